@@ -1,0 +1,105 @@
+"""Entry point: exceptions become messages and exit codes."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+from specctl.errors import SpecctlError
+
+INTERRUPTED = 130
+CLOSED_PIPE = 141
+TERMINATED = 143
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    signal.signal(signal.SIGTERM, _terminate)
+    code = _run()
+    sys.exit(_flush() or code)
+
+
+def _run() -> int:
+    try:
+        # Imported here so that an interrupt while importing ends like any other.
+        from specctl.commands.app import app
+
+        app()
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return CLOSED_PIPE
+    except SpecctlError as error:
+        _report(error, error.message, error.hint)
+        return error.exit_code
+    except Exception as error:
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+        _report(error, message, "Set SPECCTL_DEBUG=1 to see where it happened.")
+        return 1
+    return 0
+
+
+def _exit_code(stop: SystemExit) -> int:
+    """The code of an exit, but for those by which Typer and rich hide an interrupt or a closed pipe."""
+    if stop.code == 1:
+        causes = list(_causes(stop))
+        if any(isinstance(cause, BrokenPipeError) for cause in causes):
+            return CLOSED_PIPE
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+            return INTERRUPTED
+    if isinstance(stop.code, str):
+        _print(stop.code)
+        return 1
+    return stop.code or 0
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause = error.__context__
+    while cause is not None:
+        yield cause
+        cause = cause.__context__
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(TERMINATED)  # as an exception, so that `finally` blocks run
+
+
+def _report(error: Exception, message: str, hint: str) -> None:
+    if os.environ.get("SPECCTL_DEBUG", "0") not in {"", "0"}:
+        traceback.print_exception(error)
+    colour = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    label = "\033[1;31merror:\033[0m" if colour else "error:"
+    _print(f"{label} {message}\n{hint}".rstrip("\n"))
+
+
+def _print(text: str) -> None:
+    with suppress(OSError):  # nobody is left to read it
+        print(text, file=sys.stderr, flush=True)
+
+
+def _flush() -> int:
+    """Flush before the interpreter does, which can only complain; returns an exit code if data was lost, else 0."""
+    code = 0
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is None or stream.closed:
+            continue
+        try:
+            stream.flush()
+        except OSError as error:
+            code = CLOSED_PIPE if isinstance(error, BrokenPipeError) else 1
+            if code == 1:
+                _report(error, f"cannot write to {stream.name}: {error.strerror}", "")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measurement: suites, runs, the cost model and reports."""

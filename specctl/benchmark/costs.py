@@ -1,0 +1,62 @@
+"""What a forward pass costs on this machine, timed without the loop around it."""
+
+from collections.abc import Iterable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from specctl.benchmark.results import Costs
+from specctl.models.pair import Pair
+from specctl.models.runner import Runner
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
+
+
+class CostMeter:
+    """Collects bare forward times over a run, so that a drifting machine drifts in them too.
+
+    Args:
+        pair: loaded models.
+        context: tokens in the caches while timing.
+        widest: the most tokens that a target pass of this run will have.
+    """
+
+    def __init__(self, pair: Pair, context: int, widest: int) -> None:
+        self._pair = pair
+        self._context = max(1, min(context, pair.context - widest - 1))
+        self._widths = sorted({width for width in WIDTHS if width < widest} | {widest})
+        self._draft: list[float] = []
+        self._target: dict[int, list[float]] = {width: [] for width in self._widths}
+
+    @torch.inference_mode()
+    def measure(self, repeats: int = 5) -> Costs:
+        """Time every width ``repeats`` times more; medians over all measurements so far, in milliseconds."""
+        for _ in range(repeats):
+            for width in self._widths:
+                self._target[width].append(self._time(self._pair.target, width))
+            if self._pair.drafts:
+                self._draft.extend(self._time(self._pair.drafts[0], 1) for _ in range(4))
+        return Costs(median(self._draft) if self._draft else 0.0, {k: median(v) for k, v in self._target.items()})
+
+    def _time(self, runner: Runner, width: int) -> float:
+        if runner.length != self._context:
+            runner.rollback(0)
+            runner.extend(self._tokens(self._context), keep=0)
+        tokens = self._tokens(width)
+        _wait(runner.device)
+        began = perf_counter()
+        runner.extend(tokens, keep=width)
+        _wait(runner.device)
+        elapsed = perf_counter() - began
+        runner.rollback(self._context)
+        return elapsed * 1e3
+
+    def _tokens(self, count: int) -> list[int]:
+        ordinary: Iterable[int] = (token for token in range(10, 10 + count + len(self._pair.eos)))
+        return [token for token in ordinary if token not in self._pair.eos][:count]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

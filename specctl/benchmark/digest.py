@@ -1,0 +1,102 @@
+"""Everything that tables, JSON and figures show, worked out once from the results."""
+
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from specctl.benchmark.cost_model import (
+    CostModel,
+    EntrantCost,
+    OracleBound,
+    bare_model,
+    entrant_costs,
+    fit,
+    oracle_bound,
+)
+from specctl.benchmark.results import BASELINE, Difference, Run, RunSet
+from specctl.benchmark.statistics import Summary, summarise
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """The results with what follows from them.
+
+    Attributes:
+        overall, by_category, by_length: one summary for each entrant that has runs there.
+        model: fitted to the runs, or None.
+        bare: from bare forward times, or None where they were not measured.
+        compared: greedy runs whose tokens were held against the baseline's; None when sampling.
+        differing: those among them that were not the same.
+    """
+
+    results: RunSet
+    overall: list[Summary]
+    by_category: dict[str, list[Summary]]
+    by_length: dict[int, list[Summary]]
+    model: CostModel | None
+    bare: CostModel | None
+    costs: list[EntrantCost]
+    oracle: OracleBound | None
+    compared: int | None
+    differing: list[tuple[Run, Difference]]
+
+    @property
+    def expected_runs(self) -> int | None:
+        """How many runs make the benchmark whole; None where the header does not tell."""
+        header, count = self.results.header, self.results.header.suite.get("count")
+        if not isinstance(count, int):
+            return None
+        count -= len(self.results.skipped)
+        return count * len(header.entrants) * header.repeats * max(1, len(header.lengths))
+
+
+def digest(results: RunSet) -> Digest:
+    labels = [entrant.label for entrant in results.header.entrants]
+    lengths = sorted({run.length for run in results.runs})
+    overall = summarise(results.runs, labels)
+    model = fit(results)
+    greedy = not results.header.sampling.get("temperature")
+    compared = compare(results) if greedy else []
+    return Digest(
+        results=results,
+        overall=overall,
+        by_category={
+            category: summarise([run for run in results.runs if run.category == category], labels)
+            for category in results.categories()
+        },
+        by_length={
+            length: summarise([run for run in results.runs if run.length == length], labels) for length in lengths
+        },
+        model=model,
+        bare=bare_model(results.costs) if results.costs else None,
+        costs=entrant_costs(results, overall, model),
+        oracle=oracle_bound(results, BASELINE, model),
+        compared=len(compared) if greedy else None,
+        differing=[(run, difference) for run, difference in compared if difference],
+    )
+
+
+def compare(results: RunSet) -> list[tuple[Run, Difference | None]]:
+    """Every run beside the first of the baseline on the same prompt and length, repeats of the baseline included.
+
+    The tokens themselves are compared, so that a difference nobody noted while measuring is still found.
+    """
+    first: dict[tuple[str, int], Run] = {}
+    for run in results.of(BASELINE):
+        first.setdefault((run.prompt, run.length), run)
+    pairs = ((run, first.get((run.prompt, run.length))) for run in results.runs)
+    return [
+        (run, run.difference or _difference(run, baseline))
+        for run, baseline in pairs
+        if run is not baseline and (baseline or run.difference)
+    ]
+
+
+def _difference(run: Run, baseline: Run | None) -> Difference | None:
+    if baseline is None:
+        return None
+    turns = zip_longest((turn.tokens for turn in baseline.turns), (turn.tokens for turn in run.turns), fillvalue=())
+    for number, (expected, found) in enumerate(turns):
+        for position, (ours, theirs) in enumerate(zip_longest(expected, found)):
+            if ours != theirs:
+                return Difference(number, position, ours, theirs, None)
+    return None

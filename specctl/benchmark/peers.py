@@ -1,0 +1,147 @@
+"""transformers' own assisted generation on the pair's loaded models, as people would call it."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from specctl.errors import UsageError
+from specctl.models.loading import hushed
+from specctl.models.pair import Pair
+from specctl.profile.schema import SamplingTable
+from specctl.records import Completion, FinishReason, Round
+
+# Set explicitly: transformers' defaults are 20 tokens, constant, threshold 0.4 (its confidence setting).
+SETTINGS: dict[str, dict[str, Any]] = {
+    "hf-constant": {
+        "num_assistant_tokens": 5,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    },
+    "hf-heuristic": {
+        "num_assistant_tokens": 5,
+        "num_assistant_tokens_schedule": "heuristic",
+        "assistant_confidence_threshold": 0.0,
+    },
+    "hf-confidence": {
+        "num_assistant_tokens": 20,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.4,
+    },
+}
+
+
+class _FirstTokens(BaseStreamer):
+    """Notes when the first generated tokens arrive; the first call brings the prompt."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.at = 0.0
+
+    def put(self, value: torch.Tensor) -> None:  # noqa: ARG002 - the streamer's signature
+        self.calls += 1
+        if self.calls == 2:
+            self.at = perf_counter()
+
+    def end(self) -> None:
+        pass
+
+
+class _Counter:
+    """Counts a model's forward passes."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.count = 0
+        model.register_forward_pre_hook(self._seen)
+
+    def _seen(self, *_: object) -> None:
+        self.count += 1
+
+
+class Peer:
+    """A stand-in for a `Session`: `generate` has its signature, but rounds cannot be seen.
+
+    Attributes:
+        passes: for each completion so far, forward passes of the target and of the draft.
+
+    Raises:
+        UsageError: the pair has no draft, or one that transformers would not pair with the target.
+    """
+
+    def __init__(self, pair: Pair, name: str) -> None:
+        if len(pair.models) < 2:
+            raise UsageError(f"{name} needs a draft model", "choose a profile with a draft")
+        target, draft = (model.config.get_text_config() for model in pair.models[:2])
+        if target.vocab_size != draft.vocab_size:
+            raise UsageError(
+                f"{name} cannot run this pair: transformers asks for logits of one width "
+                f"({target.vocab_size} and {draft.vocab_size})",
+                "leave the peer out",
+            )
+        self._pair, self._settings = pair, SETTINGS[name]
+        self._counters = [_Counter(model) for model in pair.models[:2]]
+        self.passes: list[tuple[int, int]] = []
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        settings: SamplingTable,
+        *,
+        seed_offset: int = 0,
+        on_round: Callable[[Round], None] | None = None,  # noqa: ARG002 - rounds cannot be seen
+    ) -> Completion:
+        """Complete one prompt of ids. Sampling uses torch's global generator, seeded alike.
+
+        Raises:
+            RecordError: the prompt leaves no room in the context.
+        """
+        target, draft = self._pair.models[:2]
+        eos = sorted(self._pair.eos)
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=min(settings.max_new_tokens, self._pair.room(prompt)),
+            do_sample=settings.temperature > 0,
+            eos_token_id=eos,
+            pad_token_id=eos[0] if eos else 0,
+            **_warpers(settings),
+        )
+        for key, value in self._settings.items():
+            setattr(draft.generation_config, key, value)
+        torch.manual_seed(settings.seed + seed_offset)
+        before = [counter.count for counter in self._counters]
+        streamer = _FirstTokens()
+        generate: Callable[..., torch.Tensor] = target.generate  # type: ignore[assignment]
+        with hushed(verbose=False):
+            began = perf_counter()
+            ids = torch.tensor([prompt], device=self._pair.target.device)
+            output = generate(ids, assistant_model=draft, generation_config=config, streamer=streamer)
+            tokens = output[0, len(prompt) :].tolist()
+            ended = perf_counter()
+        target_passes, draft_passes = (
+            counter.count - start for counter, start in zip(self._counters, before, strict=True)
+        )
+        self.passes.append((target_passes, draft_passes))
+        finish = FinishReason.STOP if tokens and tokens[-1] in self._pair.eos else FinishReason.LENGTH
+        return Completion(
+            prompt_tokens=len(prompt),
+            tokens=tuple(tokens),
+            text=str(self._pair.tokenizer.decode(tokens, skip_special_tokens=True)),
+            finish_reason=finish,
+            rounds=(),
+            prefill_seconds=0.0,
+            total_seconds=ended - began,
+            first_token_seconds=streamer.at - began if streamer.at else ended - began,
+        )
+
+
+def _warpers(settings: SamplingTable) -> dict[str, Any]:
+    if settings.temperature == 0:
+        return {}
+    return {
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        "top_p": settings.top_p,
+        "min_p": settings.min_p or None,
+    }

@@ -1,0 +1,52 @@
+"""Where and how a benchmark ran."""
+
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+
+from specctl.benchmark.results import Entrant, Header
+from specctl.benchmark.suites import Suite
+from specctl.models.pair import Pair
+from specctl.profile import Profile
+
+
+def describe(
+    pair: Pair,
+    profile: Profile,
+    suite: Suite,
+    entrants: Sequence[Entrant],
+    lengths: Sequence[int],
+    repeats: int,
+    oracle: bool,
+) -> Header:
+    """The header of a results file."""
+    devices = {"target": device_name(pair.target.device)}
+    for place, draft in enumerate(pair.drafts):
+        devices["draft" + ".draft" * place] = device_name(draft.device)
+    return Header(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        argv=sys.argv[1:],
+        versions={
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("specctl", "torch", "transformers")},
+        },
+        devices=devices,
+        profile=profile.model_dump(mode="json", exclude_none=True),
+        suite={"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
+        sampling=profile.sampling.model_dump(mode="json"),
+        entrants=list(entrants),
+        repeats=repeats,
+        lengths=list(lengths),
+        oracle=oracle,
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The device with the hardware behind it."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -1,0 +1,282 @@
+"""What a benchmark writes down: one header, then one line for each finished run. No torch here."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from specctl.errors import UsageError
+from specctl.records import Completion, Round
+
+SCHEMA_VERSION = 1
+BASELINE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """Someone who runs every prompt: a policy of ours with its settings, or a peer.
+
+    Attributes:
+        label: its name in tables, unique in a benchmark.
+        kind: ``policy`` or ``peer`` (transformers' own assisted generation on the same loaded models).
+        name: the policy's or peer's name.
+        settings: every setting, defaults included.
+    """
+
+    label: str
+    kind: Literal["policy", "peer"]
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """A round without its tokens; times in milliseconds."""
+
+    drafted: int
+    accepted: int
+    stop: str | None
+    threshold: float | None
+    draft_ms: float
+    verify_ms: float
+
+    @classmethod
+    def of(cls, round_: Round) -> "RoundFacts":
+        return cls(
+            round_.drafted,
+            round_.accepted,
+            None if round_.stop is None else round_.stop.value,
+            round_.threshold,
+            round_.draft_seconds * 1e3,
+            round_.verify_seconds * 1e3,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion of a run; times in milliseconds.
+
+    Attributes:
+        target_forwards: verifying forward passes, the prompt's own not counted.
+        draft_forwards: drafted tokens, each one forward pass of the draft.
+        rounds: empty for a peer, whose rounds cannot be seen.
+    """
+
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    prefill_ms: float
+    first_token_ms: float
+    total_ms: float
+    target_forwards: int
+    draft_forwards: int
+    rounds: tuple[RoundFacts, ...] = ()
+
+    @classmethod
+    def of(cls, completion: Completion) -> "Turn":
+        return cls(
+            prompt_tokens=completion.prompt_tokens,
+            tokens=completion.tokens,
+            text=completion.text,
+            finish_reason=completion.finish_reason.value,
+            prefill_ms=completion.prefill_seconds * 1e3,
+            first_token_ms=completion.first_token_seconds * 1e3,
+            total_ms=completion.total_seconds * 1e3,
+            target_forwards=len(completion.rounds),
+            draft_forwards=sum(round_.drafted for round_ in completion.rounds),
+            rounds=tuple(map(RoundFacts.of, completion.rounds)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where an entrant's greedy tokens left the baseline's.
+
+    Attributes:
+        turn, position: of the first difference.
+        expected, found: the baseline's token and this one's; None past the end.
+        gap: the baseline's top target logit minus its second there: a tie shows as (nearly) 0.
+    """
+
+    turn: int
+    position: int
+    expected: int | None
+    found: int | None
+    gap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One entrant on one prompt, once.
+
+    Attributes:
+        prompt: the prompt's id, as text.
+        length: the run's token limit, where several were asked for.
+        difference: in greedy decoding, how its tokens differ from the baseline's; None where they do not.
+    """
+
+    entrant: str
+    prompt: str
+    category: str
+    repeat: int
+    length: int
+    turns: tuple[Turn, ...]
+    difference: Difference | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        return self.entrant, self.prompt, self.repeat, self.length
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def seconds(self) -> float:
+        return sum(turn.total_ms for turn in self.turns) / 1e3
+
+    @property
+    def rounds(self) -> Iterator[RoundFacts]:
+        return (round_ for turn in self.turns for round_ in turn.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bare forward times in milliseconds, measured without the loop.
+
+    Attributes:
+        draft: of one draft step.
+        target: by number of tokens in the pass.
+    """
+
+    draft: float
+    target: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where the numbers come from: everything needed to judge or repeat them.
+
+    Attributes:
+        profile: the resolved profile.
+        suite: name, sha256 of the prompts and their number.
+        sampling: the sampling table in force.
+        oracle: whether `RunSet.oracle` was asked for.
+    """
+
+    created: str
+    argv: list[str]
+    versions: dict[str, str]
+    devices: dict[str, str]
+    profile: dict[str, Any]
+    suite: dict[str, Any]
+    sampling: dict[str, Any]
+    entrants: list[Entrant]
+    repeats: int
+    lengths: list[int]
+    oracle: bool = False
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(slots=True)
+class RunSet:
+    """A whole results file.
+
+    Attributes:
+        oracle: by prompt id, the fewest target passes Theorem 4.1 of SpecDec++ allows, |S| + 1.
+        skipped: by prompt id, why it cannot be run on this pair; it has no runs.
+    """
+
+    header: Header
+    runs: list[Run] = field(default_factory=list)
+    costs: Costs | None = None
+    oracle: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def categories(self) -> list[str]:
+        """In the order they first appear."""
+        return list(dict.fromkeys(run.category for run in self.runs))
+
+    def of(self, entrant: str, category: str | None = None) -> list[Run]:
+        return [run for run in self.runs if run.entrant == entrant and category in (None, run.category)]
+
+
+def header_line(header: Header) -> dict[str, Any]:
+    return {"kind": "header", **asdict(header)}
+
+
+def run_line(run: Run) -> dict[str, Any]:
+    return {"kind": "run", **asdict(replace(run, difference=None))}
+
+
+def costs_line(costs: Costs) -> dict[str, Any]:
+    return {"kind": "costs", "draft": costs.draft, "target": {str(k): v for k, v in costs.target.items()}}
+
+
+def oracle_line(prompt: str, passes: int) -> dict[str, Any]:
+    return {"kind": "oracle", "prompt": prompt, "passes": passes}
+
+
+def skipped_line(prompt: str, reason: str) -> dict[str, Any]:
+    return {"kind": "skipped", "prompt": prompt, "reason": reason}
+
+
+def difference_line(run: Run, difference: Difference) -> dict[str, Any]:
+    """A line of its own, because it is known only when the baseline has run too."""
+    return {"kind": "difference", "run": list(run.key), **asdict(difference)}
+
+
+def read_results(path: Path) -> RunSet:
+    """Read a results file; a torn last line is ignored.
+
+    Raises:
+        UsageError: it cannot be read, or is not a results file of this schema.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    try:
+        return _run_set(map(json.loads, lines))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path} is not a benchmark results file ({error})") from error
+
+
+def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
+    results: RunSet | None = None
+    differences: dict[tuple[str, str, int, int], Difference] = {}
+    for line in lines:
+        kind = line.pop("kind")
+        if results is None:
+            if kind != "header" or line["schema_version"] != SCHEMA_VERSION:
+                raise ValueError("its first line is no header of this version")
+            entrants = [Entrant(**entrant) for entrant in line.pop("entrants")]
+            results = RunSet(Header(**line, entrants=entrants))
+        elif kind == "run":
+            results.runs.append(_run(line))
+        elif kind == "costs":
+            results.costs = Costs(line["draft"], {int(k): v for k, v in line["target"].items()})
+        elif kind == "oracle":
+            results.oracle[line["prompt"]] = line["passes"]
+        elif kind == "skipped":
+            results.skipped[line["prompt"]] = line["reason"]
+        elif kind == "difference":
+            differences[tuple(line.pop("run"))] = Difference(**line)
+    if results is None:
+        raise ValueError("it is empty")
+    results.runs = [
+        replace(run, difference=differences.get(run.key)) for run in results.runs if run.prompt not in results.skipped
+    ]
+    return results
+
+
+def _run(line: dict[str, Any]) -> Run:
+    turns = []
+    for turn in line.pop("turns"):
+        rounds = tuple(RoundFacts(**round_) for round_ in turn.pop("rounds"))
+        turns.append(Turn(**{**turn, "tokens": tuple(turn["tokens"])}, rounds=rounds))
+    return Run(**line, turns=tuple(turns))

@@ -1,0 +1,213 @@
+"""Runs every entrant on every prompt, interleaved, and writes each result down at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specctl.benchmark.costs import CostMeter
+from specctl.benchmark.digest import compare
+from specctl.benchmark.peers import Peer
+from specctl.benchmark.results import (
+    BASELINE,
+    Difference,
+    Entrant,
+    Run,
+    RunSet,
+    Turn,
+    costs_line,
+    difference_line,
+    oracle_line,
+    run_line,
+    skipped_line,
+)
+from specctl.benchmark.suites import SuitePrompt
+from specctl.decoding.answers import Answerer
+from specctl.decoding.prompts import PromptFormat
+from specctl.decoding.session import Session, build_drafter
+from specctl.errors import RecordError
+from specctl.jsonl import Record
+from specctl.models.pair import Pair
+from specctl.policies import POLICIES
+from specctl.profile.schema import SamplingTable
+
+WARM_UP_TOKENS = 16
+PROMPTS_BETWEEN_COSTS = 10
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    entrant: Entrant
+    answerer: Answerer
+    chatting: Answerer
+    peer: Peer | None
+
+
+class Benchmark:
+    """One pair, its entrants and the prompts they all run.
+
+    Args:
+        pair: loaded models.
+        results: the header, and whatever an earlier run has finished; runs are added to it.
+        prompts: of the suite.
+        settings: the sampling table in force.
+        prompt_format: how prompts become ids.
+        emit: takes each finished line.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        results: RunSet,
+        prompts: Sequence[SuitePrompt],
+        settings: SamplingTable,
+        prompt_format: PromptFormat,
+        emit: Emit,
+    ) -> None:
+        self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
+        self._format, self._emit = prompt_format, emit
+        self._lanes = [self._lane(entrant) for entrant in results.header.entrants]
+        longest = max([lane.entrant.settings.get("max_draft", 0) for lane in self._lanes], default=0)
+        fixed = max([lane.entrant.settings.get("draft_length", 0) for lane in self._lanes], default=0)
+        self._meter = CostMeter(pair, context=128, widest=max(longest, fixed) + 1)
+
+    def _lane(self, entrant: Entrant) -> _Lane:
+        peer, session = None, None
+        if entrant.kind == "peer":
+            peer = Peer(self._pair, entrant.name)
+        else:
+            session = Session(self._pair, build_drafter(self._pair, POLICIES[entrant.name](**entrant.settings)))
+        generates = peer or session
+        assert generates is not None
+        chat = PromptFormat(self._pair.tokenizer, chat=bool(self._pair.tokenizer.chat_template))
+        return _Lane(
+            entrant,
+            Answerer(generates, self._format, self._settings),
+            Answerer(generates, chat, self._settings),
+            peer,
+        )
+
+    def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
+        """Yield runs as they finish, those of an earlier run left out; ``before`` hears each entrant and prompt.
+
+        The order of the entrants rotates from prompt to prompt, so that a machine that slows down slows all alike.
+        A prompt that an entrant cannot run (too long for the models, say) is left out for all of them, and said so.
+        """
+        done = {run.key for run in self._results.runs}
+        whole = len(self._prompts) * len(self._lanes) * len(self._results.header.lengths) * self._results.header.repeats
+        if len(done) >= whole:
+            return
+        self._warm_up()
+        self._measure_costs()
+        for repeat in range(self._results.header.repeats):
+            for number, prompt in enumerate(self._prompts):
+                turn = (number + repeat) % len(self._lanes)
+                for length in self._results.header.lengths:
+                    for lane in self._lanes[turn:] + self._lanes[:turn]:
+                        if prompt.id in self._results.skipped:
+                            break
+                        if (lane.entrant.label, prompt.id, repeat, length) in done:
+                            continue
+                        before(lane.entrant.label, prompt.id)
+                        try:
+                            run = self._run(lane, prompt, number, repeat, length)
+                        except RecordError as error:
+                            self._skip(prompt, error.message)
+                            break
+                        self._results.runs.append(run)
+                        self._emit(run_line(run))
+                        yield run
+                    else:
+                        self._compare(prompt, repeat, length)
+                        self._find_oracle(prompt)
+                if (number + 1) % PROMPTS_BETWEEN_COSTS == 0:
+                    self._measure_costs()
+        self._measure_costs()
+
+    def _warm_up(self) -> None:
+        for prompt in self._prompts:
+            try:
+                for lane in self._lanes:
+                    self._run(lane, prompt, 0, 0, WARM_UP_TOKENS)
+            except RecordError:
+                continue
+            return
+
+    def _skip(self, prompt: SuitePrompt, reason: str) -> None:
+        self._results.skipped[prompt.id] = reason
+        self._results.runs[:] = [run for run in self._results.runs if run.prompt != prompt.id]
+        self._emit(skipped_line(prompt.id, reason))
+
+    def _measure_costs(self) -> None:
+        self._results.costs = self._meter.measure()
+        self._emit(costs_line(self._results.costs))
+
+    def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
+        answerer = lane.chatting if prompt.chat else lane.answerer
+        settings = self._settings.model_copy(update={"max_new_tokens": length})
+        # The seed follows the prompt and the repeat, so that every entrant draws alike.
+        record = Record(number + repeat * len(self._prompts) + 1, prompt.id, prompt.data)
+        if lane.peer is not None:
+            lane.peer.passes.clear()
+        completions = replace(answerer, settings=settings).answer(record)
+        turns = [Turn.of(completion) for completion in completions]
+        if lane.peer is not None:
+            turns = [
+                replace(turn, target_forwards=target, draft_forwards=draft)
+                for turn, (target, draft) in zip(turns, lane.peer.passes, strict=True)
+            ]
+        return Run(lane.entrant.label, prompt.id, prompt.category, repeat, length, tuple(turns))
+
+    def _compare(self, prompt: SuitePrompt, repeat: int, length: int) -> None:
+        """Write down where greedy runs of this prompt leave the baseline's, with how near a tie the target was."""
+        if self._settings.temperature:
+            return
+        here = [
+            run for run in self._results.runs if (run.prompt, run.repeat, run.length) == (prompt.id, repeat, length)
+        ]
+        for run, difference in compare(replace(self._results, runs=here)):
+            if difference is not None and run.difference is None:
+                baseline = next(other for other in here if other.entrant == BASELINE)
+                noted = replace(difference, gap=self._gap(prompt, baseline, difference))
+                self._results.runs[self._results.runs.index(run)] = replace(run, difference=noted)
+                self._emit(difference_line(run, noted))
+
+    def _gap(self, prompt: SuitePrompt, baseline: Run, difference: Difference) -> float | None:
+        ids = self._turn_ids(prompt, baseline)[difference.turn]
+        text = [*ids, *baseline.turns[difference.turn].tokens[: difference.position]]
+        with torch.inference_mode():
+            self._pair.target.rollback(0)
+            top = self._pair.target.extend(text, keep=1).logits[0].float().topk(2).values
+        return float(top[0] - top[1])
+
+    def _find_oracle(self, prompt: SuitePrompt) -> None:
+        """Theorem 4.1's bound from the baseline's output: one pass more than there are disagreements, turn by turn."""
+        header = self._results.header
+        if not header.oracle or prompt.id in self._results.oracle or not self._pair.drafts:
+            return
+        baseline = next(
+            run for run in self._results.of(BASELINE) if run.prompt == prompt.id and run.length == header.lengths[0]
+        )
+        passes = 0
+        draft = self._pair.drafts[0]
+        with torch.inference_mode():
+            for ids, turn in zip(self._turn_ids(prompt, baseline), baseline.turns, strict=True):
+                draft.rollback(0)
+                logits = draft.extend([*ids, *turn.tokens[:-1]], keep=len(turn.tokens)).logits
+                guesses = logits.argmax(-1).tolist()
+                passes += sum(guess != token for guess, token in zip(guesses, turn.tokens, strict=True)) + 1
+        self._results.oracle[prompt.id] = passes
+        self._emit(oracle_line(prompt.id, passes))
+
+    def _turn_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
+        """The ids each turn of a run began with."""
+        lane = self._lanes[0]
+        prompts = (lane.chatting if prompt.chat else lane.answerer).prompts
+        if "turns" in prompt.data:
+            answers = [turn.text for turn in run.turns]
+            return [prompts.conversation(prompt.data["turns"], answers[:turn]) for turn in range(len(answers))]
+        if "messages" in prompt.data:
+            return [prompts.messages(prompt.data["messages"])]
+        return [prompts.prompt(prompt.data["prompt"])]

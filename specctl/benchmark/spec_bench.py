@@ -1,0 +1,105 @@
+"""Results in the answer format of Spec-Bench (Xia et al. 2024), for its own speed and equality scripts."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from specctl.benchmark.results import Run, RunSet, Turn
+from specctl.benchmark.suite_formats import MT_BENCH, MT_BENCH_GROUP
+from specctl.errors import UsageError
+
+MT_BENCH_FIRST_ID = 81
+MT_BENCH_QUESTIONS = 10
+"""MT-Bench numbers its questions from 81, ten to a category."""
+
+Answered = Mapping[str, Sequence[Run]]
+"""One entrant's runs at one length by prompt, repeats in order."""
+
+
+def write_answers(results: RunSet, folder: Path) -> list[Path]:
+    """Write one file per entrant, named after it, and per length where there are several.
+
+    All files hold the prompts that every entrant has finished, in one order, because Spec-Bench's scripts pair lines
+    by their place. Repeats become choices; the scripts read the first. A peer's accept_lengths are empty: its rounds
+    cannot be seen.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    written = []
+    lengths = list(dict.fromkeys(run.length for run in results.runs))
+    created = datetime.fromisoformat(results.header.created).timestamp()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for length in lengths:
+            field = _answers_by_entrant(run for run in results.runs if run.length == length)
+            prompts = _finished_by_all(field)
+            for label, answers in field.items():
+                path = folder / f"{_file_name(label)}{f'-{length}' if len(lengths) > 1 else ''}.jsonl"
+                lines = [json.dumps(_answer(label, answers[prompt], created)) + "\n" for prompt in prompts]
+                path.write_text("".join(lines), encoding="utf-8")
+                written.append(path)
+    except OSError as error:
+        raise UsageError(f"cannot write answers to {folder}: {error.strerror}") from error
+    return written
+
+
+def _answers_by_entrant(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
+    field: dict[str, dict[str, list[Run]]] = {}
+    for run in sorted(runs, key=lambda run: run.repeat):
+        field.setdefault(run.entrant, {}).setdefault(run.prompt, []).append(run)
+    return field
+
+
+def _finished_by_all(field: Mapping[str, Answered]) -> list[str]:
+    first, *others = field.values()
+    return [prompt for prompt in first if all(prompt in other for other in others)]
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^\w.,=+-]+", "-", label)
+
+
+def _answer(label: str, repeats: Sequence[Run], created: float) -> dict[str, Any]:
+    run = repeats[0]
+    return {
+        "question_id": int(run.prompt) if run.prompt.isdecimal() else run.prompt,
+        "category": _category(run),
+        "answer_id": uuid5(NAMESPACE_URL, f"{created}/{label}/{run.length}/{run.prompt}").hex,
+        "model_id": label,
+        "choices": [_choice(index, repeat.turns) for index, repeat in enumerate(repeats)],
+        "tstamp": created,
+    }
+
+
+def _category(run: Run) -> str:
+    """The category of the question file, where the eight of MT-Bench are not one group yet."""
+    if run.category != MT_BENCH_GROUP or not run.prompt.isdecimal():
+        return run.category
+    place = (int(run.prompt) - MT_BENCH_FIRST_ID) // MT_BENCH_QUESTIONS
+    return MT_BENCH[place] if 0 <= place < len(MT_BENCH) else run.category
+
+
+def _choice(index: int, turns: Sequence[Turn]) -> dict[str, Any]:
+    """A repeat; `decoding_steps`, `new_tokens` and `wall_time` (seconds, prompt included) are lists over the turns."""
+    return {
+        "index": index,
+        "turns": [turn.text for turn in turns],
+        "decoding_steps": [turn.target_forwards for turn in turns],
+        "new_tokens": [len(turn.tokens) for turn in turns],
+        "wall_time": [turn.total_ms / 1e3 for turn in turns],
+        "accept_lengths": [length for turn in turns for length in _accept_lengths(turn)],
+    }
+
+
+def _accept_lengths(turn: Turn) -> list[int]:
+    """Tokens emitted in each round; the last round may be cut short by an end of sequence or a stop string."""
+    left, lengths = len(turn.tokens), []
+    for round_ in turn.rounds:
+        lengths.append(min(round_.accepted + 1, left))
+        left -= lengths[-1]
+    return lengths

@@ -1,0 +1,361 @@
+"""A benchmark's results as tables: worked out once, shown as plain text, Markdown, JSON or by `specctl.terminal`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+from specctl.benchmark.digest import Digest, digest
+from specctl.benchmark.results import RunSet
+from specctl.benchmark.statistics import Interval, Spread, Summary
+from specctl.records import StopReason
+
+UNKNOWN = "-"
+SHOWN_DIFFERENCES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells ready to be shown.
+
+    Attributes:
+        labels: how many leading columns hold words; the others hold numbers.
+        note: what a reader has to know to read it.
+        alarm: whether it reports something that must not be overlooked.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    labels: int = 1
+    note: str = ""
+    alarm: bool = False
+
+
+def tables(results: RunSet | Digest) -> list[Table]:
+    """All tables that the results can fill, in reading order."""
+    whole = results if isinstance(results, Digest) else digest(results)
+    return [
+        _speed(whole),
+        _drafting(whole),
+        _shares(whole),
+        *([_by_category(whole)] if len(whole.by_category) > 1 else []),
+        *([_by_length(whole)] if len(whole.by_length) > 1 else []),
+        _cost_model(whole),
+        _differences(whole),
+        *([_skipped(whole)] if whole.results.skipped else []),
+    ]
+
+
+def as_text(shown: Iterable[Table]) -> str:
+    """Aligned plain text."""
+    return "\n\n".join("\n".join(_text_lines(table)) for table in shown) + "\n"
+
+
+def as_markdown(table: Table) -> str:
+    """The table with its note, without its title."""
+    lines = []
+    if table.columns:
+        rules = [":--" if column < table.labels else "--:" for column in range(len(table.columns))]
+        lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (table.columns, tuple(rules), *table.rows)]
+    if table.note:
+        note = f"**{table.note}**" if table.alarm else table.note
+        lines += ["", note] if lines else [note]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(results: RunSet | Digest) -> dict[str, Any]:
+    """Everything the tables say and where it comes from, unrounded but for noise beyond six decimals."""
+    whole = results if isinstance(results, Digest) else digest(results)
+    document: dict[str, Any] = {
+        "provenance": whole.results.header,
+        "runs": len(whole.results.runs),
+        "expected_runs": whole.expected_runs,
+        "overall": whole.overall,
+        "by_category": whole.by_category,
+        "by_length": whole.by_length,
+        "cost_model": whole.model,
+        "bare_costs": whole.results.costs,
+        "costs": whole.costs,
+        "oracle": whole.oracle,
+        "compared": whole.compared,
+        "differences": [
+            {"entrant": run.entrant, "prompt": run.prompt, "repeat": run.repeat, "length": run.length, **asdict(found)}
+            for run, found in whole.differing
+        ],
+    }
+    return {name: _plain(value) for name, value in document.items()}
+
+
+def _speed(whole: Digest) -> Table:
+    rows = []
+    for summary in whole.overall:
+        speed = summary.speedup
+        rows.append(
+            (
+                summary.entrant,
+                str(summary.prompts),
+                str(summary.runs),
+                f"{summary.tokens_per_second:.1f}",
+                show_interval(speed and speed.of_totals),
+                show_interval(speed and speed.of_prompts),
+                f"{summary.first_token_ms:.1f}",
+                _count_differing(whole, summary.entrant),
+            )
+        )
+    columns = (
+        "entrant",
+        "prompts",
+        "runs",
+        "tokens/s",
+        "speedup (totals)",
+        "speedup (mean of prompts)",
+        "first token ms",
+        "differ",
+    )
+    note = (
+        "Speedup over none on the prompts both finished, with 95% bootstrap intervals over prompts: of all tokens "
+        "by all seconds (totals), and the mean of each prompt's own ratio. Differ: runs whose greedy tokens are not "
+        "those of none."
+    )
+    expected, done = whole.expected_runs, len(whole.results.runs)
+    if expected is not None and done < expected:
+        note += f" Unfinished: {done} of {expected} runs."
+    return Table("Speed", columns, tuple(rows), note=note)
+
+
+def _drafting(whole: Digest) -> Table:
+    columns = (
+        "entrant",
+        "acceptance rate",
+        "mean acceptance length",
+        "verification rate",
+        "discard rate",
+        "redundancy",
+        "draft length",
+        "accepted length",
+    )
+    rows = tuple(
+        (
+            summary.entrant,
+            _percent(summary.acceptance_rate),
+            _number(summary.mean_acceptance_length, 2),
+            _number(summary.verification_rate, 3),
+            _number(summary.discard_rate, 3),
+            _number(summary.redundancy, 3),
+            _spread(summary.draft_length),
+            _spread(summary.accepted_length),
+        )
+        for summary in whole.overall
+    )
+    return Table(
+        "Drafting",
+        columns,
+        rows,
+        note="Mean acceptance length counts the verifier's own token, accepted length does not; lengths are mean ± sd "
+        "over rounds. Verification and discard rate are per generated token.",
+    )
+
+
+def _shares(whole: Digest) -> Table:
+    stops = [reason.value for reason in StopReason]
+    parts = ("draft", "verify", "prefill", "other")
+    rows = tuple(
+        (
+            summary.entrant,
+            *(_percent(summary.stops.get(stop, 0.0) if summary.stops else None) for stop in stops),
+            *(_percent(summary.wall.get(part)) for part in parts),
+            f"{summary.ms_per_token:.2f}",
+        )
+        for summary in whole.overall
+    )
+    columns = ("entrant", *(f"stop: {stop}" for stop in stops), *(f"time: {part}" for part in parts), "ms/token")
+    return Table(
+        "Why drafting stopped, and where the time went",
+        columns,
+        rows,
+        note="Stop reasons are shares of rounds, times are shares of wall time. Other is the loop between rounds.",
+    )
+
+
+def _parts(key: str, parts: Mapping[Any, Sequence[Summary]], title: str) -> Table:
+    rows = tuple(
+        (
+            str(name),
+            summary.entrant,
+            str(summary.prompts),
+            f"{summary.tokens_per_second:.1f}",
+            show_interval(summary.speedup and summary.speedup.of_totals),
+            _percent(summary.acceptance_rate),
+            _number(summary.mean_acceptance_length, 2),
+            _number(summary.verification_rate, 3),
+            _number(summary.discard_rate, 3),
+        )
+        for name, summaries in parts.items()
+        for summary in summaries
+    )
+    columns = (
+        key,
+        "entrant",
+        "prompts",
+        "tokens/s",
+        "speedup (totals)",
+        "acceptance rate",
+        "mean acceptance length",
+        "verification rate",
+        "discard rate",
+    )
+    return Table(title, columns, rows, labels=2)
+
+
+def _by_category(whole: Digest) -> Table:
+    return _parts("category", whole.by_category, "By category")
+
+
+def _by_length(whole: Digest) -> Table:
+    return _parts("length", whole.by_length, "By length limit")
+
+
+def _cost_model(whole: Digest) -> Table:
+    columns = (
+        "entrant",
+        "measured tokens/s",
+        "predicted tokens/s",
+        "ms/token (eq. 5.1)",
+        "loop overhead",
+        "fewest passes / passes",
+        "oracle time / time",
+    )
+    rows = tuple(
+        (
+            cost.entrant,
+            f"{cost.measured:.1f}",
+            _number(cost.predicted, 1),
+            _number(cost.latency_ms, 3),
+            _number(cost.overhead, 3),
+            _percent(cost.passes_share),
+            _percent(cost.time_share),
+        )
+        for cost in whole.costs
+    )
+    notes = ["Without the prompt's own time, which only a peer's holds."]
+    if whole.model:
+        fitted = f"R² {whole.model.r_squared:.4f}" if whole.model.r_squared is not None else "R² unknown"
+        notes.append(
+            f"Fit over {whole.model.runs} runs: t_draft {whole.model.draft_ms:.3f} ms, "
+            f"t_target {whole.model.target_ms:.3f} ms, {fitted}."
+        )
+    else:
+        notes.append("No fit: the runs cannot tell the cost of a draft step from that of a target pass.")
+    if costs := whole.results.costs:
+        target = ", ".join(f"{costs.target[width]:.3f} ms at width {width}" for width in sorted(costs.target))
+        notes.append(f"Bare forward times: draft {costs.draft:.3f} ms, target {target}.")
+        notes.append("Loop overhead is wall time over the bare time of the same passes.")
+    if bound := whole.oracle:
+        speed = f", {bound.tokens_per_second:.1f} tokens/s by the fit" if bound.tokens_per_second else ""
+        notes.append(
+            f"Oracle (Theorem 4.1): {bound.passes} target passes for {bound.tokens:.0f} tokens on {bound.prompts} "
+            f"prompts{speed}."
+        )
+    return Table("Cost model", columns, rows, note=" ".join(notes))
+
+
+def _differences(whole: Digest) -> Table:
+    title = "Greedy identity"
+    if whole.compared is None:
+        temperature = whole.results.header.sampling.get("temperature")
+        return Table(title, (), (), note=f"Not compared: sampling at temperature {temperature}.")
+    if not whole.compared:
+        return Table(title, (), (), note="Not compared: no prompt that another entrant and none finished.")
+    if not whole.differing:
+        return Table(title, (), (), note=f"All {whole.compared} runs gave exactly the tokens of none.")
+    columns = ("entrant", "prompt", "repeat", "length", "turn", "position", "none's token", "its token", "logit gap")
+    rows = tuple(
+        (
+            run.entrant,
+            run.prompt,
+            str(run.repeat),
+            str(run.length),
+            str(found.turn),
+            str(found.position),
+            "end" if found.expected is None else str(found.expected),
+            "end" if found.found is None else str(found.found),
+            UNKNOWN if found.gap is None else f"{found.gap:.2e}",
+        )
+        for run, found in whole.differing[:SHOWN_DIFFERENCES]
+    )
+    hidden = len(whole.differing) - len(rows)
+    note = (
+        f"GREEDY OUTPUT DIFFERS in {len(whole.differing)} of {whole.compared} runs. The first difference of each run"
+        + (f"; {hidden} more runs are in the JSON." if hidden else ".")
+        + " A logit gap near 0 is a tie between the target's two best tokens."
+    )
+    return Table("GREEDY OUTPUT DIFFERS", columns, rows, labels=2, note=note, alarm=True)
+
+
+def _skipped(whole: Digest) -> Table:
+    skipped = whole.results.skipped
+    note = f"{len(skipped)} of {whole.results.header.suite.get('count', '?')} prompts could not be run on this pair."
+    return Table("Prompts left out", ("prompt", "why"), tuple(skipped.items()), labels=2, note=note)
+
+
+def _count_differing(whole: Digest, entrant: str) -> str:
+    if whole.compared is None:
+        return UNKNOWN
+    return str(sum(run.entrant == entrant for run, _ in whole.differing))
+
+
+def _text_lines(table: Table) -> Iterable[str]:
+    yield f"!!! {table.title} !!!" if table.alarm else table.title
+    if table.columns:
+        grid = (table.columns, *table.rows)
+        widths = [max(len(_one_line(row[column])) for row in grid) for column in range(len(table.columns))]
+        for row in grid:
+            cells = [
+                _one_line(cell).ljust(width) if column < table.labels else _one_line(cell).rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            yield "  ".join(cells).rstrip()
+    if table.note:
+        yield table.note
+
+
+def _one_line(cell: str) -> str:
+    return " ".join(cell.split())
+
+
+def _escaped(cell: str) -> str:
+    return _one_line(cell).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def show_interval(interval: Interval | None) -> str:
+    """E.g. ``1.43 [1.38, 1.48]``."""
+    if interval is None:
+        return UNKNOWN
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.2f}"
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _spread(spread: Spread | None) -> str:
+    return UNKNOWN if spread is None else f"{spread.mean:.2f} ± {spread.sd:.2f}"
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return UNKNOWN if value is None else f"{value:.{decimals}f}"
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1%}"
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and named tuples as dicts, numbers rounded, so that any JSON writer takes it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: _plain(getattr(value, name)) for name in value._fields}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return round(value, 6) if isinstance(value, float) else value

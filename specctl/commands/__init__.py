@@ -1,0 +1,1 @@
+"""Typer commands: thin, and free of torch until a command runs."""

@@ -1,0 +1,245 @@
+"""`specctl generate`: text from a pair, live in a terminal or as JSONL through a pipe."""
+
+import sys
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specctl.commands.options import PolicyOption, ProfileOption, QuietOption, SetOption
+from specctl.errors import UsageError
+from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line, write_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specctl.decoding.answers import Answerer
+    from specctl.profile.schema import Profile
+    from specctl.terminal.live import LiveView
+
+RECORDS = "Records"
+SHOWN = "What is shown"
+
+
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT",
+            show_default=False,
+            help="Text to continue; - reads all of standard input as one prompt, less its last line break.",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    policy: PolicyOption = None,
+    set_: SetOption = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Most tokens to generate.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("-t", "--temperature", min=0, metavar="T", help="0 is greedy decoding.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all."),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(metavar="P", help="Keep tokens of at least this share of the top probability; 0 keeps all."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Seed of all random draws; every line of input draws apart from the others."
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End the text before this string appears. Repeatable.")
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Put prompts through the target's chat template, or feed them as they are."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt that chats start with.")] = None,
+    input_: Annotated[
+        str | None,
+        typer.Option(
+            "-i",
+            "--input",
+            metavar="FILE|-",
+            help="Records to answer, one a line: objects with prompt, messages or turns.",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE|-",
+            help="Where results go, instead of to standard output. Replaced if it exists, unless --resume.",
+            show_default=False,
+            rich_help_panel=RECORDS,
+        ),
+    ] = "-",
+    input_format: Annotated[
+        InputFormat,
+        typer.Option(
+            help="What a line of input is: a JSON object, or a prompt of plain text.", rich_help_panel=RECORDS
+        ),
+    ] = "jsonl",
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on where an interrupted run stopped: keep what --output holds and answer only the other ids. "
+            "A record without an id goes by its line number. Policies that carry over between records start anew.",
+            rich_help_panel=RECORDS,
+        ),
+    ] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print PROMPT's result as one JSON document.", rich_help_panel=SHOWN)
+    ] = False,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Add every round to the JSON results.", rich_help_panel=SHOWN)
+    ] = False,
+    token_ids: Annotated[
+        bool,
+        typer.Option("--token-ids", help="Add the generated token ids to the JSON results.", rich_help_panel=SHOWN),
+    ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Write a JSON line per round, with each drafted token and what the policy saw.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = None,
+    live: Annotated[
+        bool | None,
+        typer.Option(
+            "--live/--no-live",
+            help="Show a live panel, or print the text as it grows. A PROMPT in a terminal is shown live.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Generate text: exactly what the target alone would write, only sooner.
+
+    With a PROMPT, prints its completion.
+
+    With --input, or with standard input from a pipe, answers each line of JSON with one.
+
+    A line that cannot be answered gets an error in its place, and the exit code is 1.
+
+    Examples:
+
+    [cyan]specctl generate "Once upon a time" -n 100[/]
+
+    [cyan]specctl generate -i prompts.jsonl -o answers.jsonl --resume[/]
+
+    [cyan]ls | specctl generate --input-format text -t 0.8 | jq .completion[/]
+    """
+    piped = sys.stdin is not None and not sys.stdin.isatty()
+    from_stream = input_ is not None or (prompt is None and piped)
+    if prompt is None and not from_stream:
+        raise UsageError("there is nothing to generate from", "give a PROMPT, or records with --input FILE")
+    if prompt is not None and input_ is not None:
+        raise UsageError("PROMPT and --input exclude each other", "leave one of them out")
+    if from_stream and json_:
+        raise UsageError("--json is for a PROMPT", "leave it out: records are answered with a line of JSON each")
+    if not from_stream and (rounds or token_ids) and not json_:
+        raise UsageError("--rounds and --token-ids add to JSON results", "add --json")
+    if not from_stream and resume:
+        raise UsageError("--resume is for records", "leave it out, or give records with --input FILE")
+    if resume and output == "-":
+        raise UsageError("--resume needs to know what is already there", "name the output file with --output FILE")
+
+    from specctl.profile import parse_policy, resolve
+
+    given = {
+        "sampling.max_new_tokens": max_new_tokens,
+        "sampling.temperature": temperature,
+        "sampling.top_k": top_k,
+        "sampling.top_p": top_p,
+        "sampling.min_p": min_p,
+        "sampling.seed": seed,
+        "sampling.stop": stop or None,
+        "prompt.chat": chat,
+        "prompt.system": system,
+        "draft.policy": policy and parse_policy(policy),
+    }
+    flags = {key: value for key, value in given.items() if value is not None}
+    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
+    only_prompts = not from_stream or input_format == "text"
+    if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
+        raise UsageError("a system prompt needs a chat", "add --chat")
+
+    from rich.console import Console
+
+    from specctl.commands import streaming
+
+    streaming.check_distinct((input_ or "-") if from_stream or prompt == "-" else None, output, trace)
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        source = stack.enter_context(streaming.open_input(input_ or "-")) if from_stream else None
+        finished = Finished(Path(output)) if resume else None
+        # Nothing is thrown away before the models are there to make it anew.
+        sink = stack.enter_context(streaming.open_output(output, append=True))
+        traced = None if trace is None else stack.enter_context(streaming.open_output(trace, append=True))
+        if finished is not None and trace not in (None, "-"):
+            drop_unfinished(Path(str(trace)), finished)
+        text = streaming.read_prompt() if prompt == "-" else prompt or ""
+        answerer = _load(resolved, console, quiet=quiet, traced=traced is not None)
+        if not resume:
+            for stream in filter(None, (sink, traced)):
+                streaming.start_over(stream)
+
+        if source is not None:
+            bar = None if quiet or not console.is_terminal or (output == "-" and sys.stdout.isatty()) else console
+            view = (lambda text: _view(resolved, console, text)) if live else None
+            records = streaming.RecordStream(answerer, sink, traced, finished, bar, view, rounds, token_ids)
+            if not records.run(read_records(source, input_format), total=streaming.count_lines(input_)):
+                raise typer.Exit(1)
+            return
+        record = Record(1, 1, {"prompt": text})
+        on_round = streaming.tracer(record, traced)
+        if json_:
+            completions = answerer.answer(record, on_round)
+            write_line(sink, result_line(record, completions, rounds=rounds, token_ids=token_ids))
+            return
+        shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
+        streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
+
+
+def _load(profile: "Profile", console: "Console", *, quiet: bool, traced: bool) -> "Answerer":
+    """Load the profile's models, saying so on a terminal; torch is imported here and not before."""
+    from specctl.terminal.loading import loading
+
+    with loading(console, "starting") if not quiet else nullcontext(lambda _: None) as progress:
+        from specctl.decoding.answers import Answerer
+        from specctl.decoding.prompts import PromptFormat
+        from specctl.decoding.session import READABLE, Session, build_drafter
+        from specctl.models.pair import load_pair
+
+        policy = profile.draft.policy.build() if profile.draft is not None else None
+        drafting = policy is not None and policy.draft_limit() > 0
+        pair = load_pair(profile, with_drafts=drafting, progress=lambda what: progress(f"loading {what}"))
+        drafter = build_drafter(pair, policy, READABLE if traced else frozenset()) if policy is not None else None
+    prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+    return Answerer(Session(pair, drafter), prompts, profile.sampling)
+
+
+def _view(profile: "Profile", console: "Console", prompt: str) -> "LiveView":
+    from specctl.terminal.live import LiveView
+
+    drafts = [profile.draft.model] if profile.draft is not None and profile.draft.policy.name != "none" else []
+    policy = profile.draft.policy.name if profile.draft is not None else "none"
+    return LiveView(
+        console, " + ".join([profile.target.model, *drafts]), policy, prompt, profile.sampling.max_new_tokens
+    )

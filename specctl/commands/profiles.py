@@ -1,0 +1,112 @@
+"""``specctl profiles``: list, show, check and find profiles."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from specctl.commands.options import JsonOption, ProfileArgument, ProfileArguments, SetOption
+from specctl.errors import ProfileError
+from specctl.profile import ResolvedProfile, resolve
+from specctl.profile.discovery import DEFAULT_PROFILE, available, display, find
+from specctl.profile.overrides import ENVIRONMENT_PREFIX
+from specctl.profile.writing import annotated
+
+app = typer.Typer(no_args_is_help=True, help="List, show and check profiles.")
+
+_COLUMNS = ("name", "target", "draft", "policy", "description", "path")
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """List every profile that can be used by name."""
+    rows = [_row(name, path) for name, path in available().items()]
+    if as_json:
+        _print_json(rows)
+    elif sys.stdout is not None and sys.stdout.isatty():
+        _print_table(rows)
+    else:
+        for row in rows:
+            print("\t".join(" ".join(str(row[column] or "").split()) for column in _COLUMNS))
+
+
+@app.command()
+def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show a profile as it would be used, with where each value came from."""
+    resolved = resolve(name, overrides=overrides or ())
+    if as_json:
+        _print_json(_document(resolved))
+    else:
+        print(annotated(resolved), end="")
+
+
+@app.command()
+def check(names: ProfileArguments = None) -> None:
+    """Check profiles, all of them unless some are named. Exits with 2 if any is wrong."""
+    wrong = []
+    for name in names or available():
+        try:
+            resolved = resolve(name, environ=_bare_environment())
+        except ProfileError as error:
+            wrong.append(str(error))
+        else:
+            print(f"{name}: ok ({display(resolved.source)})")
+    if wrong:
+        raise ProfileError("\n".join(wrong))
+
+
+@app.command()
+def path(name: ProfileArgument = None) -> None:
+    """Print the file that a profile name finds."""
+    print(find(name or os.environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE).absolute())
+
+
+def _bare_environment() -> dict[str, str]:
+    """The environment without overrides: they are no part of what a file says."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+
+
+def _row(name: str, path: Path) -> dict[str, str | None]:
+    row: dict[str, str | None] = dict.fromkeys(_COLUMNS) | {"name": name, "path": str(path.absolute())}
+    try:
+        profile = resolve(str(path.absolute()), environ=_bare_environment()).profile
+    except ProfileError as error:
+        return row | {"description": f"not usable: {error}"}
+    row |= {"target": profile.target.model, "description": profile.description}
+    if profile.draft is not None:
+        row |= {"draft": profile.draft.model, "policy": profile.draft.policy.name}
+    return row
+
+
+def _document(resolved: ResolvedProfile) -> dict[str, Any]:
+    table = resolved.profile.model_dump()
+    model, dumped = resolved.profile.draft, table["draft"]
+    table["target"]["model"] = resolved.profile.target.checkpoint
+    while model is not None:
+        dumped["model"] = model.checkpoint
+        model, dumped = model.draft, dumped["draft"]
+    return {
+        "name": resolved.name,
+        "path": str(resolved.source.absolute()),
+        "profile": table,
+        "origins": resolved.origins,
+    }
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+
+
+def _print_table(rows: list[dict[str, str | None]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = _COLUMNS[:-1]
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(row[column] or "-") for column in columns))
+    Console().print(table)

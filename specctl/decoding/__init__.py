@@ -1,0 +1,1 @@
+"""The algorithm: sampling, verification, drafters and the loop."""

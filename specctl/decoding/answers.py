@@ -1,0 +1,93 @@
+"""An input record becomes its completions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from specctl.decoding.prompts import PromptFormat
+from specctl.errors import RecordError
+from specctl.jsonl import Record
+from specctl.profile.schema import SamplingTable
+from specctl.profile.wording import did_you_mean, shown
+from specctl.records import Completion, Round
+
+TURN_STRIDE = 1_000_003
+"""Between the seeds of a conversation's turns, so that they draw apart from each other and from other records."""
+OnRound = Callable[[int, Sequence[int], Round], None]
+"""Told the turn, its prompt's ids and the round."""
+
+
+class Generates(Protocol):
+    """Completes ids: a `Session`, or whoever is measured beside it."""
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        settings: SamplingTable,
+        *,
+        seed_offset: int = 0,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> Completion: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn."""
+
+    session: Generates
+    prompts: PromptFormat
+    settings: SamplingTable
+
+    def answer(self, record: Record, on_round: OnRound | None = None) -> list[Completion]:
+        """One completion, or one per turn; ``on_round`` sees each round as it ends.
+
+        Raises:
+            RecordError: the record cannot be answered.
+        """
+        if record.error is not None:
+            raise record.error
+        settings = self._settings(record)
+        # A record that brings its own seed means just that one.
+        offset = 0 if "seed" in record.data.get("sampling", {}) else record.line - 1
+        turns = record.data.get("turns")
+        if turns is None:
+            if "messages" in record.data:
+                ids = self.prompts.messages(record.data["messages"])
+            else:
+                ids = self.prompts.prompt(record.data["prompt"])
+            return [self._complete(ids, settings, offset, 0, on_round)]
+        completions: list[Completion] = []
+        for turn in range(len(turns)):
+            ids = self.prompts.conversation(turns, [completion.text for completion in completions])
+            completions.append(self._complete(ids, settings, offset, turn, on_round))
+        return completions
+
+    def _complete(
+        self, ids: list[int], settings: SamplingTable, offset: int, turn: int, on_round: OnRound | None
+    ) -> Completion:
+        watch = None if on_round is None else lambda round_: on_round(turn, ids, round_)
+        try:
+            return self.session.generate(ids, settings, seed_offset=offset + turn * TURN_STRIDE, on_round=watch)
+        except torch.OutOfMemoryError as error:
+            raise RecordError("out_of_memory", f"not enough device memory for this record: {error}") from error
+
+    def _settings(self, record: Record) -> SamplingTable:
+        own = record.data.get("sampling")
+        if not own:
+            return self.settings
+        try:
+            return SamplingTable.model_validate({**self.settings.model_dump(), **own})
+        except ValidationError as error:
+            mistakes = "; ".join(_mistake(detail) for detail in error.errors(include_url=False))
+            raise RecordError("invalid_sampling", mistakes) from error
+
+
+def _mistake(detail: ErrorDetails) -> str:
+    key = "sampling." + ".".join(map(str, detail["loc"]))
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown key{did_you_mean(str(detail['loc'][-1]), SamplingTable.model_fields)}"
+    return f"{key}: {shown(detail['input'])} {detail['msg'].replace('Input should be', 'must be')}"

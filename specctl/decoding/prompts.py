@@ -1,0 +1,71 @@
+"""From what people write to the ids a model reads."""
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from specctl.errors import RecordError
+
+Message = Mapping[str, str]
+
+
+class PromptFormat:
+    """Turns prompts, chats and conversations into ids.
+
+    Args:
+        tokenizer: the target's.
+        chat: whether a plain prompt goes through the chat template as a user's message.
+        system: what a chat starts with, unless it brings its own.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = False, system: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._chat = chat
+        self._system = system
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids of one prompt; raises RecordError where there is nothing to read or no template to use."""
+        if self._chat:
+            return self.messages([{"role": "user", "content": text}])
+        return self._ids(text)
+
+    def messages(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a chat with the assistant's turn opened."""
+        if not self.tokenizer.chat_template:
+            raise RecordError("no_chat_template", "the target's tokenizer has no chat template; give `prompt` instead")
+        if self._system is not None and all(message["role"] != "system" for message in messages):
+            messages = [{"role": "system", "content": self._system}, *messages]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template is a program of its own and may raise anything
+            raise RecordError("chat_template", f"the chat template refuses this conversation: {error}") from error
+        # The template has put the special tokens in already.
+        return self._ids(str(text), add_special_tokens=False)
+
+    def conversation(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
+        """Ids of a conversation up to the first turn that has no answer yet.
+
+        Without a chat template turns and answers simply follow each other, a line each.
+        """
+        asked = turns[: len(answers) + 1]
+        if not self.tokenizer.chat_template and self._system is None:
+            lines = [text for pair in zip(asked, [*answers, ""], strict=True) for text in pair][:-1]
+            return self._ids("\n".join(lines) + "\n")
+        messages = [{"role": "user", "content": asked[0]}]
+        for answer, turn in zip(answers, asked[1:], strict=True):
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
+        return self.messages(messages)
+
+    def _ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            what = f"holds half a character ({text[error.start]!a}) that no tokenizer can read"
+            raise RecordError("invalid_text", f"the prompt {what}") from error
+        # Not verbose: how much the models hold is checked later, and the tokenizer's warning would tear a live panel.
+        ids = list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
+        if not ids:
+            raise RecordError("empty_prompt", "the prompt is empty")
+        return ids

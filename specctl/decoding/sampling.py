@@ -1,0 +1,69 @@
+"""From logits to the distribution tokens are drawn from, and the draw itself."""
+
+from dataclasses import dataclass
+
+import torch
+
+TINY = torch.finfo(torch.float32).tiny
+COLDEST = 1e-6
+"""Below it logits that differ at all in float32 are a certainty apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Temperature and filters, applied alike to target and draft, in the order of transformers' ``generate``.
+
+    Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < COLDEST
+
+    @property
+    def plain(self) -> bool:
+        """Whether the processed distribution is the softmax of the raw logits."""
+        return self.temperature == 1 and not self.top_k and self.top_p == 1 and not self.min_p
+
+    def probs(self, logits: torch.Tensor) -> torch.Tensor:  # (..., V) -> (..., V)
+        """The processed distribution in float32; one-hot at the argmax when greedy."""
+        if self.greedy:
+            one_hot = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1])
+            return one_hot.float()
+        scores = logits.float()
+        scores = (scores - scores.amax(-1, keepdim=True)) / self.temperature  # a low temperature must not overflow
+        if 0 < self.top_k < scores.shape[-1]:
+            least_kept = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < least_kept, -torch.inf)
+        if self.top_p < 1:
+            ascending, order = scores.sort(dim=-1)
+            tail = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            tail[..., -1] = False  # the most probable token always stays
+            scores = scores.masked_fill(torch.empty_like(tail).scatter_(-1, order, tail), -torch.inf)
+        probs = scores.softmax(-1)
+        if self.min_p > 0:
+            kept = probs.where(probs >= self.min_p * probs.amax(-1, keepdim=True), 0)
+            probs = kept / kept.sum(-1, keepdim=True)
+        return probs
+
+
+def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (V,) -> ()
+    """One index with probability proportional to its weight, without waiting for the device.
+
+    An exponential race: the first of V arrivals at rates ``weights`` is index i with probability w_i / sum(w).
+    """
+    arrivals = torch.empty_like(weights).exponential_(generator=generator).clamp_min_(TINY)
+    return (weights / arrivals).argmax(-1)
+
+
+def sibling(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
+    """The same generator where it already lives on ``device``, else one there with a seed drawn from it."""
+    if generator is None or generator.device == device:
+        return generator
+    seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+    return torch.Generator(device).manual_seed(int(seed))

@@ -1,0 +1,85 @@
+"""Token ids become text while they arrive."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+UNFINISHED = "\ufffd"
+CONTEXT = 8
+"""Tokens of the prompt that are decoded along with what follows it."""
+
+
+def decode_after(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text that ``tokens`` add after ``prompt``.
+
+    Decoded alone they may lose their first space: SentencePiece drops it where a text begins.
+    """
+    context = list(prompt[-CONTEXT:])
+    return _decode(tokenizer, [*context, *tokens])[len(_decode(tokenizer, context)) :]
+
+
+class TextStream:
+    """Decodes a growing sequence piece by piece, without decoding all of it each time.
+
+    Bytes of a character that is not complete yet are held back. A short window of earlier tokens is decoded along
+    with the new ones, because what a token spells can depend on its neighbours.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = list(prompt[-CONTEXT:])
+        self._window = 0
+        self._shown = len(self._tokens)
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that ``tokens`` add."""
+        self._tokens.extend(tokens)
+        before, now = self._texts()
+        if len(now) <= len(before) or now.endswith(UNFINISHED):
+            return ""
+        self._window, self._shown = self._shown, len(self._tokens)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """Whatever was held back, complete or not."""
+        before, now = self._texts()
+        self._window = self._shown = len(self._tokens)
+        return now[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        """The window's text without and with the tokens not shown yet."""
+        shown = _decode(self._tokenizer, self._tokens[self._window : self._shown])
+        return shown, _decode(self._tokenizer, self._tokens[self._window :])
+
+
+def find_stop(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int], stops: Sequence[str]
+) -> tuple[int, str] | None:
+    """The fewest tokens whose text holds a stop string, and that text up to it; None where there is none.
+
+    So the answer does not depend on how many tokens came at once.
+    """
+
+    def text_of(count: int) -> str:
+        return decode_after(tokenizer, prompt, tokens[:count])
+
+    def holds(count: int) -> bool:
+        text = text_of(count)
+        return any(stop in text for stop in stops)
+
+    if not holds(len(tokens)):
+        return None
+    count = bisect_left(range(len(tokens)), True, lo=1, key=holds)
+    text = text_of(count)
+    return count, text[: min(place for stop in stops if (place := text.find(stop)) >= 0)]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> set[int]:
+    """The special tokens among stop strings: they never show in the text, so only their ids can stop it."""
+    special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    return {special[stop] for stop in stops if stop in special}
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,0 +1,64 @@
+"""Which drafted tokens to keep, and the token the verifier adds: where exactness lives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specctl.decoding.sampling import draw
+from specctl.records import ExtraToken
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many drafted tokens stay, and the verifier's own token after them."""
+
+    accepted: int
+    extra: int
+    kind: ExtraToken
+
+
+def verify(
+    tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
+) -> Verdict:
+    """Speculative sampling (Leviathan et al. 2023, arXiv 2211.17192, Alg. 1).
+
+    Token i is kept with probability min(1, p_i / q_i), p the target's and q the draft's probability of it, while all
+    before it were kept. At the first rejection the extra token is drawn from max(p - q, 0), normalised; after none,
+    from p. The tokens so emitted have the target's law.
+
+    Args:
+        tokens: ``(K,)`` int64, drawn from ``draft_probs``.
+        draft_probs: ``(K, V)`` float32, the very distributions the tokens were drawn from.
+        target_probs: ``(K + 1, V)`` float32, on the device of the other two.
+        generator: of that device.
+    """
+    count = len(tokens)
+    if not count:
+        return Verdict(0, int(draw(target_probs[0], generator)), ExtraToken.BONUS)
+    target_of = target_probs[:-1].gather(1, tokens[:, None])[:, 0]  # (K,)
+    draft_of = draft_probs.gather(1, tokens[:, None])[:, 0]  # (K,)
+    coins = torch.rand(count, generator=generator, device=tokens.device)
+    kept = (target_of >= draft_of) | (coins * draft_of < target_of)
+    accepted = kept.int().cumprod(0).sum(0, keepdim=True)  # (1,)
+    # Everything below stays on the device until the one transfer that reads the verdict.
+    target_row = target_probs.index_select(0, accepted)[0]  # (V,)
+    draft_row = draft_probs.index_select(0, accepted.clamp_max(count - 1))[0]
+    residual = (target_row - draft_row * (accepted < count)).clamp_min(0)
+    residual = torch.where(residual.sum() > 0, residual, target_row)
+    accepted_count, extra = torch.cat([accepted, draw(residual, generator)[None]]).tolist()
+    return Verdict(accepted_count, extra, ExtraToken.BONUS if accepted_count == count else ExtraToken.CORRECTION)
+
+
+def verify_greedy(tokens: Sequence[int], target_choices: Sequence[int]) -> Verdict:
+    """`verify` at temperature 0, where both distributions are one-hot: keep tokens while they are the target's argmax.
+
+    Args:
+        tokens: the K drafted ids.
+        target_choices: the target's argmax at each of them and after the last, K + 1 ids.
+    """
+    accepted = 0
+    while accepted < len(tokens) and tokens[accepted] == target_choices[accepted]:
+        accepted += 1
+    kind = ExtraToken.BONUS if accepted == len(tokens) else ExtraToken.CORRECTION
+    return Verdict(accepted, target_choices[accepted], kind)

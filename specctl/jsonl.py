@@ -1,0 +1,249 @@
+"""Streaming JSONL: records in, results out, a line at a time, nothing lost in between."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from specctl.errors import RecordError, UsageError
+from specctl.metrics import Metrics
+from specctl.records import Completion, Round
+
+InputFormat = Literal["jsonl", "text"]
+ID_KEYS = ("id", "question_id", "task_id")
+PROMPT_KEYS = ("prompt", "messages", "turns")
+RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
+SIGNALS = ("entropy", "top_prob", "token_prob", "accept_prob")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One input line, good or bad.
+
+    Attributes:
+        line: 1 for the file's first line.
+        id: the record's own id, or its line number where it has none.
+        data: the parsed object; empty where the line could not be parsed.
+        error: why the record cannot be used, or None.
+    """
+
+    line: int
+    id: Any
+    data: dict[str, Any] = field(default_factory=dict)
+    error: RecordError | None = None
+
+
+def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:
+    """Each line that is not blank as a record; bad ones carry their error instead of ending the stream."""
+    for number, raw in enumerate(stream, start=1):
+        try:
+            text = raw.decode("utf-8").lstrip("\ufeff")
+        except UnicodeDecodeError as error:
+            yield Record(number, None, error=RecordError("invalid_utf8", f"the line is not UTF-8 ({error.reason})"))
+            continue
+        if not text.strip():
+            continue
+        if input_format == "text":
+            yield Record(number, number, {"prompt": text.rstrip("\r\n")})
+        else:
+            yield _parse(number, text)
+
+
+def _parse(number: int, text: str) -> Record:
+    hint = "" if text.lstrip().startswith("{") else "; for plain lines of text use --input-format text"
+    try:
+        data = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
+        return Record(number, None, error=RecordError("invalid_json", f"the line is not JSON ({what}){hint}"))
+    if not isinstance(data, dict):
+        return Record(number, None, error=RecordError("invalid_record", f"the line is JSON, but not an object{hint}"))
+    identity = next((data[key] for key in ID_KEYS if data.get(key) is not None), number)
+    return Record(number, identity, data, _fault(data))
+
+
+def _finite(text: str) -> float:
+    """A number that can be written again: JSON has no NaN and no infinity, though Python reads and writes both."""
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text} is no number that JSON can hold")
+    return number
+
+
+def _fault(data: Mapping[str, Any]) -> RecordError | None:
+    given = [key for key in PROMPT_KEYS if key in data]
+    if len(given) != 1:
+        what = f"has {' and '.join(given)}" if given else "has no prompt"
+        return RecordError("invalid_record", f"the record {what}; it needs exactly one of {', '.join(PROMPT_KEYS)}")
+    value = data[given[0]]
+    if given[0] == "prompt" and not isinstance(value, str):
+        return RecordError("invalid_record", "prompt must be a string")
+    if given[0] == "turns" and not (value and isinstance(value, list) and all(isinstance(t, str) for t in value)):
+        return RecordError("invalid_record", "turns must be a list of strings")
+    if given[0] == "messages" and not (value and isinstance(value, list) and all(map(_is_message, value))):
+        return RecordError("invalid_record", "messages must be a list of objects with a string role and content")
+    if not isinstance(data.get("sampling", {}), dict):
+        return RecordError("invalid_record", "sampling must be an object")
+    return None
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
+def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
+    """One object as one line, flushed, so that whoever reads has it at once."""
+    line = json.dumps(value, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
+        line = json.dumps(value)
+    stream.write(line + "\n")
+    stream.flush()
+
+
+def error_line(record: Record, error: RecordError) -> dict[str, Any]:
+    return {"id": record.id, "line": record.line, "error": {"type": error.kind, "message": error.message}}
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off what follows the file's last newline: a write that a kill interrupted."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+def drop_unfinished(trace: Path, finished: "Finished") -> None:
+    """Cut the rounds of a record that was interrupted off the end of a trace, since they will come again."""
+    if not trace.is_file():
+        return
+    drop_torn_line(trace)
+    lines = trace.read_bytes().splitlines(keepends=True)
+    while lines and not finished.has(*_identity(trace, len(lines), lines[-1], "round")):
+        lines.pop()
+    with trace.open("r+b") as file:
+        file.truncate(sum(map(len, lines)))
+
+
+class Finished:
+    """What an output file already holds, to skip it on ``--resume``.
+
+    A torn last line, left by a kill in the middle of a write, is cut off the file.
+
+    Attributes:
+        failed: whether it holds records that could not be answered.
+
+    Raises:
+        UsageError: the file holds something that is not an output record; it is left as it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._ids: Counter[str] = Counter()
+        self.failed = False
+        if not path.is_file():
+            return
+        *lines, torn = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            self._ids[_key(*_identity(path, number, line, "completion", "error"))] += 1
+            self.failed |= "error" in json.loads(line)
+        if torn and not _is_torn(torn):
+            _identity(path, len(lines) + 1, torn, "completion", "error")
+        drop_torn_line(path)
+
+    def __len__(self) -> int:
+        return self._ids.total()
+
+    def has(self, identity: Any, line: int | None) -> bool:
+        return self._ids[_key(identity, line)] > 0
+
+    def take(self, record: Record) -> bool:
+        """Whether the file has this record; a second record of the same id needs a second line."""
+        key = _key(record.id, record.line)
+        if not self._ids[key]:
+            return False
+        self._ids[key] -= 1
+        return True
+
+
+def _key(identity: Any, line: int | None) -> str:
+    return json.dumps(["line", line] if identity is None else identity, sort_keys=True)
+
+
+def _identity(path: Path, number: int, line: bytes, *marks: str) -> tuple[Any, int | None]:
+    """The id, and the line of input if it is told, of a line that this command has written."""
+    try:
+        written = json.loads(line)
+        if any(mark in written for mark in marks):
+            return written["id"], written.get("line")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise UsageError(f"{path}:{number} was not written by this command", "--resume continues what an earlier run left")
+
+
+def _is_torn(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return line.startswith(b"{")
+    return False
+
+
+def result_line(
+    record: Record, completions: Sequence[Completion], *, rounds: bool = False, token_ids: bool = False
+) -> dict[str, Any]:
+    """A record with its completion; with ``turns``, completions, rounds and ids are lists over the turns.
+
+    Fields of the record that have the name of an output field are left out, for they would tell of another run.
+    """
+    metrics = Metrics.of(completions).as_record()
+    listed = "turns" in record.data
+
+    def shaped(values: list[Any]) -> Any:
+        return values if listed else values[0]
+
+    result = {
+        **{key: value for key, value in record.data.items() if key not in RESULT_KEYS},
+        "id": record.id,
+        "completion": shaped([completion.text for completion in completions]),
+        "finish_reason": shaped([completion.finish_reason.value for completion in completions]),
+        "metrics": metrics,
+    }
+    if rounds:
+        result["rounds"] = shaped([[round_summary(r) for r in completion.rounds] for completion in completions])
+    if token_ids:
+        result["completion_ids"] = shaped([list(completion.tokens) for completion in completions])
+    return result
+
+
+def round_summary(round_: Round) -> dict[str, Any]:
+    """A round in a few numbers; times in milliseconds."""
+    summary: dict[str, Any] = {
+        "drafted": round_.drafted,
+        "accepted": round_.accepted,
+        "stop": round_.stop and round_.stop.value,
+        "threshold": round_.threshold,
+        "draft_ms": round(round_.draft_seconds * 1e3, 3),
+        "verify_ms": round(round_.verify_seconds * 1e3, 3),
+    }
+    if round_.inner:
+        summary["inner"] = [round_summary(inner) for inner in round_.inner]
+    return summary
+
+
+def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
+    """A round with every drafted token and what the policy could see at it."""
+    steps = [
+        {
+            "token": step.token,
+            "accepted": place < round_.accepted,
+            **{name: value for name in SIGNALS if (value := getattr(step, name)) is not None},
+        }
+        for place, step in enumerate(round_.steps)
+    ]
+    extra = {"extra": round_.extra, "extra_kind": round_.extra_kind and round_.extra_kind.value}
+    return {"id": record.id, "turn": turn, "round": round_.index, **round_summary(round_), **extra, "steps": steps}

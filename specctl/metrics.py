@@ -1,0 +1,103 @@
+"""The figures people compare policies by, summed from rounds and completions."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from specctl.records import Completion, Round
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Running sums over one or many sequences; every rate is derived from them.
+
+    ``generated_tokens`` counts what completions keep; while a sequence runs it counts what its rounds emitted.
+    Times are seconds. Rates whose denominator is zero are 0.
+    """
+
+    sequences: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    total_seconds: float = 0.0
+    stops: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, completions: Iterable[Completion]) -> "Metrics":
+        metrics = cls()
+        for completion in completions:
+            metrics.add_completion(completion)
+        return metrics
+
+    def add_round(self, round_: Round) -> None:
+        """Count a round of a sequence that is still running."""
+        self._count(round_)
+        self.generated_tokens += len(round_.emitted)
+        self.total_seconds += round_.total_seconds
+
+    def add_completion(self, completion: Completion) -> None:
+        """Count a finished sequence with all its rounds."""
+        for round_ in completion.rounds:
+            self._count(round_)
+        self.sequences += 1
+        self.prompt_tokens += completion.prompt_tokens
+        self.generated_tokens += len(completion.tokens)
+        self.prefill_seconds += completion.prefill_seconds
+        self.total_seconds += completion.total_seconds
+
+    def _count(self, round_: Round) -> None:
+        self.rounds += 1
+        self.drafted += round_.drafted
+        self.accepted += round_.accepted
+        self.draft_seconds += round_.draft_seconds
+        self.verify_seconds += round_.verify_seconds
+        if round_.stop is not None:
+            self.stops[round_.stop.value] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        return _ratio(self.accepted, self.drafted)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return 1 + self.accepted / self.rounds if self.rounds else 0.0
+
+    @property
+    def verification_rate(self) -> float:
+        return _ratio(self.rounds, self.generated_tokens)
+
+    @property
+    def discard_rate(self) -> float:
+        return _ratio(self.drafted - self.accepted, self.generated_tokens)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return _ratio(self.generated_tokens, self.total_seconds)
+
+    def as_record(self) -> dict[str, float | int]:
+        """The ``metrics`` object of an output record; times in milliseconds."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "generated_tokens": self.generated_tokens,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": round(self.acceptance_rate, 4),
+            "mean_acceptance_length": round(self.mean_acceptance_length, 4),
+            "verification_rate": round(self.verification_rate, 4),
+            "discard_rate": round(self.discard_rate, 4),
+            "draft_ms": round(self.draft_seconds * 1e3, 3),
+            "verify_ms": round(self.verify_seconds * 1e3, 3),
+            "prefill_ms": round(self.prefill_seconds * 1e3, 3),
+            "total_ms": round(self.total_seconds * 1e3, 3),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

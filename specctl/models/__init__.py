@@ -1,0 +1,1 @@
+"""Checkpoints become runners: loading, placement, vocabulary match, KV caches."""

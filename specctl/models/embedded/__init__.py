@@ -1,0 +1,18 @@
+"""The small model family that ships with the package, so that every command works offline."""
+
+from pathlib import Path
+
+from specctl.errors import ProfileError
+
+NAMES = ("target", "mid", "draft")
+
+
+def model_path(name: str) -> Path:
+    """The directory of an embedded model's checkpoint.
+
+    Raises:
+        ProfileError: the family has no such member.
+    """
+    if name not in NAMES:
+        raise ProfileError(f"there is no embedded model '{name}' (known: {', '.join(NAMES)})")
+    return Path(__file__).parent / name

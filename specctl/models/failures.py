@@ -1,0 +1,177 @@
+"""From the exceptions of huggingface_hub, transformers and safetensors to messages that say how to mend it."""
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specctl.errors import ModelError
+
+CONVERT = (
+    'Convert it once where you trust the files: python -c "from transformers import AutoModelForCausalLM as M, '
+    "AutoTokenizer as T; n, d = '{name}', 'converted'; M.from_pretrained(n).save_pretrained(d); "
+    'T.from_pretrained(n).save_pretrained(d)", then set model = "converted" in [{role}].'
+)
+MEMORY_HINT = (
+    "Free memory on the device, choose a smaller or quantised checkpoint, set dtype to bfloat16, or spread it with "
+    'device = "balanced"; `specctl doctor` shows what fits where.'
+)
+
+
+@contextmanager
+def explained(role: str, name: str) -> Iterator[None]:
+    """Turn whatever the model libraries raise inside into a ModelError about this model; chains the original."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise explain(error, role, name) from error
+
+
+def explain(error: BaseException, role: str, name: str) -> ModelError:
+    """The ModelError for an exception, judged by the deepest cause that is known."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    subject = f"The {role} model {name!r}"
+    for cause in chain:
+        if found := _from_type(cause, subject, role, name):
+            return ModelError(*found)
+    for cause in chain:
+        if found := _from_message(str(cause), subject, role):
+            return ModelError(*found)
+    return ModelError(
+        f"{subject} cannot be loaded: {type(error).__name__}: {_first_line(error)}",
+        "SPECCTL_DEBUG=1 shows the full traceback.",
+    )
+
+
+def _from_type(error: BaseException, subject: str, role: str, name: str) -> tuple[str, str] | None:
+    import huggingface_hub.errors as hub
+    import torch
+    from safetensors import SafetensorError
+
+    match error:
+        case hub.GatedRepoError():
+            return f"{subject} is gated: the hub refuses its files.", _access_hint(name)
+        case hub.RevisionNotFoundError():
+            return (
+                f"{subject} has no such revision on the hub.",
+                f"Correct `revision` in [{role}] to a branch, tag or commit listed at https://huggingface.co/{name}.",
+            )
+        case hub.RepositoryNotFoundError():
+            hint = f"{similar_models(name)}Check the spelling; if the repository is private, `hf auth login` first."
+            return f"{subject} is neither a folder here nor a repository on the hub.", hint
+        case hub.DisabledRepoError():
+            return f"{subject} has been disabled on the hub.", "Choose another checkpoint."
+        case hub.HFValidationError():
+            return (
+                f"{subject} is neither a folder here nor a valid hub id.",
+                f"{similar_models(name)}Give a folder, or a hub id such as 'Qwen/Qwen3-0.6B'.",
+            )
+        case hub.LocalEntryNotFoundError() if isinstance(error.__cause__, hub.HfHubHTTPError):
+            return None  # the hub did answer; its answer comes next in the chain
+        case hub.LocalEntryNotFoundError() | hub.OfflineModeIsEnabled():
+            return _not_cached(subject, name)
+        case hub.NotASafetensorsRepoError():
+            return pickle_only(subject, role, name)
+        case SafetensorError() | hub.SafetensorsParsingError():
+            return (
+                f"{subject} has damaged weights: {_first_line(error)}.",
+                "Copy or download the .safetensors files again; the last download may have been cut short.",
+            )
+        case torch.OutOfMemoryError() | MemoryError():
+            return f"{subject} ran out of memory while loading: {_first_line(error)}", MEMORY_HINT
+        case hub.HfHubHTTPError():
+            return (
+                f"The hub did not deliver {subject[0].lower()}{subject[1:]}: {_first_line(error)}",
+                "Try again later, or point `model` to a folder with the files.",
+            )
+        case hub.HTTPError():  # type: ignore[attr-defined]
+            # Whatever the hub's HTTP client raises when there is no answer; which client it is changed over time.
+            return _not_cached(subject, name)
+        case PermissionError():
+            return f"{subject} cannot be read: {_first_line(error)}", "Mend the permissions of that file or folder."
+        case ImportError():
+            return f"{subject} needs a package that is not installed: {_first_line(error)}", "Install it and try again."
+    return None
+
+
+def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
+    """For failures that the libraries tell apart by their wording alone."""
+    if "trust_remote_code" in text:
+        return (
+            f"{subject} can only run with code from its own repository.",
+            f"Read that code first; if you trust it, set trust_remote_code = true in [{role}].",
+        )
+    if "not a valid JSON file" in text:
+        return f"{subject} has a damaged config.json.", "Copy or download that file again."
+    if "does not recognize this architecture" in text or "Should have a `model_type` key" in text:
+        return (
+            f"{subject} has an architecture this version of transformers does not know.",
+            "Update transformers, or check `model_type` in its config.json.",
+        )
+    if "Unrecognized configuration class" in text:
+        return (
+            f"{subject} is not a causal language model, so it cannot generate text token by token.",
+            "Choose a decoder checkpoint such as Llama, Qwen, Gemma, Mistral or Pythia.",
+        )
+    if "can't allocate memory" in text or "out of memory" in text.lower():
+        return f"{subject} ran out of memory while loading.", MEMORY_HINT
+    return None
+
+
+def pickle_only(subject: str, role: str, name: str) -> tuple[str, str]:
+    return (
+        f"{subject} has no safetensors weights, and weights in other formats can run code when they are read.",
+        f"Look for a revision with safetensors (on the hub often refs/pr/1). {CONVERT.format(name=name, role=role)}",
+    )
+
+
+def _access_hint(name: str) -> str:
+    from huggingface_hub import get_token
+
+    licence = f"Accept the licence at https://huggingface.co/{name}"
+    if get_token() is None:
+        return f"{licence}, then log in with `hf auth login` or set HF_TOKEN: there is no token now."
+    return f"{licence} with the account of the token in use (`hf auth whoami` tells which)."
+
+
+def _not_cached(subject: str, name: str) -> tuple[str, str]:
+    from huggingface_hub import constants
+
+    cached = similar_models(name)
+    if constants.HF_HUB_OFFLINE:
+        return (
+            f"{subject} is not in the local cache, and HF_HUB_OFFLINE forbids a download.",
+            f"{cached}Unset HF_HUB_OFFLINE, or run `hf download {name}` where there is a network.",
+        )
+    return (
+        f"{subject} is not in the local cache, and the hub cannot be reached.",
+        f"{cached}Check the network and HF_ENDPOINT, or point `model` to a folder with the files.",
+    )
+
+
+def similar_models(name: str) -> str:
+    """A sentence naming folders beside the given path and cached hub models whose names are near, or nothing."""
+    from huggingface_hub import constants
+
+    path = Path(name).expanduser()
+    names: list[str] = []
+    if path.parent.is_dir():
+        folders = {entry.name: str(entry) for entry in path.parent.iterdir() if entry.is_dir()}
+        names += [folders[near] for near in difflib.get_close_matches(path.name, folders, n=2)]
+    cached = [
+        entry.name.removeprefix("models--").replace("--", "/")
+        for entry in Path(constants.HF_HUB_CACHE).glob("models--*")
+    ]
+    names += difflib.get_close_matches(name, [model for model in cached if model != name], n=2)
+    return f"Did you mean {' or '.join(repr(near) for near in names)}? " if names else ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -1,0 +1,68 @@
+"""A target with the drafts that write ahead for it, loaded and matched."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specctl.errors import RecordError
+from specctl.models.loading import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.runner import EagerRunner, Runner
+from specctl.models.vocabulary import check_vocabulary
+from specctl.profile.schema import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Runners over one shared vocabulary.
+
+    Attributes:
+        target: the model that decides.
+        drafts: the draft, then the model that drafts for it, and so on down; empty when only the target was loaded.
+        tokenizer: the target's.
+        eos: ids that end a sequence.
+        context: the longest sequence that every model of the pair can hold, in tokens.
+        models: the transformers models behind the runners, the target's first.
+    """
+
+    target: Runner
+    drafts: tuple[Runner, ...]
+    tokenizer: PreTrainedTokenizerBase
+    eos: frozenset[int]
+    context: int
+    models: tuple[PreTrainedModel, ...]
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """How many tokens may follow a prompt; raises RecordError where none can."""
+        room = self.context - len(prompt)
+        if room < 1:
+            raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {self.context}")
+        return room
+
+
+def load_pair(profile: Profile, *, with_drafts: bool = True, progress: Callable[[str], None] = lambda _: None) -> Pair:
+    """Load every model of a profile; ``progress`` hears what is being loaded.
+
+    Raises:
+        ModelError: a model cannot be loaded, does not fit, or its tokenizer is not the target's.
+    """
+    tables = model_tables(profile) if with_drafts else [("target", profile.target)]
+    loaded: dict[str, LoadedModel] = {}
+    for role, table in tables:
+        progress(table.model)
+        loaded[role] = load_model(table, role=role)
+    target = loaded.pop("target")
+    tokenizer = load_tokenizer(profile.target)
+    vocabulary = check_vocabulary(tokenizer, tokenizer, target.vocabulary, target.vocabulary)
+    for role, table in tables[:-1]:
+        check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, loaded[role].vocabulary)
+    models = [target, *reversed(loaded.values())]
+    runners = [EagerRunner(model.model, vocabulary) for model in models]
+    return Pair(
+        target=runners[0],
+        drafts=tuple(runners[1:]),
+        tokenizer=tokenizer,
+        eos=eos_ids(target.model, tokenizer),
+        context=min(runner.context for runner in runners),
+        models=tuple(model.model for model in models),
+    )

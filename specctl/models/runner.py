@@ -1,0 +1,99 @@
+"""One causal language model and its KV cache, for one sequence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.models.cache import empty_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What one forward pass found.
+
+    Attributes:
+        logits: ``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary.
+        hidden: ``(keep, D)`` last hidden states of the same tokens, if they were asked for.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+class Runner(Protocol):
+    """A model that extends and rolls back one sequence; it is never told about rounds.
+
+    Attributes:
+        length: tokens in the cache, always a prefix of the sequence.
+        context: the most tokens the cache may hold.
+        device: where logits come out.
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        """Run ``tokens`` after the cached prefix and cache them; logits of the last ``keep`` of them only."""
+
+    def rollback(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens; a longer length than cached is a no-op.
+
+        A cache that cannot go back that far may forget more: what counts is ``length`` afterwards.
+        """
+
+
+class EagerRunner:
+    """Any causal LM of transformers, over a cache that grows with the sequence.
+
+    Args:
+        model: in eval mode, on its device or devices.
+        vocabulary: the pair's shared real vocabulary V; logits beyond it are padding and are cut off.
+    """
+
+    def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
+        self._model = model
+        self._vocabulary = vocabulary
+        self._cache = empty_cache(model.config)
+        self._window = min(
+            filter(None, (getattr(layer, "sliding_window", 0) for layer in self._cache.layers)), default=0
+        )
+        self._floor = 0  # sliding-window layers cannot go back behind it any more
+        self.length = 0
+        self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
+        # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
+        self.device = next(model.parameters()).device
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        ids = torch.tensor([tokens], device=self.device)  # (1, T)
+        output = self._model(
+            input_ids=ids,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=max(keep, 1),  # 0 would mean all of them
+            output_hidden_states=hidden,
+        )
+        self.length += len(tokens)
+        kept = slice(-keep, None) if keep else slice(0)
+        logits = output.logits[0, kept, : self._vocabulary]
+        return Forward(logits, output.hidden_states[-1][0, kept] if hidden else None)
+
+    def rollback(self, length: int) -> None:
+        if length == 0 or length < self._floor:
+            self._cache = empty_cache(self._model.config)
+            self.length = self._floor = 0
+        elif self.length:
+            # crop(0) too: after a round it trims sliding-window layers back to their window.
+            self._cache.crop(-max(0, self.length - length))
+            kept = min(self.length, length)
+            if self._window and self.length >= self._window:
+                self._floor = kept
+            self.length = kept

@@ -1,0 +1,85 @@
+"""Whether two models speak of the same tokens, and how many they share."""
+
+from typing import TYPE_CHECKING
+
+from specctl.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PROBES = (
+    "The quick brown fox jumps over the lazy dog, doesn't it?",
+    "def f(x):\n    return [x ** 2 for _ in range(10)]\n\n\tprint(f(3))",
+    "In 2024, 1234567.89 + 0.001 = ? 10%",
+    "naïve café, 你好世界, Привет, 🙂🚀",
+    "  two  spaces\r\nand lines \n\n\n",
+)
+CHOOSE = "Speculative decoding needs one tokenizer: choose a draft from the target's own family."
+
+
+def check_vocabulary(
+    target_tokenizer: "PreTrainedTokenizerBase",
+    draft_tokenizer: "PreTrainedTokenizerBase",
+    target_rows: int,
+    draft_rows: int,
+) -> int:
+    """The number of ids both models share: logits of either are compared on ``[..., :size]``.
+
+    Models of one family often pad their logits differently; ids that the tokenizer does not know are left out. Every
+    known id that the target can emit must have a row in the draft too, or cutting to the shared size would change
+    what the target says.
+
+    Args:
+        target_tokenizer: the target's tokenizer.
+        draft_tokenizer: the draft's tokenizer.
+        target_rows: width of the target's logits.
+        draft_rows: width of the draft's logits.
+
+    Raises:
+        ModelError: when the tokenizers differ, naming the first difference, or the draft has too few rows.
+    """
+    target_ids, draft_ids = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if target_ids != draft_ids:
+        raise ModelError(f"The tokenizers differ: {_first_difference(target_ids, draft_ids)}.", CHOOSE)
+    _require_same_encoding(target_tokenizer, draft_tokenizer)
+    size = min(max(target_ids.values()) + 1, target_rows)
+    if size > draft_rows:
+        raise ModelError(
+            f"The draft has {draft_rows} output rows, but the target can emit {size} tokens of the shared tokenizer.",
+            "Choose a draft whose embeddings cover the whole vocabulary, or resize and retrain it.",
+        )
+    return size
+
+
+def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    """What is at the lowest id on which the two vocabularies disagree."""
+    target_tokens, draft_tokens = ({index: token for token, index in ids.items()} for ids in (target, draft))
+    differing = [
+        index
+        for index in target_tokens.keys() | draft_tokens.keys()
+        if target_tokens.get(index) != draft_tokens.get(index)
+    ]
+    if not differing:
+        token = min(target.keys() ^ draft.keys())
+        return f"only one of them spells a token {token!r}"
+    index = min(differing)
+    ours, theirs = (repr(tokens[index]) if index in tokens else "nothing" for tokens in (target_tokens, draft_tokens))
+    return (
+        f"id {index} is {ours} in the target and {theirs} in the draft "
+        f"({len(differing)} ids differ; {len(target)} and {len(draft)} tokens)"
+    )
+
+
+def _require_same_encoding(target: "PreTrainedTokenizerBase", draft: "PreTrainedTokenizerBase") -> None:
+    for probe in PROBES:
+        ours, theirs = (tokenizer.encode(probe, add_special_tokens=False) for tokenizer in (target, draft))
+        if ours != theirs:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+            )
+            tails = [tokenizer.decode(ids[at : at + 3]) for tokenizer, ids in ((target, ours), (draft, theirs))]
+            raise ModelError(
+                f"The tokenizers cut text differently: in {probe!r} the target goes on with {tails[0]!r} where the "
+                f"draft goes on with {tails[1]!r}.",
+                CHOOSE,
+            )

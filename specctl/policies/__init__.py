@@ -1,0 +1,24 @@
+"""When to stop drafting. Pure Python on floats: no torch, no I/O.
+
+A policy is a dataclass: its public fields are its settings, with their bounds, and the only place where they are
+written down. Profiles, flags and calibration read them from here.
+"""
+
+from specctl.policies.adaedl import AdaEdl, MaxConfidence
+from specctl.policies.base import Signal, StoppingPolicy
+from specctl.policies.constant import Constant, NoDraft
+from specctl.policies.heuristic import Heuristic
+from specctl.policies.self_verify import SelfVerify
+from specctl.policies.svip import Svip
+
+POLICIES: dict[str, type[StoppingPolicy]] = {
+    "none": NoDraft,
+    "constant": Constant,
+    "heuristic": Heuristic,
+    "max-confidence": MaxConfidence,
+    "svip": Svip,
+    "adaedl": AdaEdl,
+    "self-verify": SelfVerify,
+}
+
+__all__ = ["POLICIES", "Signal", "StoppingPolicy"]

@@ -1,0 +1,7 @@
+"""Profiles: model pairs in TOML, found by name, merged, checked and explained."""
+
+from specctl.profile.resolution import ResolvedProfile, parse_policy, resolve
+from specctl.profile.schema import Profile
+from specctl.profile.writing import write_profile
+
+__all__ = ["Profile", "ResolvedProfile", "parse_policy", "resolve", "write_profile"]

@@ -1,0 +1,81 @@
+"""Where profiles live and how a name finds its file."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from specctl.errors import ProfileError
+from specctl.profile.wording import did_you_mean
+
+DEFAULT_PROFILE = "embedded"
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def packaged_directory() -> Path:
+    """The profiles that ship with the program: inside the wheel, beside the package in a source checkout."""
+    installed = _PACKAGE / "_profiles"
+    return installed if installed.is_dir() else _PACKAGE.parent / "profiles"
+
+
+def user_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where a user's own profiles are kept."""
+    config = environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "specctl" / "profiles"
+
+
+def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """The directories searched by name, nearest first."""
+    return [Path("profiles"), user_directory(environ), packaged_directory()]
+
+
+def available(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """Every profile that a name would find, sorted by name."""
+    found: dict[str, Path] = {}
+    for directory in directories(environ):
+        for path in directory.glob("*.toml"):
+            found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Path | None = None) -> Path:
+    """The file of a profile given by name or by path.
+
+    Args:
+        name: a path if it has a separator or ends in ``.toml``, else a name.
+        environ: tells the user's config directory.
+        extended_by: the profile whose ``extends`` says ``name``. Its own directory is searched first, relative paths
+            start there, and it never finds itself, so that a profile may extend the one that it shadows.
+
+    Raises:
+        ProfileError: there is no such file; names the nearest known profile.
+    """
+    if _is_path(name):
+        path = Path(name).expanduser()
+        if extended_by is not None:
+            path = extended_by.parent / path
+        if path.is_file():
+            return path
+        raise ProfileError(f"there is no profile file {display(path)}")
+    for path in _candidates(name, environ, extended_by):
+        if path.is_file() and not (extended_by is not None and path.samefile(extended_by)):
+            return path
+    raise ProfileError(f"there is no profile named '{name}'{did_you_mean(name, available(environ))}")
+
+
+def display(path: Path) -> str:
+    """A path as people write it: relative to here where it lies below, else absolute."""
+    absolute = path.absolute()
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml") or "/" in name or os.sep in name
+
+
+def _candidates(name: str, environ: Mapping[str, str], extended_by: Path | None) -> Iterator[Path]:
+    if extended_by is not None:
+        yield extended_by.parent / f"{name}.toml"
+    for directory in directories(environ):
+        yield directory / f"{name}.toml"

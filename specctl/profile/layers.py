@@ -1,0 +1,71 @@
+"""Values laid over each other, each remembering where it came from."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from specctl.profile.schema import DEFAULT_POLICY
+from specctl.profile.wording import Key
+
+_WHOLE_VALUES = {"device", "max_memory", "provenance"}
+"""Tables that are one value: half of one device map and half of another place no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Values from one source and where in it each of them stands."""
+
+    table: dict[str, Any]
+    place: Callable[[Key], str]
+
+
+@dataclass(slots=True)
+class Layers:
+    """What the layers laid so far amount to; the latest wins.
+
+    Attributes:
+        origins: where each key came from, tables included.
+    """
+
+    table: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Key, str] = field(default_factory=dict)
+
+    def lay(self, layer: Layer) -> None:
+        """Merge a layer on top, table by table. A policy table that names another policy replaces the one below."""
+        self._merge(self.table, layer.table, (), layer.place)
+
+    def drop(self, key: Key) -> None:
+        """Forget a top-level key."""
+        self.table.pop(key[0], None)
+        self._forget(key)
+
+    def origin(self, key: Key) -> str | None:
+        """Where a key, or the nearest table around it, came from."""
+        return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
+
+    def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
+        for name, value in above.items():
+            key = (*at, name)
+            old = below.get(name)
+            if isinstance(value, dict) and isinstance(old, dict) and not _replaces(name, value, old):
+                self._merge(old, value, key, place)
+            else:
+                self._forget(key)
+                below[name] = deepcopy(value)
+                self._remember(key, value, place)
+
+    def _forget(self, key: Key) -> None:
+        self.origins = {other: origin for other, origin in self.origins.items() if other[: len(key)] != key}
+
+    def _remember(self, key: Key, value: Any, place: Callable[[Key], str]) -> None:
+        self.origins[key] = place(key)
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                self._remember((*key, name), inner, place)
+
+
+def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:
+    if name == "policy":
+        return "name" in above and above["name"] != below.get("name", DEFAULT_POLICY)
+    return name in _WHOLE_VALUES

@@ -1,0 +1,88 @@
+"""Values from outside the profile file: the environment, ``--set`` and flags."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specctl.errors import ProfileError
+from specctl.profile.layers import Layer
+from specctl.profile.wording import Key, dotted
+
+ENVIRONMENT_PREFIX = "SPECCTL_"
+_NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG"}
+_FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none, so that words need no quotes."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """``SPECCTL_SAMPLING__TEMPERATURE=0.7`` and its like; a double underscore separates tables.
+
+    Raises:
+        ProfileError: two variables contradict each other in shape.
+    """
+    return _layer(
+        (_key(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")), parse_value(text), f"environment {name}")
+        for name, text in sorted(environ.items())
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in _NOT_KEYS
+    )
+
+
+def set_layer(overrides: Sequence[str]) -> Layer:
+    """``--set KEY=VALUE`` in the order given, the later winning.
+
+    Raises:
+        ProfileError: one of them is not of that form.
+    """
+    entries = []
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        parts = [part.strip() for part in name.split(".")]
+        if not equals or not all(parts):
+            raise ProfileError(f"--set {text}: expected KEY=VALUE", "For example: --set sampling.temperature=0.7")
+        entries.append((_key(parts), parse_value(value.strip()), "--set"))
+    return _layer(entries)
+
+
+def flag_layer(flags: Mapping[str, Any]) -> Layer:
+    """Values of command-line flags by dotted key; None is a flag that was not given."""
+    return _layer(
+        (_key(name.split(".")), value, f"flag {_FLAG_NAMES.get(name) or _flag_name(name)}")
+        for name, value in flags.items()
+        if value is not None
+    )
+
+
+def _flag_name(name: str) -> str:
+    return "--" + name.rpartition(".")[2].replace("_", "-")
+
+
+def _key(parts: Sequence[str]) -> Key:
+    return ("draft", *parts) if parts[0] == "policy" else tuple(parts)
+
+
+def _layer(entries: Iterable[tuple[Key, Any, str]]) -> Layer:
+    table: dict[str, Any] = {}
+    places: dict[Key, str] = {}
+    for key, value, place in entries:
+        inner = table
+        for depth, part in enumerate(key[:-1], start=1):
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                around = dotted(key[:depth])
+                raise ProfileError(f"{place}: {dotted(key)}: {around} is already given as a value, not a table")
+            places.setdefault(key[:depth], place)
+        inner[key[-1]] = value
+        places[key] = place
+
+    def place_of(key: Key) -> str:
+        return next(places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places)
+
+    return Layer(table, place_of)

@@ -1,0 +1,123 @@
+"""From a name and overrides to a checked profile whose every value knows its origin."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from specctl.errors import ProfileError
+from specctl.profile.discovery import DEFAULT_PROFILE, display, find
+from specctl.profile.document import Document, read
+from specctl.profile.layers import Layer, Layers
+from specctl.profile.overrides import environment_layer, flag_layer, parse_value, set_layer
+from specctl.profile.schema import Profile
+from specctl.profile.validation import check_policy, validate
+from specctl.profile.wording import Key, dotted
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedProfile:
+    """A checked profile and how it came about.
+
+    Attributes:
+        name: the name or path it was asked for by.
+        source: the profile file.
+        origins: for each dotted key where its value came from: ``file:line``, ``environment NAME``, ``--set``,
+            ``flag --NAME`` or ``default``.
+    """
+
+    name: str
+    source: Path
+    profile: Profile
+    origins: dict[str, str]
+
+
+def resolve(
+    name: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] = MappingProxyType({}),
+    environ: Mapping[str, str] = os.environ,
+) -> ResolvedProfile:
+    """Find a profile, lay overrides over it and check the result. Flags win over ``--set``, that over the environment.
+
+    Args:
+        name: a name or a path; without it ``SPECCTL_PROFILE``, else the embedded family.
+        overrides: ``KEY=VALUE`` texts of ``--set``.
+        flags: values by dotted key; None counts as not given. A table such as ``parse_policy`` returns is a value too.
+        environ: ``SPECCTL_`` variables are overrides.
+
+    Raises:
+        ProfileError: it cannot be found or read, or is wrong; every mistake is listed.
+    """
+    name = name or environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE
+    source = find(name, environ)
+    layers = Layers()
+    for document in reversed(list(_chain(source, environ))):
+        layers.drop(("provenance",))  # it tells how one file came about, not those that extend it
+        table = {key: value for key, value in document.table.items() if key != "extends"}
+        layers.lay(Layer(table, document.place))
+    for layer in (environment_layer(environ), set_layer(overrides), flag_layer(flags)):
+        layers.lay(layer)
+    profile = validate(layers.table, lambda key: layers.origin(key) or display(source), f"profile '{name}'")
+    origins = {dotted(key): layers.origins.get(key, "default") for key in _leaves(profile.model_dump())}
+    return ResolvedProfile(name, source, profile, origins)
+
+
+def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
+    """``NAME[:KEY=VALUE,...]`` as a policy table holding the name and the settings given.
+
+    Args:
+        text: for example ``svip:threshold=0.4,max_draft=20``.
+        place: what messages call the source of the text.
+
+    Raises:
+        ProfileError: it is not of that form, or the policy or its settings are wrong.
+    """
+    name, _, settings = text.partition(":")
+    policy: dict[str, Any] = {"name": name.strip()}
+    for setting in settings.split(",") if settings else []:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip() or key.strip() == "name":
+            raise ProfileError(f"{place} {text}: expected NAME:KEY=VALUE,...", "For example: svip:threshold=0.4")
+        policy[key.strip()] = parse_value(value.strip())
+    check_policy(policy, f"{place} {text}")
+    return policy
+
+
+def _chain(source: Path, environ: Mapping[str, str]) -> Iterator[Document]:
+    """A profile file and those it extends, each followed by its parent."""
+    seen: list[Path] = []
+    path: Path | None = source
+    while path is not None:
+        seen.append(path.resolve())
+        document = read(path)
+        yield document
+        path = _parent(document, seen, environ)
+
+
+def _parent(document: Document, seen: list[Path], environ: Mapping[str, str]) -> Path | None:
+    name = document.table.get("extends")
+    if name is None:
+        return None
+    place = f"{document.place(('extends',))}: extends"
+    if not isinstance(name, str):
+        raise ProfileError(f"{place}: must be the name or path of one profile")
+    try:
+        parent = find(name, environ, extended_by=document.path)
+    except ProfileError as error:
+        raise ProfileError(f"{place}: {error.message}") from error
+    if parent.resolve() in seen:
+        circle = [*seen[seen.index(parent.resolve()) :], parent]
+        raise ProfileError(f"{place}: profiles extend each other in a circle: {' -> '.join(p.stem for p in circle)}")
+    return parent
+
+
+def _leaves(table: dict[str, Any], at: Key = ()) -> Iterator[Key]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*at, name))
+        else:
+            yield (*at, name)

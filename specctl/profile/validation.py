@@ -1,0 +1,168 @@
+"""From a merged table to a `Profile`, or to every mistake in it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from specctl.errors import ProfileError
+from specctl.policies import POLICIES
+from specctl.profile.policy_settings import setting_names, settings_model
+from specctl.profile.schema import DEFAULT_POLICY, Profile
+from specctl.profile.wording import Key, did_you_mean, dotted, shown
+
+Mistakes = dict[Key, str]
+
+
+def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> Profile:
+    """Check a merged table and fill in every default, those of its policies included.
+
+    Args:
+        table: completed in place with the settings of its policies.
+        place: where a key came from, for messages.
+        name: what messages call the profile.
+
+    Raises:
+        ProfileError: lists every mistake with its place, key, value and what is allowed.
+    """
+    mistakes: Mistakes = {}
+    for key, draft in _drafts(table):
+        mistakes |= _complete_policy(draft, (*key, "policy"))
+    try:
+        profile = Profile.model_validate(table)
+    except ValidationError as error:
+        mistakes = _mistakes(error, table, (), _unknown_key) | mistakes
+    else:
+        if not mistakes:
+            return profile
+    raise ProfileError(_listing(mistakes, place, name))
+
+
+def check_policy(policy: dict[str, Any], place: str) -> None:
+    """Check a table of one policy's name and settings.
+
+    Raises:
+        ProfileError: lists every mistake.
+    """
+    if mistakes := _complete_policy({"policy": dict(policy)}, ()):
+        raise ProfileError(_listing(mistakes, lambda _: place, "policy"))
+
+
+def _drafts(table: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
+    key: Key = ("draft",)
+    draft = table.get("draft")
+    while isinstance(draft, dict):
+        yield key, draft
+        key, draft = (*key, "draft"), draft.get("draft")
+
+
+def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
+    """Check the policy of a draft table and fill in its settings; shapes are the schema's to judge."""
+    policy = draft.get("policy", {})
+    if not isinstance(policy, dict) or not isinstance(name := policy.get("name", DEFAULT_POLICY), str):
+        return {}
+    if name not in POLICIES:
+        return {(*key, "name"): f"{shown(name)} is no policy{did_you_mean(name, POLICIES)}"}
+    given = {setting: value for setting, value in policy.items() if setting != "name"}
+    try:
+        settings = settings_model(name).model_validate(given).model_dump()
+    except ValidationError as error:
+        return _mistakes(error, given, key, lambda unknown: _unknown_setting(name, unknown[-1]))
+    try:
+        POLICIES[name](**settings)
+    except ValueError as error:
+        return {key: str(error)}
+    draft["policy"] = {"name": name, **settings}
+    return {}
+
+
+def _mistakes(error: ValidationError, table: dict[str, Any], at: Key, unknown: Callable[[Key], str]) -> Mistakes:
+    """One message for each wrong key. Of a union pydantic reports every alternative: one that fits down to a deeper
+    key tells more than those that do not fit at all.
+    """
+    messages: dict[Key, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        key = tuple(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            message = unknown(key)
+        elif detail["type"] == "missing":
+            message = "is required"
+        else:
+            key = _known_part(detail, table)
+            message = _value_message(detail)
+        messages.setdefault((*at, *key), []).append(message)
+    return {
+        key: _joined(dict.fromkeys(alternatives))
+        for key, alternatives in messages.items()
+        if not any(other[: len(key)] == key and other != key for other in messages)
+    }
+
+
+def _known_part(detail: ErrorDetails, table: dict[str, Any]) -> Key:
+    """The location without the names pydantic adds for the alternatives of a union."""
+    value: Any = table
+    key: Key = ()
+    for part in detail["loc"]:
+        if part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int):
+            value = value[part]
+            key = (*key, str(part))
+    return key
+
+
+def _value_message(detail: ErrorDetails) -> str:
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if "valid dictionary" in message:
+        message = "must be a table"
+    value = detail["input"]
+    if detail["type"] == "literal_error" and isinstance(value, str):
+        expected = detail["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        message += did_you_mean(value, expected).partition(" (known")[0]
+    return f"{shown(value)} {message.replace('a valid integer', 'an integer').replace('a valid ', 'a ')}"
+
+
+def _joined(messages: dict[str, None]) -> str:
+    first, *rest = messages
+    return " or ".join([first, *(message.partition("must be ")[2] or message for message in rest)])
+
+
+def _unknown_key(key: Key) -> str:
+    *around, word = key
+    model = _model_at(tuple(around))
+    known = list(model.model_fields) if model else []
+    elsewhere = [dotted(other) for other in _all_keys(Profile) if other[-1] == word]
+    if elsewhere:
+        return f"unknown key; did you mean {' or '.join(elsewhere)}? (known here: {', '.join(known)})"
+    return f"unknown key{did_you_mean(word, known)}"
+
+
+def _unknown_setting(policy: str, word: str) -> str:
+    others = [name for name in POLICIES if word in setting_names(name)]
+    note = f"; it is one of {', '.join(others)}" if others else ""
+    return f"unknown setting of {policy}{note}{did_you_mean(word, ['name', *setting_names(policy)])}"
+
+
+def _table_of(annotation: Any) -> type[BaseModel] | None:
+    alternatives = [annotation, *get_args(annotation)]
+    return next((a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)), None)
+
+
+def _model_at(key: Key) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = Profile
+    for part in key:
+        model = _table_of(model.model_fields[part].annotation) if model and part in model.model_fields else None
+    return model
+
+
+def _all_keys(model: type[BaseModel], at: Key = ()) -> Iterator[Key]:
+    for name, field in model.model_fields.items():
+        inner = _table_of(field.annotation)
+        if inner is None:
+            yield (*at, name)
+        elif inner is not model:
+            yield from _all_keys(inner, (*at, name))
+
+
+def _listing(mistakes: Mistakes, place: Callable[[Key], str], name: str) -> str:
+    lines = [f"{place(key)}: {dotted(key)}: {message}" for key, message in mistakes.items()]
+    return lines[0] if len(lines) == 1 else "\n  ".join([f"{name}: {len(lines)} mistakes", *lines])

@@ -1,0 +1,52 @@
+"""Profiles as TOML text."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from specctl.errors import ProfileError
+from specctl.profile.discovery import display
+from specctl.profile.resolution import ResolvedProfile
+from specctl.profile.wording import Key, dotted
+
+
+def write_profile(path: Path, table: Mapping[str, Any], *, overwrite: bool = False) -> None:
+    """Write a profile file, creating its directory.
+
+    Raises:
+        ProfileError: the file exists and ``overwrite`` is false, or it cannot be written.
+    """
+    text = tomli_w.dumps(table)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ProfileError(f"{display(path)} exists already", "Choose another name, or allow overwriting.") from error
+    except OSError as error:
+        raise ProfileError(f"{display(path)}: cannot be written: {error.strerror}") from error
+
+
+def annotated(resolved: ResolvedProfile) -> str:
+    """The resolved profile as TOML, each value followed by a comment that tells its origin. Unset keys are left out."""
+    lines: list[str] = []
+    _write_table(lines, resolved.profile.model_dump(exclude_none=True), (), resolved.origins)
+    return "\n".join(lines) + "\n"
+
+
+def _write_table(lines: list[str], table: dict[str, Any], at: Key, origins: dict[str, str]) -> None:
+    tables = {name: value for name, value in table.items() if isinstance(value, dict) and value}
+    if at and (len(tables) < len(table) or not table):
+        lines += ["", f"[{dotted(at)}]"]
+    for name, value in table.items():
+        if name not in tables:
+            assignment = tomli_w.dumps({name: value}).rstrip("\n")
+            lines.append(f"{assignment}  # {_comment(origins[dotted((*at, name))])}")
+    for name, inner in tables.items():
+        _write_table(lines, inner, (*at, name), origins)
+
+
+def _comment(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,1 @@
+"""Rich views of records; nothing here knows a model."""

@@ -1,0 +1,30 @@
+"""A spinner for the time before anything can be shown."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from specctl.terminal.tail import one_line
+
+
+@contextmanager
+def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
+    """Show a message with a spinner and the elapsed time while the block runs; silent where nobody watches.
+
+    Yields a function that replaces the message.
+    """
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    with Progress(
+        SpinnerColumn(),
+        text,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not console.is_interactive,
+    ) as progress:
+        task = progress.add_task(one_line(message), total=None)
+        yield lambda now: progress.update(task, description=one_line(now))

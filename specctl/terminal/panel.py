@@ -1,0 +1,112 @@
+"""The panel that shows a generation while it runs."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.segment import Segment, Segments
+from rich.text import Text
+
+from specctl.metrics import Metrics
+from specctl.records import Round
+from specctl.terminal.figures import column, flow, running_figures
+from specctl.terminal.strip import strip
+from specctl.terminal.tail import ORIGIN_STYLES, Origin, Piece, TextTail, one_line
+
+KEPT_ROUNDS = 64
+FIGURES_WIDTH = 36
+"""Cells of the figures' column where it stands beside the strip."""
+_FRAME = 4
+_SIDE_BY_SIDE = (72, 14)
+_SMALLEST_FRAMED = (12, 5)
+_MOST_BARS = 5
+_GAP = "   "
+
+
+class GenerationPanel:
+    """Draws the text with its origins, the last rounds and the running figures in whatever room there is.
+
+    One thread may call `add` while another draws: rounds wait in a queue until the next drawing takes them in.
+
+    Attributes:
+        drawn_width: width of the last drawing in cells; 0 before the first.
+        drawn_height: its height in rows.
+    """
+
+    def __init__(self, title: str, policy: str, prompt: str, max_new_tokens: int) -> None:
+        self.heading = Text.assemble((one_line(title), "not dim bold"), (f" · {one_line(policy)}", "dim"))
+        self.drawn_width = 0
+        self.drawn_height = 0
+        self._max_new_tokens = max_new_tokens
+        self._arrived: deque[tuple[Round, Sequence[Piece]]] = deque()
+        self._tail = TextTail(prompt)
+        self._rounds: deque[Round] = deque(maxlen=KEPT_ROUNDS)
+        self._metrics = Metrics()
+
+    def add(self, round_: Round, pieces: Sequence[Piece]) -> None:
+        self._arrived.append((round_, tuple(pieces)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self._take_in(console)
+        width, height = options.max_width, _panel_height(console.height)
+        if width < _SMALLEST_FRAMED[0] or height < _SMALLEST_FRAMED[1]:
+            body = self._tail.lines(console, max(2, width), height)
+            self.drawn_width, self.drawn_height = width, len(body)
+            yield _block(body)
+            return
+        panel, self.drawn_height = self._framed(console, width - _FRAME, height - 2)
+        self.drawn_width = width
+        yield panel
+
+    def _take_in(self, console: Console) -> None:
+        while self._arrived:
+            round_, pieces = self._arrived.popleft()
+            self._metrics.add_round(round_)
+            self._rounds.append(round_)
+            self._tail.append(console, pieces)
+
+    def _framed(self, console: Console, width: int, height: int) -> tuple[Panel, int]:
+        below = self._below(width, height)
+        rule: list[RenderableType] = [Rule(style="dim")] if height >= 10 else []
+        text = self._tail.lines(console, width, height - len(below) - len(rule))
+        for line in below:
+            line.truncate(width, overflow="ellipsis")
+        panel = Panel(
+            Group(_block(text), *rule, *below),
+            title=self.heading,
+            title_align="left",
+            subtitle=_legend(),
+            subtitle_align="right",
+            border_style="dim",
+        )
+        return panel, len(text) + len(rule) + len(below) + 2
+
+    def _below(self, width: int, height: int) -> list[Text]:
+        """Figures and strip: beside each other where there is room, else one above the other."""
+        rounds = list(self._rounds)
+        threshold = rounds[-1].threshold if rounds else None
+        figures = running_figures(self._metrics, self._max_new_tokens, threshold)
+        if width >= _SIDE_BY_SIDE[0] and height >= _SIDE_BY_SIDE[1]:
+            right = strip(rounds, len(figures), width - FIGURES_WIDTH - len(_GAP))
+            right += [Text()] * (len(figures) - len(right))
+            return [Text(_GAP).join(pair) for pair in zip(column(figures, FIGURES_WIDTH), right, strict=True)]
+        room = max(1, height // 2)
+        lines = flow(figures, width)[: max(1, room - 1)]
+        return lines + strip(rounds, min(_MOST_BARS, room - len(lines)), width)
+
+
+def _block(lines: Sequence[Sequence[Segment]]) -> Segments:
+    return Segments([segment for line in lines for segment in (*line, Segment.line())])
+
+
+def _legend() -> Text:
+    return Text(" · ", style="dim").join(
+        Text(origin.value, style=f"not dim {ORIGIN_STYLES[origin]}") for origin in Origin
+    )
+
+
+def _panel_height(console_height: int) -> int:
+    """Rows the panel may take: one less than the screen, so that it never scrolls, and on a tall one two thirds."""
+    return max(1, min(console_height - 1, max(22, console_height * 2 // 3)))

@@ -1,0 +1,66 @@
+"""The last rounds as little bars of accepted out of drafted."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from rich.text import Text
+
+from specctl.records import Round
+
+ACCEPTED, DISCARDED = "█", "▒"
+COLUMN_WIDTH = 64
+"""Room a column of rounds needs before a second one is worth having, in cells."""
+_LABEL_WIDTH = len(" 40/40 max_draft")
+
+
+def strip(rounds: Sequence[Round], rows: int, width: int) -> list[Text]:
+    """Lines, each ``width`` cells, that show the last rounds, newest last; several columns where there is room."""
+    columns = max(1, width // COLUMN_WIDTH)
+    column_width = width // columns
+    shown = rounds[-rows * columns :] if rows > 0 else []
+    index_width = len(str(shown[-1].index + 1)) if shown else 0
+    scale = _common_scale(shown, max(4, column_width - index_width - 2 - _LABEL_WIDTH))
+    cells = [_entry(round_, index_width, scale, column_width) for round_ in shown]
+    height = min(rows, len(cells))
+    return [_fitted(Text().join(cells[row::height]), width) for row in range(height)]
+
+
+def bar(round_: Round, scale: float = 1.0) -> Text:
+    """One cell per drafted token times ``scale``; in a hierarchy a gap parts what each inner round handed up."""
+    length = max(1, round(round_.drafted * scale)) if round_.drafted else 0
+    accepted = length if round_.fully_accepted else min(round(round_.accepted * scale), length - 1)
+    handed_up = accumulate(len(inner.emitted) for inner in round_.inner)
+    cuts = {cut for tokens in handed_up if 0 < (cut := round(tokens * scale)) < length}
+    segments = [
+        Text.assemble(
+            (ACCEPTED * (min(end, accepted) - min(start, accepted)), "green"),
+            (DISCARDED * (max(end, accepted) - max(start, accepted)), "dim"),
+        )
+        for start, end in pairwise(sorted({0, length} | cuts))
+    ]
+    return Text(" ").join(segments)
+
+
+def _common_scale(rounds: Sequence[Round], room: int) -> float:
+    def scale(round_: Round) -> float:
+        gaps = max(0, len(round_.inner) - 1)
+        return max(room - gaps, (room + 1) // 2) / round_.drafted
+
+    return min((scale(round_) for round_ in rounds if round_.drafted), default=1.0, key=lambda value: min(value, 1.0))
+
+
+def _entry(round_: Round, index_width: int, scale: float, width: int) -> Text:
+    stop = round_.stop.value if round_.stop else "target only"
+    entry = Text.assemble(
+        (f"{round_.index + 1:>{index_width}} ", "dim"),
+        bar(round_, min(scale, 1.0)),
+        " " if round_.drafted else "",
+        f"{round_.accepted}/{round_.drafted} ",
+        (stop, "dim"),
+    )
+    return _fitted(entry, width)
+
+
+def _fitted(text: Text, width: int) -> Text:
+    text.truncate(width, overflow="crop", pad=True)
+    return text

@@ -1,0 +1,136 @@
+"""The end of a growing text, laid out in lines that stay put while the text grows."""
+
+import unicodedata
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.segment import Segment
+from rich.text import Text
+
+KEPT_LINES = 256
+KEPT_PIECES = 4096
+KEPT_CHARS = 8192
+
+
+class Origin(StrEnum):
+    """Where a piece of the generated text comes from; text of a target without a draft counts as bonus."""
+
+    ACCEPTED = "accepted"
+    CORRECTION = "correction"
+    BONUS = "bonus"
+
+
+# Each differs from the others without colour too, for NO_COLOR.
+ORIGIN_STYLES = {Origin.ACCEPTED: "green", Origin.CORRECTION: "yellow underline", Origin.BONUS: "bold cyan"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text that a group of newly emitted tokens of one origin added; may be empty."""
+
+    text: str
+    origin: Origin
+
+
+class _Printable(dict[int, str]):
+    """Translation of characters that could command a terminal or whose width terminals disagree on."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        category = unicodedata.category(char)
+        if code < 0x20:
+            shown = chr(0x2400 + code)
+        elif category in ("Cc", "Cs", "Co", "Cn"):
+            shown = "\N{REPLACEMENT CHARACTER}"
+        elif category in ("Zl", "Zp"):
+            shown = "\n"
+        elif category == "Cf" or 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF:
+            shown = ""
+        else:
+            shown = char
+        self[code] = shown
+        return shown
+
+
+_PRINTABLE = _Printable({ord("\n"): "\n", ord("\r"): "", ord("\t"): "    "})
+
+
+def printable(text: str) -> str:
+    """The text without anything a terminal would obey; line feeds are the only controls left.
+
+    Control characters become visible symbols, tabs four spaces; bidirectional and other format characters and
+    variation selectors vanish, lone surrogates become U+FFFD.
+    """
+    return text.translate(_PRINTABLE)
+
+
+def one_line(text: str) -> str:
+    """`printable` with line feeds turned into spaces."""
+    return printable(text).replace("\n", " ")
+
+
+class TextTail:
+    """The last lines of a text that only grows.
+
+    A finished line is laid out and rendered once; so neither adding nor drawing costs more as the text gets longer.
+    What lies further back than a screen is forgotten.
+
+    Args:
+        prompt: what comes before the generated text; drawn dim.
+    """
+
+    def __init__(self, prompt: str) -> None:
+        self._kept = deque([(prompt[-KEPT_CHARS:], "dim")], maxlen=KEPT_PIECES)
+        self._lines: deque[list[Segment]] = deque(maxlen=KEPT_LINES)
+        self._open = Text()
+        self._width = 0
+
+    def append(self, console: Console, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            kept = (piece.text[-KEPT_CHARS:], ORIGIN_STYLES[piece.origin])
+            self._kept.append(kept)
+            if self._width:
+                self._write(console, *kept)
+
+    def lines(self, console: Console, width: int, rows: int) -> list[list[Segment]]:
+        """At most ``rows`` last lines, each exactly ``width`` cells wide (2 or more; ``rows`` 1 or more)."""
+        if width != self._width:
+            self._width = width
+            self._lines.clear()
+            self._open = Text()
+            for text, style in self._kept:
+                self._write(console, text, style)
+        finished = list(self._lines)[-(rows - 1) :] if rows > 1 else []
+        return [*finished, self._rendered(console, self._open)]
+
+    def _write(self, console: Console, text: str, style: str) -> None:
+        for number, part in enumerate(printable(text).split("\n")):
+            if number:
+                self._finish(console, self._open)
+                self._open = Text()
+            for start in range(0, len(part), self._width):
+                self._open.append(part[start : start + self._width], style)
+                self._break_lines(console)
+
+    def _break_lines(self, console: Console) -> None:
+        # The length counts too: zero-width characters would otherwise pile up on a line without end.
+        limit = 4 * self._width
+        while len(self._open) > limit or cell_len(self._open.plain) > self._width:
+            line, self._open = self._open.divide([_break_position(self._open.plain[:limit], self._width)])
+            self._finish(console, line)
+
+    def _finish(self, console: Console, line: Text) -> None:
+        self._lines.append(self._rendered(console, line))
+
+    def _rendered(self, console: Console, line: Text) -> list[Segment]:
+        return Segment.adjust_line_length(list(Segment.simplify(line.render(console))), self._width)
+
+
+def _break_position(text: str, width: int) -> int:
+    fitting = next(map(len, chop_cells(text, width)), len(text))
+    after_space = text.rfind(" ", 0, fitting + 1) + 1
+    return after_space if text[:after_space].strip() else fitting

@@ -1,0 +1,90 @@
+"""Synthetic results with exact times, for tests of what is computed from them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from specctl.benchmark.results import Costs, Entrant, Header, RoundFacts, Run, RunSet, Turn
+
+DRAFT_MS, TARGET_MS, PREFILL_MS = 2.0, 10.0, 5.0
+Shape = tuple[int, int, str]
+"""A round: drafted, accepted, stop reason."""
+
+
+def entrant(label: str, name: str | None = None, kind: Any = "policy", **settings: Any) -> Entrant:
+    return Entrant(label, kind, name or label, settings)
+
+
+def drafted_run(
+    label: str, prompt: str, shapes: Iterable[Shape], *, slowdown: float = 1.0, other_ms: float = 0.0, **changes: Any
+) -> Run:
+    """Rounds that cost DRAFT_MS a draft and TARGET_MS a pass, times ``slowdown``, plus ``other_ms`` in all."""
+    rounds = tuple(
+        RoundFacts(drafted, accepted, stop, None, DRAFT_MS * drafted * slowdown, TARGET_MS * slowdown)
+        for drafted, accepted, stop in shapes
+    )
+    return _run(label, prompt, rounds, sum(round_.accepted + 1 for round_ in rounds), other_ms, **changes)
+
+
+def plain_run(prompt: str, count: int, label: str = "none", slowdown: float = 1.0, **changes: Any) -> Run:
+    """Target-only decoding: a pass a token."""
+    rounds = tuple(RoundFacts(0, 0, None, None, 0.0, TARGET_MS * slowdown) for _ in range(count))
+    return _run(label, prompt, rounds, count, 0.0, **changes)
+
+
+def peer_run(label: str, prompt: str, count: int, decode_ms: float, **changes: Any) -> Run:
+    return _run(label, prompt, (), count, decode_ms, **changes)
+
+
+def _run(
+    label: str,
+    prompt: str,
+    rounds: tuple[RoundFacts, ...],
+    count: int,
+    other_ms: float,
+    category: str = "all",
+    repeat: int = 0,
+    length: int = 64,
+    tokens: Sequence[int] | None = None,
+    difference: Any = None,
+) -> Run:
+    decode_ms = sum(round_.draft_ms + round_.verify_ms for round_ in rounds) + other_ms
+    first_ms = rounds[0].draft_ms + rounds[0].verify_ms if rounds else decode_ms
+    turn = Turn(
+        prompt_tokens=7,
+        tokens=tuple(tokens if tokens is not None else range(count)),
+        text="",
+        finish_reason="length",
+        prefill_ms=PREFILL_MS,
+        first_token_ms=PREFILL_MS + first_ms,
+        total_ms=PREFILL_MS + decode_ms,
+        target_forwards=len(rounds),
+        draft_forwards=sum(round_.drafted for round_ in rounds),
+        rounds=rounds,
+    )
+    return Run(label, prompt, category, repeat, length, (turn,), difference)
+
+
+def run_set(
+    entrants: Sequence[Entrant],
+    runs: Sequence[Run],
+    *,
+    temperature: float = 0.0,
+    costs: Costs | None = None,
+    oracle: dict[str, int] | None = None,
+    lengths: Sequence[int] = (64,),
+    prompts: int | None = None,
+) -> RunSet:
+    header = Header(
+        created="2026-01-02T03:04:05+00:00",
+        argv=["specctl", "bench"],
+        versions={"specctl": "0.1.0", "torch": "2.13.0"},
+        devices={"target": "cpu", "draft": "cpu"},
+        profile={"target": {"model": "big"}, "draft": {"model": "small"}},
+        suite={"name": "embedded", "sha256": "0" * 64, **({"count": prompts} if prompts else {})},
+        sampling={"temperature": temperature, "max_new_tokens": 64},
+        entrants=list(entrants),
+        repeats=1,
+        lengths=list(lengths),
+        oracle=oracle is not None,
+    )
+    return RunSet(header, list(runs), costs, oracle or {})

@@ -1,0 +1,137 @@
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from factory import drafted_run, entrant, peer_run, plain_run, run_set
+from test_tables import ENTRANTS, ROUNDS, some_runs
+
+from specctl.benchmark.drawing import looks
+from specctl.benchmark.figures import pareto
+from specctl.benchmark.report import write_report
+from specctl.benchmark.results import Costs, Difference, Run, RunSet
+from specctl.errors import UsageError
+
+pytest.importorskip("matplotlib")
+
+VOID = {"meta", "img", "br"}
+ALWAYS = {
+    "speedup-by-category",
+    "lengths-by-category",
+    "verification-discard",
+    "accepted-lengths",
+    "draft-length-over-rounds",
+    "wall-time",
+}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order and keeps every address the page points to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def full() -> RunSet:
+    entrants = [
+        entrant("none"),
+        entrant("svip:0.3", "svip", threshold=0.3, cap=40),
+        entrant("svip:0.6", "svip", threshold=0.6, cap=40),
+        entrant("hf", kind="peer"),
+    ]
+    runs: list[Run] = []
+    for length in (64, 128):
+        for number in range(4):
+            where = {"category": f"kind <{number % 2}>", "length": length}
+            prompt = f"p{number}"
+            runs += [
+                plain_run(prompt, 9 + number, **where),
+                drafted_run("svip:0.3", prompt, ROUNDS * (number + 1), **where),
+                drafted_run("svip:0.6", prompt, [*ROUNDS, (8, 3, "budget")], other_ms=number, **where),
+                peer_run("hf", prompt, 9, 45.0, **where),
+            ]
+    return run_set(entrants, runs, temperature=0.5, costs=Costs(1.9, {1: 9.0, 8: 10.0}), lengths=(64, 128))
+
+
+def test_a_whole_report(tmp_path: Path) -> None:
+    written = write_report(full(), tmp_path / "new" / "folder")
+    names = {f"{name}.{kind}" for name in {*ALWAYS, "speedup-by-length"} for kind in ("png", "svg")}
+    assert {path.name for path in written} == names | {"report.md", "report.html"}
+    assert all(path.stat().st_size > 1000 for path in written)
+    html = Page((tmp_path / "new" / "folder" / "report.html").read_text(encoding="utf-8"))
+    assert len(html.addresses) == 7
+    assert all(address.startswith("data:image/png;base64,") for address in html.addresses)
+    markdown = (tmp_path / "new" / "folder" / "report.md").read_text(encoding="utf-8")
+    assert "not drawn" not in markdown
+    assert all(f"({name})" in markdown for name in names if name.endswith("png"))
+
+
+def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
+    first = {path.name: path.read_bytes() for path in write_report(full(), tmp_path / "one")}
+    assert first == {path.name: path.read_bytes() for path in write_report(full(), tmp_path / "two")}
+
+
+def test_figures_without_data_are_left_out_and_say_why(tmp_path: Path) -> None:
+    runs = [peer_run("hf", prompt, 9, 45.0) for prompt in "ab"]
+    written = {path.name for path in write_report(run_set(ENTRANTS, runs), tmp_path)}
+    assert written == {"report.md", "report.html"}
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert markdown.count("not drawn") == 7
+    assert "Speedup by category: not drawn, no entrant shares a prompt with none." in markdown
+
+
+def test_a_single_prompt_is_enough_for_most_figures(tmp_path: Path) -> None:
+    written = {path.stem for path in write_report(run_set(ENTRANTS, some_runs("a")), tmp_path)}
+    assert written == {"report"} | ALWAYS
+
+
+def test_a_difference_comes_first_in_the_report(tmp_path: Path) -> None:
+    noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
+    runs = [*some_runs("a"), drafted_run("svip", "<b>$x$_", ROUNDS, difference=noted, category="$\\frac$")]
+    write_report(run_set(ENTRANTS, runs), tmp_path)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").split("## ")[1].startswith("GREEDY OUTPUT DIFFERS")
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    Page(html)
+    assert html.index('<section class="alarm">') < html.index("<section>")
+    assert "&lt;b&gt;$x$_" in html
+
+
+def test_no_runs_no_report(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no finished run"):
+        write_report(run_set(ENTRANTS, []), tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write the report"):
+        write_report(run_set(ENTRANTS, some_runs("a")), tmp_path / "file" / "folder")
+
+
+def test_without_matplotlib_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"specctl\[report\]"):
+        write_report(full(), tmp_path)
+
+
+def test_the_pareto_front() -> None:
+    assert pareto([(0.2, 0.5), (0.4, 0.3), (0.4, 0.5), (0.2, 0.6), (0.5, 0.3)]) == [0, 1]
+    assert pareto([(1.0, 1.0), (1.0, 1.0)]) == [0, 1]
+
+
+def test_settings_of_one_policy_share_a_hue_and_the_baseline_is_grey() -> None:
+    look = looks([entrant("none"), entrant("a", "svip"), entrant("b", "svip"), entrant("c", "adaedl")])
+    assert len({seen.colour for seen in look.values()}) == 4
+    assert look["a"].marker == look["b"].marker != look["c"].marker
+    assert len({look["none"].colour[start : start + 2] for start in (1, 3, 5)}) == 1

@@ -1,0 +1,201 @@
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from factory import drafted_run, entrant, peer_run, plain_run, run_set
+from rich.console import Console
+
+from specctl.benchmark.digest import compare
+from specctl.benchmark.results import Difference, Run, RunSet, header_line, read_results, run_line
+from specctl.benchmark.tables import Table, as_json, as_markdown, as_text, tables
+from specctl.terminal.bench import BenchProgress, print_tables
+
+ENTRANTS = [entrant("none"), entrant("svip", threshold=0.3), entrant("hf", kind="peer")]
+ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
+
+
+def some_runs(prompts: str = "abcd") -> list[Run]:
+    return [
+        run
+        for prompt in prompts
+        for category in ["odd" if ord(prompt) % 2 else "even"]
+        for run in (
+            plain_run(prompt, 9, category=category),
+            drafted_run("svip", prompt, ROUNDS, category=category),
+            peer_run("hf", prompt, 9, 45.0, category=category),
+        )
+    ]
+
+
+def titled(results: RunSet, title: str) -> Table:
+    return next(table for table in tables(results) if table.title == title)
+
+
+def test_speed_in_one_line_per_entrant() -> None:
+    assert titled(run_set(ENTRANTS, some_runs()), "Speed").rows == (
+        ("none", "4", "4", "94.7", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]", "15.0", "0"),
+        ("svip", "4", "4", "152.5", "1.61 [1.61, 1.61]", "1.61 [1.61, 1.61]", "25.0", "0"),
+        ("hf", "4", "4", "180.0", "1.90 [1.90, 1.90]", "1.90 [1.90, 1.90]", "50.0", "0"),
+    )
+
+
+def test_what_cannot_be_known_is_a_dash() -> None:
+    rows = titled(run_set(ENTRANTS, some_runs()), "Drafting").rows
+    assert rows[1] == ("svip", "50.0%", "3.00", "0.333", "0.667", "0.500", "4.00 ± 1.41", "2.00 ± 2.16")
+    assert set(rows[2][1:]) == {"-"}
+
+
+def test_a_single_prompt_has_values_without_intervals_and_no_tables_of_parts() -> None:
+    results = run_set(ENTRANTS, some_runs("a"))
+    assert [row[4] for row in titled(results, "Speed").rows] == ["1.00", "1.61", "1.90"]
+    assert not {"By category", "By length limit"} & {table.title for table in tables(results)}
+
+
+def test_parts_where_there_are_several() -> None:
+    runs = [replace(run, length=length) for run in some_runs() for length in (64, 128)]
+    results = run_set(ENTRANTS, runs, lengths=(64, 128))
+    assert [row[:3] for row in titled(results, "By category").rows][:4] == [
+        ("odd", "none", "2"),
+        ("odd", "svip", "2"),
+        ("odd", "hf", "2"),
+        ("even", "none", "2"),
+    ]
+    assert [row[0] for row in titled(results, "By length limit").rows] == ["64"] * 3 + ["128"] * 3
+
+
+def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None:
+    whole = run_set(ENTRANTS, some_runs(), prompts=4)
+    lines = [json.dumps(line) + "\n" for line in (header_line(whole.header), *map(run_line, whole.runs[:5]))]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(lines) + '{"kind": "run", "entr', encoding="utf-8")
+    speed = titled(read_results(path), "Speed")
+    assert [row[1] for row in speed.rows] == ["2", "2", "1"]
+    assert speed.rows[2][4] == "1.90"
+    assert speed.note.endswith("Unfinished: 5 of 12 runs.")
+
+
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    whole = run_set(ENTRANTS, some_runs())
+    path = tmp_path / "results.jsonl"
+    lines = [json.dumps(line) for line in (header_line(whole.header), *map(run_line, whole.runs))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    first, second = read_results(path), read_results(path)
+    assert as_text(tables(first)) == as_text(tables(second)) == as_text(tables(whole))
+    assert json.dumps(as_json(first)) == json.dumps(as_json(second))
+
+
+def test_no_runs_at_all() -> None:
+    empty = run_set(ENTRANTS, [])
+    assert titled(empty, "Speed").rows == ()
+    assert json.loads(json.dumps(as_json(empty)))["overall"] == []
+
+
+def test_json_holds_numbers() -> None:
+    document = json.loads(json.dumps(as_json(run_set(ENTRANTS, some_runs()))))
+    svip = document["overall"][1]
+    assert svip["speedup"]["of_totals"] == {"value": 1.610169, "low": 1.610169, "high": 1.610169}
+    assert svip["draft_length"] == {"mean": 4.0, "sd": 1.414214}
+    assert document["overall"][2]["acceptance_rate"] is None
+    assert document["cost_model"]["r_squared"] == 1.0
+    assert document["provenance"]["suite"]["name"] == "embedded"
+    assert list(document["by_category"]) == ["odd", "even"]
+
+
+def test_all_the_same_is_said_in_one_line() -> None:
+    table = titled(run_set(ENTRANTS, some_runs()), "Greedy identity")
+    assert (table.rows, table.note) == ((), "All 8 runs gave exactly the tokens of none.")
+
+
+def test_sampled_output_is_not_compared() -> None:
+    runs = [plain_run("a", 3), plain_run("a", 3, "svip", tokens=(7, 8, 9))]
+    results = run_set(ENTRANTS, runs, temperature=0.7)
+    assert titled(results, "Greedy identity").note == "Not compared: sampling at temperature 0.7."
+    assert [row[-1] for row in titled(results, "Speed").rows] == ["-", "-"]
+
+
+def test_a_difference_is_loud() -> None:
+    noted = Difference(turn=0, position=4, expected=11, found=None, gap=0.000123)
+    runs = [*some_runs("a"), drafted_run("svip", "b", ROUNDS, difference=noted), plain_run("b", 9)]
+    results = run_set(ENTRANTS, runs)
+    table = titled(results, "GREEDY OUTPUT DIFFERS")
+    assert table.alarm
+    assert table.rows == (("svip", "b", "0", "64", "0", "4", "11", "end", "1.23e-04"),)
+    assert "GREEDY OUTPUT DIFFERS in 1 of 3 runs" in table.note
+    assert [row[-1] for row in titled(results, "Speed").rows] == ["0", "1", "0"]
+    assert "!!! GREEDY OUTPUT DIFFERS !!!" in as_text([table])
+    assert as_json(results)["differences"][0]["gap"] == 0.000123
+
+
+def test_a_difference_that_nobody_noted_is_found_in_the_tokens() -> None:
+    runs = [plain_run("a", 3, tokens=(1, 2, 3)), plain_run("a", 3, "svip", tokens=(1, 9))]
+    ((run, difference),) = compare(run_set(ENTRANTS, runs))
+    assert (run.entrant, difference) == ("svip", Difference(0, 1, 2, 9, None))
+
+
+def test_a_baseline_that_differs_from_itself_is_found_too() -> None:
+    runs = [plain_run("a", 3), plain_run("a", 3, repeat=1, tokens=(0, 1, 2, 3))]
+    assert [difference for _, difference in compare(run_set(ENTRANTS, runs))] == [Difference(0, 3, None, 3, None)]
+
+
+def test_nothing_is_called_the_same_without_a_baseline() -> None:
+    table = titled(run_set(ENTRANTS, [plain_run("a", 3, "svip")]), "Greedy identity")
+    assert table.note.startswith("Not compared")
+
+
+def test_markdown_keeps_its_shape_whatever_the_cells() -> None:
+    table = Table("t", ("name", "value"), (("a|b\nc", "1"),), note="Told.", alarm=True)
+    assert as_markdown(table) == "| name | value |\n| :-- | --: |\n| a\\|b c | 1 |\n\n**Told.**\n"
+
+
+def test_text_is_aligned() -> None:
+    table = Table("Title", ("name", "n"), (("ab", "100"), ("c", "7")))
+    assert as_text([table]) == "Title\nname    n\nab    100\nc       7\n"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_every_cell_is_whole_on_a_terminal(width: int) -> None:
+    noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
+    shown = tables(run_set(ENTRANTS, [*some_runs(), drafted_run("svip", "e", ROUNDS, difference=noted)]))
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    print_tables(console, shown)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for table in shown:
+        for row in table.rows:
+            assert all(cell in text for cell in row)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_pipe_gets_the_plain_text() -> None:
+    shown = tables(run_set(ENTRANTS, some_runs()))
+    out = io.StringIO()
+    print_tables(Console(file=out, width=40), shown)
+    assert out.getvalue() == as_text(shown)
+
+
+def test_progress_fills_in_and_leaves_nothing_behind() -> None:
+    """17 tokens of none took 180 ms, 18 of svip 118 ms; on prompt b they are not the same."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    runs = some_runs()
+    runs[3] = plain_run("b", 8)
+    with BenchProgress(console, ["none", "svip", "hf"], len(runs), done=runs[:3], greedy=True) as progress:
+        for run in (runs[4], runs[3], runs[5]):
+            progress.start(run.entrant, run.prompt)
+            progress.add(run)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    last = text[text.rindex("entrant") :]
+    svip = next(line for line in last.splitlines() if "svip" in line)
+    assert svip.split() == ["svip", "2", "152.5", "1.62", "3.00", "50.0%", "1"]
+    assert "time left unknown" in text
+    assert "6 of 12 runs · 0:00:00 left" in last
+
+
+def test_progress_is_silent_where_nobody_watches() -> None:
+    out = io.StringIO()
+    with BenchProgress(Console(file=out), ["none"], 1) as progress:
+        progress.start("none", "a")
+        progress.add(plain_run("a", 3))
+    assert out.getvalue() == ""

@@ -1,0 +1,135 @@
+"""`specctl bench` from the command line to the results file and back, on the embedded models."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specctl.benchmark.results import read_results
+from specctl.commands.app import app
+from specctl.errors import UsageError
+
+PROMPTS = [
+    {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},
+    {"id": "apples", "category": "maths", "prompt": "Question: Ann has 3 apples and buys 2. How many?\nAnswer:"},
+    {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700},
+    {"id": "talk", "category": "stories", "turns": ["Who are you?", "And then?"]},
+]
+OPTIONS = ["-n", "12", "--policy", "constant:draft_length=3", "--policy", "svip", "--peer", "hf-constant", "--oracle"]
+
+
+def bench(*arguments):
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "prompts.jsonl"
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(prompts):
+    """A finished results file and the table it was shown as."""
+    path = prompts.with_name("results.jsonl")
+    return path, bench("-i", prompts, *OPTIONS, "-o", path, "-q").stdout
+
+
+def test_everyone_runs_every_prompt_once_in_a_rotating_order(whole):
+    results = read_results(whole[0])
+    labels = [entrant.label for entrant in results.header.entrants]
+    assert labels == ["none", "constant:draft_length=3", "svip", "hf-constant"]
+    assert [(run.prompt, run.entrant) for run in results.runs] == [
+        (prompt, labels[(place + turn) % 4])
+        for place, prompt in [(0, "kite"), (1, "apples"), (3, "talk")]
+        for turn in range(4)
+    ]
+
+
+def test_greedy_output_is_the_targets_own(whole):
+    results = read_results(whole[0])
+    tokens = {run.prompt: [turn.tokens for turn in run.turns] for run in results.of("none")}
+    for run in results.runs:
+        assert run.difference is None
+        assert [turn.tokens for turn in run.turns] == tokens[run.prompt]
+    assert "All 9 runs gave exactly the tokens of none." in whole[1]
+
+
+def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(whole):
+    assert list(read_results(whole[0]).skipped) == ["long"]
+    assert "1 of 4 prompts could not be run" in whole[1]
+
+
+def test_a_peer_leaves_such_a_prompt_out_too(tmp_path):
+    """Whoever's turn comes first: here the peer's, third of three on the third prompt."""
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps(PROMPTS[place]) + "\n" for place in (0, 1, 2)), encoding="utf-8")
+    results = tmp_path / "results.jsonl"
+    bench("-i", path, "-n", "4", "--policy", "constant", "--peer", "hf-constant", "-o", results, "-q")
+    assert list(read_results(results).skipped) == ["long"]
+
+
+def test_no_policy_beats_the_oracle(whole):
+    results = read_results(whole[0])
+    for run in results.runs:
+        if run.turns[0].rounds:
+            assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
+
+
+def test_costs_are_measured_at_every_width_that_runs(whole):
+    results = read_results(whole[0])
+    widths = {round_.drafted + 1 for run in results.runs for round_ in run.rounds}
+    assert results.costs is not None
+    assert results.costs.draft > 0
+    assert max(results.costs.target) >= max(widths)
+
+
+def test_earlier_results_show_the_same_table(whole):
+    assert bench("--from", whole[0]).stdout == whole[1]
+    document = json.loads(bench("--from", whole[0], "--json").stdout)
+    assert document["expected_runs"] == 12
+
+
+def test_a_killed_benchmark_goes_on_where_it_stopped(whole, prompts, tmp_path):
+    path = tmp_path / "half.jsonl"
+    lines = whole[0].read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:7]) + lines[7][:40], encoding="utf-8")
+    bench("-i", prompts, *OPTIONS, "-o", path, "--resume", "-q")
+    resumed, uninterrupted = read_results(path), read_results(whole[0])
+    assert [run.key for run in resumed.runs] == [run.key for run in uninterrupted.runs]
+    assert [run.tokens for run in resumed.runs] == [run.tokens for run in uninterrupted.runs]
+    assert resumed.oracle == uninterrupted.oracle
+
+
+def test_another_benchmark_is_not_mixed_in(whole, prompts):
+    before = whole[0].read_bytes()
+    with pytest.raises(UsageError, match="another benchmark: its entrants differs"):
+        CliRunner().invoke(
+            app, ["bench", "-i", str(prompts), "-n", "12", "-o", str(whole[0]), "--resume"], catch_exceptions=False
+        )
+    assert whole[0].read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--peer", "hf-constnat"], "did you mean 'hf-constant'"),
+        (["--resume"], "--resume needs to know"),
+        (["--lengths", "1,x"], "not a list of numbers"),
+        (["--oracle", "-t", "1"], "about greedy decoding"),
+        (["-p", "embedded", "-p", "qwen14b-svip"], "different models"),
+        (["--suite", "spec-bnch"], "no suite"),
+    ],
+)
+def test_mistakes(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+
+
+def test_answers_for_spec_bench_and_a_report(whole, tmp_path):
+    bench("--from", whole[0], "--spec-bench-out", tmp_path / "answers", "--report", tmp_path / "report")
+    assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 4
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000

@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from checkpoints import llama_config, save_model
+from typer.testing import CliRunner
+
+from specctl.commands.doctor import doctor
+from specctl.models import diagnosis
+from specctl.models.memory import DeviceMemory
+
+app = typer.Typer()
+app.command()(doctor)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A profile whose draft pads its vocabulary otherwise than its target."""
+    save_model(tmp_path / "target", llama_config(320))
+    save_model(tmp_path / "draft", llama_config(272, num_hidden_layers=1))
+    profile = tmp_path / "pair.toml"
+    profile.write_text(
+        f'schema_version = 1\n[target]\nmodel = "{tmp_path / "target"}"\ndevice = "cpu"\n'
+        f'[draft]\nmodel = "{tmp_path / "draft"}"\ndevice = "cpu"\n'
+    )
+    return profile
+
+
+def examine(profile: Path, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["-p", str(profile), *arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def document(profile: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, out = examine(profile, "--json", *arguments)
+    return code, json.loads(out)
+
+
+def test_a_good_pair_is_ready(pair: Path) -> None:
+    code, report = document(pair)
+
+    assert code == 0
+    assert report["ready"]
+    assert report["shared_vocabulary"] == 258
+    assert report["problems"] == []
+    target, draft = report["models"]
+    assert (target["key"], draft["key"]) == ("target", "draft")
+    assert target["found"] == "local folder"
+    assert target["architecture"] == "LlamaForCausalLM"
+    assert target["eos_ids"] == [0]
+    assert target["weights_by_dtype"]["float32"] == 4 * target["parameters"]
+    assert target["cache_per_1k_tokens"] == 2 * 2 * 2 * 4 * 4 * 1000
+    assert target["devices"] == {"cpu": 4 * target["parameters"]}
+    assert report["versions"].keys() >= {"python", "torch", "transformers", "cuda"}
+
+
+def test_plain_text_in_a_pipe(pair: Path) -> None:
+    code, out = examine(pair)
+
+    assert code == 0
+    assert "Tokenizers agree on 258 tokens." in out
+    assert out.splitlines()[-1] == "Verdict: ready."
+    assert "\x1b" not in out
+
+
+def test_tables_on_a_terminal(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    code, out = examine(pair)
+
+    assert code == 0
+    assert "┃" in out
+    assert "LlamaForCausalLM" in out
+    assert "would hold" in out
+
+
+def test_no_weights_are_loaded(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+
+    assert examine(pair)[0] == 0
+
+
+def test_one_unusable_model_does_not_hide_the_other(pair: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "target" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+    code, report = document(pair)
+
+    assert code == 3
+    assert not report["ready"]
+    (problem,) = report["problems"]
+    assert problem["where"] == "target"
+    assert "is damaged" in problem["message"]
+    assert report["models"][1]["devices"]
+
+
+def test_a_missing_draft(pair: Path, tmp_path: Path) -> None:
+    code, out = examine(pair, "--set", f"draft.model={tmp_path / 'drafft'}")
+
+    assert code == 3
+    assert "no such folder" in out
+    assert f"Did you mean '{tmp_path / 'draft'}'?" in out
+    assert out.splitlines()[-1] == "Verdict: cannot run, 1 problem."
+
+
+def test_tokenizers_that_differ(pair: Path, tmp_path: Path) -> None:
+    save_model(tmp_path / "stranger", llama_config(300), merges=[("h", "e")])
+
+    code, report = document(pair, "--set", f"draft.model={tmp_path / 'stranger'}")
+
+    assert code == 3
+    assert report["shared_vocabulary"] is None
+    assert "id 257 is 'th' in the target and 'he' in the draft" in report["problems"][0]["message"]
+
+
+def test_models_that_fit_alone_but_not_together(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, report = document(pair)
+    sizes = [model["devices"]["cpu"] for model in report["models"]]
+    small = DeviceMemory("cpu", "small", 2**20, sum(sizes) - 1)
+    monkeypatch.setattr(diagnosis, "device_memory", lambda: [small])
+
+    code, report = document(pair)
+
+    assert code == 3
+    (problem,) = report["problems"]
+    assert problem["where"] == "target"
+    assert "needs" in problem["message"]
+
+
+def test_a_model_that_does_not_generate(pair: Path, tmp_path: Path) -> None:
+    from transformers import CLIPConfig
+
+    CLIPConfig().save_pretrained(tmp_path / "target")
+
+    code, report = document(pair)
+
+    assert code == 3
+    assert "not a causal language model" in report["problems"][0]["message"]
+
+
+def test_the_licence_of_the_model_card(pair: Path, tmp_path: Path) -> None:
+    (tmp_path / "target" / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Model\n")
+
+    _, report = document(pair)
+
+    assert [model["licence"] for model in report["models"]] == ["apache-2.0", None]
+
+
+def test_a_large_draft_is_pointed_out(pair: Path) -> None:
+    _, report = document(pair)
+
+    assert any("of the parameters of the target model" in advice for advice in report["advice"])
+
+
+def test_a_hierarchy_lists_every_model(pair: Path, tmp_path: Path) -> None:
+    with pair.open("a") as file:
+        file.write(f'[draft.draft]\nmodel = "{tmp_path / "draft"}"\ndevice = "cpu"\n')
+
+    _, report = document(pair)
+
+    assert [model["key"] for model in report["models"]] == ["target", "draft", "draft.draft"]

@@ -1,0 +1,162 @@
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import typer
+
+from specctl import __version__
+from specctl.commands.app import app
+
+SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
+
+PROBE = """
+import os, signal, sys, time
+from specctl.commands.app import app
+from specctl.errors import ModelError
+from specctl.__main__ import main
+
+@app.command()
+def probe():
+    {body}
+
+sys.argv = ["specctl", "probe"]
+main()
+"""
+
+
+def probe(body, **variables):
+    """Run a command of the given body through the entry point."""
+    program = PROBE.format(body=body.replace("\n", "\n    "))
+    return subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT | variables, capture_output=True, text=True, check=False
+    )
+
+
+def command_lines():
+    def walk(command, line):
+        yield line
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, [*line, name])
+
+    return list(walk(typer.main.get_command(app), []))
+
+
+@pytest.mark.parametrize("line", command_lines(), ids=" ".join)
+def test_help_needs_no_model_library(line):
+    program = f"""
+import sys
+from specctl.__main__ import main
+sys.argv = ["specctl", *{line!r}, "--help"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+heavy = {{"torch", "transformers", "accelerate"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: specctl" in done.stdout
+
+
+@pytest.mark.parametrize("program", [[str(SPECCTL)], [sys.executable, "-m", "specctl"]], ids=["script", "module"])
+def test_version(program):
+    done = subprocess.run([*program, "--version"], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"specctl {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["--bogus"], ["profiles", "show", "--set"], ["profiles", "bogus"]])
+def test_usage_errors_exit_with_2(arguments):
+    done = subprocess.run([SPECCTL, *arguments], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Error" in done.stderr
+
+
+def test_no_arguments_show_help():
+    done = subprocess.run([SPECCTL], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert "Usage: specctl" in done.stdout + done.stderr
+    assert done.returncode == 2
+
+
+def test_our_errors_are_one_message_with_their_exit_code():
+    done = probe("raise ModelError('does not fit', 'Use a smaller one.')")
+    assert done.returncode == 3
+    assert done.stderr == "error: does not fit\nUse a smaller one.\n"
+
+
+def test_debug_adds_the_traceback():
+    done = probe("raise ModelError('does not fit')", SPECCTL_DEBUG="1")
+    assert done.returncode == 3
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("error: does not fit\n")
+
+
+def test_unexpected_errors_are_one_line_and_advice():
+    done = probe("raise ValueError('first\\nsecond')")
+    assert done.returncode == 1
+    assert done.stderr == "error: ValueError: first\nSet SPECCTL_DEBUG=1 to see where it happened.\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("raise KeyboardInterrupt", 130),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", 130),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 143),
+        ("raise BrokenPipeError(32, 'Broken pipe')", 141),
+        ("import typer; raise typer.Exit(5)", 5),
+        ("sys.exit(1)", 1),
+        ("pass", 0),
+    ],
+)
+def test_exit_codes_without_a_word(body, code):
+    done = probe(body)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_cleanup_runs_when_told_to_stop(name):
+    done = probe(f"try:\n    os.kill(os.getpid(), signal.{name}); time.sleep(30)\nfinally:\n    print('cleaned')")
+    assert done.stdout == "cleaned\n"
+    assert done.returncode == 128 + getattr(signal, name)
+
+
+@pytest.mark.parametrize("lines", [1, 100_000], ids=["at the last flush", "while writing"])
+@pytest.mark.parametrize("write", ["print('x' * 9)", "Console().print('x' * 9)"], ids=["print", "rich"])
+def test_a_closed_pipe_is_silent(lines, write):
+    program = PROBE.format(body=f"from rich.console import Console\n    for _ in range({lines}): {write}")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=ENVIRONMENT, stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_reported():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [SPECCTL, "profiles", "path"], env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
+    import pexpect
+
+    output = pexpect.run(f"{SPECCTL} profiles path nobody", env=ENVIRONMENT | {"NO_COLOR": no_color}, encoding="utf-8")
+    assert ("\x1b[" in output) is coloured

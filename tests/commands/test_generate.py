@@ -1,0 +1,418 @@
+"""``specctl generate`` in a pipe."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from specctl import __main__ as entry
+from specctl.jsonl import Finished
+
+SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
+PROMPT = "Once upon a time"
+
+
+@dataclass
+class Ran:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self):
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def specctl():
+    """Runs the whole command line in this process, where torch has to be imported only once."""
+
+    def run(*arguments, stdin=b""):
+        streams = {
+            "stdin": io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"),
+            "stdout": io.TextIOWrapper(io.BytesIO(), encoding="utf-8"),
+            "stderr": io.TextIOWrapper(io.BytesIO(), encoding="utf-8"),
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["specctl", "generate", *map(str, arguments)])
+            for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
+                patch.delenv(name)
+            for name, stream in streams.items():
+                patch.setattr(sys, name, stream)
+            code = entry._run()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))
+        return Ran(code, out, err)
+
+    return run
+
+
+def write_records(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def contents(path):
+    """Output records without what the clock says."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        for name in [name for name in record.get("metrics", ()) if name.endswith(("_ms", "per_second"))]:
+            del record["metrics"][name]
+    return records
+
+
+@pytest.fixture(scope="module")
+def document(specctl):
+    """A prompt's result with all there is to tell."""
+    ran = specctl(PROMPT, "-n", "24", "--json", "--rounds", "--token-ids")
+    assert (ran.code, ran.stderr) == (0, "")
+    return ran.lines[0]
+
+
+# One prompt
+
+
+def test_the_document_of_a_prompt(document):
+    assert list(document) == ["prompt", "id", "completion", "finish_reason", "metrics", "rounds", "completion_ids"]
+    assert document["prompt"] == PROMPT
+    assert document["metrics"]["generated_tokens"] == len(document["completion_ids"]) == 24
+
+
+def test_the_rounds_add_up_to_the_metrics(document):
+    metrics, rounds = document["metrics"], document["rounds"]
+    assert metrics["rounds"] == len(rounds)
+    for name in ("drafted", "accepted"):
+        assert metrics[name] == sum(round_[name] for round_ in rounds)
+    assert metrics["acceptance_rate"] == pytest.approx(metrics["accepted"] / metrics["drafted"], abs=1e-4)
+    assert metrics["mean_acceptance_length"] == pytest.approx(1 + metrics["accepted"] / len(rounds), abs=1e-4)
+    assert metrics["verification_rate"] == pytest.approx(len(rounds) / 24, abs=1e-4)
+    assert metrics["discard_rate"] == pytest.approx((metrics["drafted"] - metrics["accepted"]) / 24, abs=1e-4)
+    for name in ("draft_ms", "verify_ms"):
+        assert metrics[name] == pytest.approx(sum(round_[name] for round_ in rounds), abs=0.01)
+    assert {round_["stop"] for round_ in rounds} <= {"policy", "max_draft", "budget", "eos"}
+
+
+@pytest.mark.slow
+def test_a_prompt_in_a_pipe_is_plain_text_and_silence(document):
+    done = subprocess.run(
+        [SPECCTL, "generate", PROMPT, "-n", "24"], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, document["completion"] + "\n", "")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_prompt_from_standard_input(specctl, document, end):
+    ran = specctl("-", "-n", "24", stdin=PROMPT.encode() + end)
+    assert (ran.code, ran.stdout, ran.stderr) == (0, document["completion"] + "\n", "")
+
+
+def test_the_target_alone_says_the_same(specctl, document):
+    (alone,) = specctl(PROMPT, "-n", "24", "--json", "--token-ids", "--policy", "none").lines
+    assert alone["completion_ids"] == document["completion_ids"]
+    assert alone["metrics"]["rounds"] == 24
+    assert (alone["metrics"]["drafted"], alone["metrics"]["verification_rate"]) == (0, 1)
+
+
+@pytest.mark.parametrize("length", [1, 4, 12])
+def test_a_stop_string_leaves_the_text_before_it(specctl, document, length):
+    """Streamed text too holds nothing back and lets nothing slip."""
+    said = document["completion"]
+    stop = said[6 : 6 + length]
+    ran = specctl(PROMPT, "-n", "24", "--stop", stop)
+    assert ran.stdout == said[: said.index(stop)] + "\n"
+    (told,) = specctl(PROMPT, "-n", "24", "--stop", stop, "--json").lines
+    assert (told["completion"], told["finish_reason"]) == (said[: said.index(stop)], "stop")
+    assert told["metrics"]["generated_tokens"] < 24
+
+
+def test_seeds(specctl):
+    def say(seed):
+        return specctl(PROMPT, "-n", "24", "-t", "1", "--seed", seed).stdout
+
+    assert say(1) == say(1)
+    assert len({say(seed) for seed in range(4)}) > 1
+
+
+def test_an_output_file(specctl, document, tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("what was there before\n")
+    ran = specctl(PROMPT, "-n", "24", "-o", path, "--live")
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "", "")
+    assert path.read_text() == document["completion"] + "\n"
+
+
+def test_a_trace_tells_every_step(specctl, document, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    assert specctl(PROMPT, "-n", "24", "--trace", path).stdout == document["completion"] + "\n"
+    rounds = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [round_["round"] for round_ in rounds] == list(range(document["metrics"]["rounds"]))
+    emitted = []
+    for round_ in rounds:
+        steps = round_["steps"]
+        assert (round_["id"], round_["turn"], round_["drafted"]) == (1, 0, len(steps))
+        assert [step["accepted"] for step in steps] == [place < round_["accepted"] for place in range(len(steps))]
+        for step in steps:
+            assert list(step) == ["token", "accepted", "entropy", "top_prob", "token_prob"]
+            assert 0 <= step["token_prob"] <= step["top_prob"] <= 1
+            assert step["entropy"] >= 0
+        emitted += [step["token"] for step in steps if step["accepted"]] + [round_["extra"]]
+    assert emitted == document["completion_ids"]
+    assert sum(round_["accepted"] for round_ in rounds) == document["metrics"]["accepted"]
+
+
+def test_the_trace_may_take_standard_output(specctl, tmp_path):
+    ran = specctl(PROMPT, "-n", "4", "-o", tmp_path / "out.txt", "--trace", "-")
+    assert [round_["round"] for round_ in ran.lines] == list(range(len(ran.lines)))
+
+
+def test_a_prompt_too_long_is_an_error(specctl):
+    ran = specctl("word " * 2000)
+    assert (ran.code, ran.stdout) == (1, "")
+    assert "the prompt has" in ran.stderr
+
+
+def test_a_prompt_that_is_no_text_is_an_error(specctl):
+    ran = specctl("-", stdin=b"\xff")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "not UTF-8" in ran.stderr
+    ran = specctl("a\udcff")  # what the shell's bytes become
+    assert (ran.code, ran.stdout) == (1, "")
+    assert "half a character" in ran.stderr
+
+
+# Mistakes that are found before a model is loaded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([PROMPT, "-i", "in.jsonl"], "exclude each other"),
+        ([PROMPT, "--resume", "-o", "out"], "--resume is for records"),
+        (["-i", "in.jsonl", "--resume"], "--output FILE"),
+        (["-i", "in.jsonl", "--json"], "leave it out"),
+        ([PROMPT, "--rounds"], "add --json"),
+        ([PROMPT, "--token-ids"], "add --json"),
+        ([PROMPT, "--system", "be"], "add --chat"),
+        (["--input-format", "text", "--system", "be"], "add --chat"),
+        ([PROMPT, "--stop", ""], "at least 1 character"),
+        (["-i", "missing.jsonl"], "cannot read missing.jsonl"),
+        (["-i", "."], "cannot read ."),
+        ([PROMPT, "-o", "missing/out.txt"], "cannot write missing/out.txt"),
+        ([PROMPT, "--trace", "missing/t.jsonl"], "cannot write missing/t.jsonl"),
+        (["-i", "in.jsonl", "-o", "in.jsonl"], "input and output are the same file"),
+        (["-i", "in.jsonl", "-o", "./in.jsonl", "--resume"], "input and output are the same file"),
+        (["-i", "in.jsonl", "--trace", "link.jsonl"], "input and trace are the same file"),
+        ([PROMPT, "-o", "new", "--trace", "./new"], "output and trace are the same file"),
+        ([PROMPT, "--trace", "-"], "output and trace are the same file"),
+        (["-i", "in.jsonl", "-o", "notes.txt", "--resume"], "notes.txt:1 was not written by this command"),
+        ([PROMPT, "--policy", "svpi"], "did you mean 'svip'"),
+        ([PROMPT, "--policy", "svip:treshold=1"], "did you mean 'threshold'"),
+        ([PROMPT, "--set", "sampling.temprature=1"], "did you mean"),
+        ([PROMPT, "--top-p", "2"], "sampling.top_p"),
+        ([PROMPT, "-p", "embeded"], "did you mean"),
+    ],
+)
+def test_usage_errors(specctl, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write_records(tmp_path / "in.jsonl", {"prompt": "x"})
+    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
+    (tmp_path / "notes.txt").write_text("notes")
+    ran = specctl(*arguments)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert words in ran.stderr
+    assert contents(tmp_path / "in.jsonl") == [{"prompt": "x"}]
+    assert (tmp_path / "notes.txt").read_text() == "notes"
+
+
+def test_a_model_that_is_not_there_costs_no_results(specctl, tmp_path):
+    kept = tmp_path / "out.txt"
+    kept.write_text("from yesterday\n")
+    ran = specctl(PROMPT, "--set", f"target.model={tmp_path}/none", "-o", kept)
+    assert (ran.code, ran.stdout) == (3, "")
+    assert f"{tmp_path}/none" in ran.stderr
+    assert kept.read_text() == "from yesterday\n"
+
+
+# Records
+
+MIXED = [
+    b'\xef\xbb\xbf{"id": "a", "prompt": "Once", "category": "story", "extra": {"kept": [1, null]}}',
+    b"",
+    b"not JSON",
+    b'{"question_id": 81, "turns": ["Once upon", "And then"]}',
+    b'{"task_id": "t/0", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}',
+    b'{"id": "none"}',
+    b'{"id": "two", "prompt": "x", "turns": ["y"]}',
+    b'{"id": "long", "prompt": "' + b"word " * 2000 + b'"}',
+    b'{"id": "half", "prompt": "\\ud800"}',
+    b'{"id": "odd", "prompt": "x", "sampling": {"temperature": -1}}',
+    b'{"id": "bytes", "prompt": "\xff"}',
+    b'{"prompt": "", "sampling": {"max_new_tokens": 2}}',
+]
+
+
+@pytest.fixture(scope="module")
+def mixed(specctl):
+    return specctl("-n", "6", stdin=b"\n".join(MIXED))
+
+
+def test_results_come_in_order_and_the_exit_code_tells_of_errors(mixed):
+    assert (mixed.code, mixed.stderr) == (1, "")
+    assert [line["id"] for line in mixed.lines] == [
+        *["a", None, 81, "t/0", "none", "two", "long", "half", "odd", None, 12]
+    ]
+
+
+def test_errors_stand_in_the_stream_with_line_and_kind(mixed):
+    assert [(line["line"], line["error"]["type"]) for line in mixed.lines if "error" in line] == [
+        (3, "invalid_json"),
+        (6, "invalid_record"),
+        (7, "invalid_record"),
+        (8, "prompt_too_long"),
+        (9, "invalid_text"),
+        (10, "invalid_sampling"),
+        (11, "invalid_utf8"),
+    ]
+
+
+def test_good_records_among_them_are_answered(mixed):
+    first, turns, chat, empty = (line for line in mixed.lines if "error" not in line)
+    assert first.items() >= {"category": "story", "extra": {"kept": [1, None]}, "prompt": "Once"}.items()
+    assert [len(turns[name]) for name in ("completion", "finish_reason")] == [2, 2]
+    assert (turns["question_id"], turns["metrics"]["generated_tokens"]) == (81, 12)
+    assert chat["metrics"]["generated_tokens"] <= 6
+    assert empty["metrics"]["generated_tokens"] <= 2
+
+
+def test_lines_of_text(specctl, document):
+    ran = specctl("--input-format", "text", "-n", "24", stdin=f"{PROMPT}\n\n{PROMPT}\r\n".encode())
+    assert [(line["id"], line["prompt"]) for line in ran.lines] == [(1, PROMPT), (3, PROMPT)]
+    assert {line["completion"] for line in ran.lines} == {document["completion"]}
+    assert ran.code == 0
+
+
+def test_text_given_as_records_is_told_how_to_be_read(specctl):
+    ran = specctl(stdin=b"Once upon a time\n")
+    assert ran.code == 1
+    assert "--input-format text" in ran.lines[0]["error"]["message"]
+
+
+def test_no_records_are_no_results(specctl):
+    ran = specctl("-i", "-")
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_live_over_records_is_silent_without_a_terminal(specctl):
+    records = b'{"prompt": ""}\n{"turns": ["a"]}\n{"messages": [{"role": "user", "content": "a"}]}\n{}\n'
+    ran = specctl("--live", "-n", "2", stdin=records)
+    assert (ran.code, len(ran.lines), ran.stderr) == (1, 4, "")
+
+
+# Interrupted and resumed
+
+SAMPLED = ("-n", "24", "-t", "1", "--seed", "5")
+RECORDS = [{"id": f"r{n}", "prompt": f"{PROMPT} {n}"} for n in range(40)] + [{"id": "broken"}]
+
+
+@pytest.fixture(scope="module")
+def whole(specctl, tmp_path_factory):
+    """Output and trace of a run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    source = write_records(folder / "in.jsonl", *RECORDS)
+    ran = specctl("-i", source, "-o", folder / "out.jsonl", "--trace", folder / "trace.jsonl", *SAMPLED)
+    assert (ran.code, ran.stdout, ran.stderr) == (1, "", "")
+    return contents(folder / "out.jsonl"), trace_of(folder)
+
+
+def trace_of(folder):
+    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+    return [(line["id"], line["round"], [step["token"] for step in line["steps"]], line["extra"]) for line in lines]
+
+
+def start(*arguments, **streams):
+    return subprocess.Popen(
+        [SPECCTL, "generate", *map(str, arguments)], env=ENVIRONMENT, stderr=subprocess.PIPE, **streams
+    )
+
+
+def stop_after(process, path, lines, sent):
+    """Send a signal as soon as the output file has so many lines."""
+    waiting = threading.Event()
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines):
+        waiting.wait(0.005)
+    process.send_signal(sent)
+    _, said = process.communicate()
+    return process.returncode, said.decode()
+
+
+@pytest.mark.slow
+def test_interrupted_killed_and_resumed_is_as_if_nothing_had_been(specctl, whole, tmp_path):
+    source, out = write_records(tmp_path / "in.jsonl", *RECORDS), tmp_path / "out.jsonl"
+    trace = tmp_path / "trace.jsonl"
+    arguments = ("-i", source, "-o", out, "--trace", trace, *SAMPLED)
+
+    assert stop_after(start(*arguments), out, 3, signal.SIGINT) == (130, "")
+    kept = contents(out)
+    assert 3 <= len(kept) < len(RECORDS), "each finished line is whole, and there was more to do"
+    assert kept == whole[0][: len(kept)]
+
+    code, _ = stop_after(start(*arguments, "--resume"), out, len(kept) + 3, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    done = len(Finished(out))
+    assert len(kept) + 3 <= done < len(RECORDS)
+    for path in (out, trace):
+        with path.open("a") as file:
+            file.write('{"id": "r39", "torn')
+
+    ran = specctl(*arguments, "--resume")
+    assert (ran.code, ran.stdout, ran.stderr) == (1, "", "")
+    assert contents(out) == whole[0]
+    assert trace_of(tmp_path) == whole[1]
+
+    again = specctl(*arguments, "--resume")
+    assert again.code == 1, "the broken record is still broken"
+    assert contents(out) == whole[0]
+
+
+@pytest.mark.slow
+def test_each_result_is_there_before_the_next_is_asked_for_and_a_closed_pipe_ends_it():
+    process = start("-n", "2", "--trace", os.devnull, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        for number in range(3):
+            process.stdin.write(b'{"id": %d, "prompt": "Once"}\n' % number)
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == number
+        process.stdout.close()
+        process.stdin.write(b'{"prompt": "Once"}\n' * 3)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_output_may_not_be_the_file_that_is_read_from_standard_input(tmp_path):
+    path = write_records(tmp_path / "both.jsonl", {"prompt": "x"})
+    with path.open("rb") as source:
+        done = subprocess.run(
+            [SPECCTL, "generate", "-o", path],
+            env=ENVIRONMENT,
+            stdin=source,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "input and output are the same file" in done.stderr
+    assert contents(path) == [{"prompt": "x"}]

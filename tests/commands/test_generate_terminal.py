@@ -1,0 +1,151 @@
+"""``specctl generate`` as a person sees it, in a pseudo-terminal."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pexpect
+import pytest
+from checkpoints import save_model
+
+SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")},
+    "TERM": "xterm-256color",
+    "NO_COLOR": "",
+    "COLUMNS": "",
+    "LINES": "",
+}
+PROMPT = "Once upon a time"
+LENGTH = 40
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;\d)[\d;]*m")
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+SEVERAL = """
+import sys
+from specctl.__main__ import _run
+for arguments in {lines!r}:
+    sys.argv = ["specctl", "generate", *arguments]
+    code = _run()
+    print(f"<<{{code}}>>", flush=True)
+"""
+
+
+def spawn(command, arguments, columns=80, **variables):
+    return pexpect.spawn(
+        str(command),
+        arguments,
+        env=ENVIRONMENT | variables,
+        dimensions=(30, columns),
+        encoding="utf-8",
+        timeout=120,
+    )
+
+
+def screen(output):
+    """The lines that a terminal too wide to wrap shows in the end."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", output):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif not part.startswith("\x1b"):
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+        elif part.endswith("A"):
+            row = max(0, row - int(part[2:-1] or 1))
+        elif part.endswith("K"):
+            lines[row] = "" if part == "\x1b[2K" else lines[row][:column]
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What a pipe is given."""
+    done = subprocess.run(
+        [SPECCTL, "generate", PROMPT, "-n", str(LENGTH)], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """What the terminal was sent for several commands, run by one process."""
+    plain = [PROMPT, "-n", str(LENGTH)]
+    lines = [plain, [*plain, "--no-live"], [*plain, "-q"], [*plain, "--json"], ["word " * 2000]]
+    child = spawn(sys.executable, ["-c", SEVERAL.format(lines=lines)])
+    found = []
+    for _ in lines:
+        child.expect(r"<<(\d+)>>\r\n")
+        found.append((int(child.match.group(1)), child.before))
+    child.expect(pexpect.EOF)
+    return dict(zip(("live", "no live", "quiet", "json", "error"), found, strict=True))
+
+
+@pytest.mark.slow
+def test_the_panel_appears_and_the_completion_stands_whole_in_the_end(outputs, said):
+    code, output = outputs["live"]
+    assert code == 0
+    drawn = CONTROL.sub("", output)
+    for word in ("embedded:target", "svip", "accepted", "tokens/s", "acceptance rate"):
+        assert word in drawn
+    assert COLOUR.search(output)
+    left = screen(output)
+    assert not any(line.startswith(("╭", "│", "╰")) for line in left), "the panel is gone"
+    assert left[0].startswith("embedded:target + embedded:draft")
+    assert output.endswith(said.replace("\n", "\r\n"))
+    assert output.rindex(SHOW) > output.rindex(HIDE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["no live", "quiet"])
+def test_without_the_panel_text_is_printed_alone(outputs, said, name):
+    code, output = outputs[name]
+    assert code == 0
+    assert "╭" not in output
+    assert screen(output) == [line for line in said.splitlines() if line]
+
+
+@pytest.mark.slow
+def test_a_document_in_a_terminal_is_one_line_of_json(outputs):
+    code, output = outputs["json"]
+    assert code == 0
+    assert "╭" not in output
+    (line,) = screen(output)
+    assert json.loads(line)["prompt"] == PROMPT
+
+
+@pytest.mark.slow
+def test_an_error_leaves_no_panel(outputs):
+    code, output = outputs["error"]
+    assert code == 1
+    (left,) = screen(output)
+    assert left.startswith("error: the prompt has")
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_what_was_generated_and_a_sane_terminal(tmp_path):
+    endless = save_model(tmp_path / "model")  # untrained, so that it never comes to an end by itself
+    arguments = [PROMPT, "-n", "2000", "--policy", "none", "--set", f"target.model={endless}"]
+    child = spawn(SPECCTL, ["generate", *arguments], columns=200, NO_COLOR="1")
+    child.expect(r"[1-9]\d* of 2000")
+    child.sendintr()
+    before = child.before
+    child.expect(pexpect.EOF)
+    child.close()
+    assert (child.exitstatus, child.signalstatus) == (130, None)
+    output = before + child.before
+    assert output.rindex(SHOW) > output.rindex(HIDE)
+    assert not COLOUR.search(output)
+    assert "Traceback" not in output
+    text = output[output.rindex("\x1b[2K") + len("\x1b[2K") :]
+    assert "╭" not in text
+    assert len(text) > 2, "what was generated until then"
+    assert text.endswith("\r\n"), "the shell's prompt begins a line of its own"

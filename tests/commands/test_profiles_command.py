@@ -1,0 +1,123 @@
+import json
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pexpect
+import pytest
+
+SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
+
+
+@pytest.fixture
+def environment(tmp_path):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
+    return inherited | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+@pytest.fixture
+def specctl(tmp_path, environment):
+    def specctl(*arguments, **variables):
+        return subprocess.run(
+            [SPECCTL, *arguments],
+            cwd=tmp_path,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return specctl
+
+
+def own_profile(tmp_path, text):
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "mine.toml").write_text(text)
+
+
+def test_list_in_a_pipe_is_tab_separated(specctl):
+    lines = [line.split("\t") for line in specctl("profiles", "list").stdout.splitlines()]
+    assert {len(line) for line in lines} == {6}
+    (embedded,) = (line for line in lines if line[0] == "embedded")
+    assert embedded[1:4] == ["embedded:target", "embedded:draft", "svip"]
+    assert Path(embedded[5]).is_file()
+
+
+def test_list_on_a_terminal_is_a_table(tmp_path, environment):
+    output, status = pexpect.run(
+        f"{SPECCTL} profiles list",
+        cwd=tmp_path,
+        env=environment | {"COLUMNS": "160", "TERM": "xterm"},
+        withexitstatus=True,
+        encoding="utf-8",
+    )
+    assert status == 0
+    assert "\t" not in output
+    assert {"name", "target", "policy"} <= set(output.replace("\x1b[1m", " ").replace("\x1b[0m", " ").split())
+    assert "llama70b-svip" in output
+
+
+def test_a_broken_profile_is_listed_as_such(specctl, tmp_path):
+    own_profile(tmp_path, "nonsense = 1\n")
+    listed = json.loads(specctl("profiles", "list", "--json").stdout)
+    (mine,) = (row for row in listed if row["name"] == "mine")
+    assert "not usable" in mine["description"]
+    assert len(listed) > 5
+
+
+def test_show_json_has_absolute_model_paths_and_origins(specctl):
+    shown = json.loads(specctl("profiles", "show", "embedded", "--set", "sampling.seed=3", "--json").stdout)
+    for role in ("target", "draft"):
+        path = Path(shown["profile"][role]["model"])
+        assert path.is_absolute()
+        assert path.name == role
+    assert shown["profile"]["sampling"]["seed"] == 3
+    assert shown["origins"]["sampling.seed"] == "--set"
+    assert shown["name"] == "embedded"
+
+
+def test_show_as_toml_reads_the_environment(specctl):
+    shown = specctl("profiles", "show", SPECCTL_PROFILE="embedded-constant", SPECCTL_POLICY__DRAFT_LENGTH="9")
+    assert "draft_length = 9  # environment SPECCTL_POLICY__DRAFT_LENGTH" in shown.stdout
+
+
+def test_show_of_a_wrong_profile_exits_with_2(specctl):
+    done = specctl("profiles", "show", "embeded")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: there is no profile named 'embeded'; did you mean 'embedded'?")
+
+
+def test_check_passes_what_ships_whatever_the_environment(specctl):
+    done = specctl("profiles", "check", SPECCTL_NONSENSE="1")
+    assert done.returncode == 0, done.stderr
+    assert "embedded: ok" in done.stdout
+
+
+def test_check_reports_every_wrong_profile_and_goes_on(specctl, tmp_path):
+    own_profile(tmp_path, "nonsense = 1\n")
+    done = specctl("profiles", "check", "mine", "nobody", "embedded")
+    assert done.returncode == 2
+    assert done.stdout.startswith("embedded: ok")
+    assert "profiles/mine.toml:1: nonsense: unknown key" in done.stderr
+    assert "'nobody'" in done.stderr
+
+
+def test_path(specctl, tmp_path):
+    own_profile(tmp_path, "")
+    assert specctl("profiles", "path", "mine").stdout == f"{tmp_path / 'profiles' / 'mine.toml'}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_complete(specctl, shell):
+    line = "specctl profiles show embedded-co"
+    done = specctl(
+        _SPECCTL_COMPLETE=f"complete_{shell}",
+        COMP_WORDS=line,
+        COMP_CWORD="3",
+        _TYPER_COMPLETE_ARGS=line,
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+    )
+    assert "embedded-constant" in done.stdout
+    assert "pythia" not in done.stdout

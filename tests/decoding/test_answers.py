@@ -1,0 +1,120 @@
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from checkpoints import tiny_tokenizer
+from toys import round_of
+
+from specctl.decoding.answers import Answerer
+from specctl.decoding.prompts import PromptFormat
+from specctl.errors import RecordError
+from specctl.jsonl import Record
+from specctl.profile.schema import SamplingTable
+from specctl.records import Completion, FinishReason
+
+TOKENIZER = tiny_tokenizer()
+
+
+@dataclass
+class Notes:
+    """Answers everything with ``!`` and notes what it was asked."""
+
+    asked: list[tuple[str, SamplingTable, int]] = field(default_factory=list)
+    error: Exception | None = None
+
+    def generate(self, prompt, settings, *, seed_offset=0, on_round=None):
+        if self.error is not None:
+            raise self.error
+        self.asked.append((TOKENIZER.decode(prompt), settings, seed_offset))
+        if on_round is not None:
+            on_round(round_of(1, 2))
+        return Completion(len(prompt), (1,), "!", FinishReason.LENGTH, (), 0.0, 0.0, 0.0)
+
+    @property
+    def seeds(self) -> list[int]:
+        return [settings.seed + offset for _, settings, offset in self.asked]
+
+
+def answerer(**settings):
+    notes = Notes()
+    return notes, Answerer(notes, PromptFormat(TOKENIZER), SamplingTable(**settings))
+
+
+def test_each_form_of_record_reaches_the_models_as_text():
+    notes, answers = answerer()
+    answers.answer(Record(1, 1, {"prompt": "a"}))
+    answers.answer(Record(2, 2, {"turns": ["a", "b"]}))
+    TOKENIZER.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    try:
+        answers.answer(Record(3, 3, {"messages": [{"role": "user", "content": "a"}]}))
+    finally:
+        TOKENIZER.chat_template = None
+    assert [prompt for prompt, *_ in notes.asked] == ["a", "a\n", "a\n!\nb\n", "<a>"]
+
+
+def test_one_completion_a_turn_and_rounds_told_with_their_turn():
+    _, answers = answerer()
+    turns = []
+    completions = answers.answer(Record(1, 1, {"turns": ["a", "b"]}), lambda turn, *_: turns.append(turn))
+    assert (len(completions), turns) == (2, [0, 1])
+
+
+def test_randomness_depends_on_the_line_and_not_on_what_came_before():
+    notes, answers = answerer(seed=5)
+    for line in (1, 2, 3):
+        answers.answer(Record(line, line, {"prompt": "a"}))
+    again, others = answerer(seed=5)
+    others.answer(Record(3, 3, {"prompt": "a"}))
+    assert notes.seeds == [5, 6, 7]
+    assert again.seeds == [7]
+
+
+def test_turns_draw_apart():
+    notes, answers = answerer(seed=5)
+    answers.answer(Record(1, 1, {"turns": ["a", "a", "a"]}))
+    assert len(set(notes.seeds)) == 3
+
+
+def test_a_record_may_override_the_sampling_for_itself():
+    notes, answers = answerer(temperature=0.5, top_k=3)
+    answers.answer(Record(9, 9, {"prompt": "a", "sampling": {"temperature": 1, "stop": ["x"], "seed": 7}}))
+    answers.answer(Record(10, 10, {"prompt": "a", "sampling": {}}))
+    (_, own, _), (_, plain, _) = notes.asked
+    assert (own.temperature, own.top_k, own.stop) == (1, 3, ["x"])
+    assert plain == answers.settings
+    assert notes.seeds[0] == 7, "its own seed means just that, wherever the record stands"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"temprature": 1}, "sampling.temprature: unknown key; did you mean 'temperature'?"),
+        ({"temperature": -1}, "sampling.temperature: -1 must be greater than or equal to 0"),
+        ({"temperature": "hot"}, 'sampling.temperature: "hot" must be a valid number'),
+        ({"top_k": 1.5}, "sampling.top_k: 1.5 must be a valid integer"),
+        ({"stop": "x"}, 'sampling.stop: "x" must be a valid list'),
+        ({"max_new_tokens": 0}, "sampling.max_new_tokens: 0 must be"),
+    ],
+)
+def test_a_bad_override_is_the_records_own_error(sampling, words):
+    _, answers = answerer()
+    with pytest.raises(RecordError) as caught:
+        answers.answer(Record(1, 1, {"prompt": "a", "sampling": sampling}))
+    assert caught.value.kind == "invalid_sampling"
+    assert words in caught.value.message
+
+
+def test_a_bad_record_is_its_own_error():
+    _, answers = answerer()
+    error = RecordError("kind", "words")
+    with pytest.raises(RecordError) as caught:
+        answers.answer(Record(1, 1, error=error))
+    assert caught.value is error
+
+
+def test_a_full_device_is_the_records_error():
+    notes, answers = answerer()
+    notes.error = torch.OutOfMemoryError("no room")
+    with pytest.raises(RecordError, match="no room") as caught:
+        answers.answer(Record(1, 1, {"prompt": "a"}))
+    assert caught.value.kind == "out_of_memory"

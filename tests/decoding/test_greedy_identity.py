@@ -1,0 +1,75 @@
+"""Greedy output equals transformers' own ``generate``, token for token, on real architectures with random weights."""
+
+from functools import cache
+
+import pytest
+import torch
+from toys import FAMILIES, WINDOW, noisy_copy, random_model, seeded
+from transformers import GenerationConfig, PreTrainedModel
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode, prefill
+from specctl.decoding.sampling import Sampling
+from specctl.models.runner import EagerRunner
+from specctl.policies import POLICIES
+
+LENGTH = 4 * WINDOW
+SHORT, LONG = (1, 5, 9), tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
+# Untrained models stop no policy at its defaults in interesting places: these do.
+SETTINGS: dict[str, dict[str, object]] = {
+    "svip": {"c": 1.0, "threshold": 1.2},
+    "max-confidence": {"threshold": 0.5, "eps": 0.3},
+    "adaedl": {"threshold": 0.3, "eps": 0.3},
+}
+
+
+@cache
+def reference(family: str, prompt: tuple[int, ...]) -> list[int]:
+    """What ``generate`` says."""
+    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, eos_token_id=None, pad_token_id=0)
+    ids = torch.tensor([prompt])
+    said = random_model(family).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return said[0, len(prompt) :].tolist()
+
+
+def drafts(family: str) -> dict[str, PreTrainedModel]:
+    return {"smaller": random_model(family, layers=1, seed=1), "noisy copy": noisy_copy(family)}
+
+
+@pytest.mark.parametrize("draft", ["smaller", "noisy copy"])
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
+    target = EagerRunner(random_model(family), 64)
+    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), POLICIES[name](**SETTINGS.get(name, {})))
+    with torch.inference_mode():
+        for prompt in (SHORT, LONG):
+            target.rollback(0)
+            drafter.rollback(0)
+            prefill(target, drafter, prompt)
+            rounds = list(decode(target, drafter, prompt, LENGTH, Sampling()))
+            assert [token for round_ in rounds for token in round_.emitted] == reference(family, prompt)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_noisy_copy_is_sometimes_right_and_sometimes_wrong(family: str) -> None:
+    """Or the identity above would not have gone through both acceptance and rollback."""
+    drafter = ModelDrafter(EagerRunner(noisy_copy(family), 64), POLICIES["constant"]())
+    with torch.inference_mode():
+        rounds = list(decode(EagerRunner(random_model(family), 64), drafter, LONG, LENGTH, Sampling()))
+    assert any(round_.fully_accepted for round_ in rounds)
+    assert any(not round_.fully_accepted for round_ in rounds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_drafting_for_itself_accepts_everything(family: str) -> None:
+    model = random_model(family)
+    drafter = ModelDrafter(EagerRunner(model, 64), POLICIES["constant"]())
+    with torch.inference_mode():
+        rounds = list(decode(EagerRunner(model, 64), drafter, LONG, LENGTH, Sampling()))
+    assert all(round_.fully_accepted for round_ in rounds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_generate_says_is_not_monotonous(family: str) -> None:
+    assert len(set(reference(family, SHORT))) > 5

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from scipy.stats import chisquare
+from toys import seeded
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specctl.decoding.sampling import Sampling, draw, sibling
+
+
+def by_transformers(sampling: Sampling, logits: torch.Tensor) -> torch.Tensor:
+    """The distribution that ``generate`` would draw from, its warpers in its order."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
+    return warpers(torch.empty(0, 0, dtype=torch.int64), logits).softmax(-1)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 200])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1.0),
+        Sampling(0.3),
+        Sampling(1.7, top_k=1),
+        Sampling(0.7, top_k=4),
+        Sampling(1.0, top_k=1000),
+        Sampling(1.0, top_p=0.9),
+        Sampling(0.7, top_p=0.01),
+        Sampling(1.3, min_p=0.1),
+        Sampling(1.0, min_p=1.0),
+        Sampling(0.7, top_k=30, top_p=0.8),
+        Sampling(0.8, top_k=30, top_p=0.95, min_p=0.05),
+    ],
+)
+def test_the_distribution_is_the_one_that_transformers_draws_from(sampling: Sampling, vocabulary: int) -> None:
+    logits = 3 * torch.randn(300, vocabulary, generator=seeded(1))
+    ours, theirs = sampling.probs(logits), by_transformers(sampling, logits)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    assert torch.equal(ours > 0, theirs > 0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5), Sampling(1.0, min_p=0.9)])
+def test_ties_are_broken_as_transformers_breaks_them(sampling: Sampling) -> None:
+    logits = torch.tensor([[1.0, 1.0, 1.0, -9.0], [0.0, 2.0, 2.0, 2.0]])
+    torch.testing.assert_close(sampling.probs(logits), by_transformers(sampling, logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.7, 20, 0.9, 0.01)])
+def test_probabilities_are_float32_whatever_the_logits_are(sampling: Sampling, dtype: torch.dtype) -> None:
+    logits = torch.randn(2, 3, 50, generator=seeded(2)).to(dtype)
+    probs = sampling.probs(logits)
+    assert probs.dtype == torch.float32
+    assert torch.equal(probs, sampling.probs(logits.float()))
+    torch.testing.assert_close(probs.sum(-1), torch.ones(2, 3))
+
+
+def test_temperature_zero_is_one_hot_at_the_argmax() -> None:
+    logits = torch.tensor([[0.1, 0.3, 0.2], [5.0, -1.0, 5.0]])
+    assert Sampling().probs(logits).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "greedy", "plain"),
+    [
+        (Sampling(), True, False),
+        (Sampling(1.0), False, True),
+        (Sampling(0.9), False, False),
+        (Sampling(1.0, top_k=5), False, False),
+        (Sampling(1.0, top_p=0.9), False, False),
+        (Sampling(1.0, min_p=0.1), False, False),
+    ],
+)
+def test_greedy_and_plain(sampling: Sampling, greedy: bool, plain: bool) -> None:
+    assert (sampling.greedy, sampling.plain) == (greedy, plain)
+
+
+def test_plain_is_the_softmax_itself() -> None:
+    """Drafters take their signals from these probabilities instead of computing the softmax a second time."""
+    logits = torch.randn(4, 30, generator=seeded(3))
+    assert torch.equal(Sampling(1.0).probs(logits), logits.softmax(-1))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[0.1, 0.2, 0.3, 0.4], [0.0, 0.97, 0.03, 0.0], [1e-8, 3e-8, 0.0, 4e-8], [2.0, 1.0, 5.0, 0.0]],
+    ids=["a distribution", "with zeros", "a tiny residual", "not normalised"],
+)
+def test_draws_are_proportional_to_their_weights(weights: list[float]) -> None:
+    row = torch.tensor(weights)
+    generator = seeded(13)
+    seen = torch.stack([draw(row, generator) for _ in range(8000)]).bincount(minlength=4)
+    possible = row > 0
+    assert not seen[~possible].any()
+    expected = row[possible].double() / row.double().sum() * 8000
+    assert chisquare(seen[possible].double(), expected).pvalue > 1e-3
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    row = torch.ones(1000)
+    first, second = ([int(draw(row, generator)) for _ in range(5)] for generator in (seeded(1), seeded(1)))
+    assert first == second
+    assert len(set(first)) > 1
+
+
+def test_a_sibling_on_the_same_device_is_the_generator_itself() -> None:
+    generator = seeded(0)
+    assert sibling(generator, torch.device("cpu")) is generator
+    assert sibling(None, torch.device("cpu")) is None

@@ -1,0 +1,136 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from toys import seeded
+
+from specctl.decoding.sampling import Sampling, draw
+from specctl.decoding.verification import Verdict, verify, verify_greedy
+from specctl.records import ExtraToken
+
+BONUS, CORRECTION = ExtraToken.BONUS, ExtraToken.CORRECTION
+
+
+@st.composite
+def distribution_pairs(draw_value: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two distributions over the same few tokens; zeros are common, as filters make them."""
+    size = draw_value(st.integers(2, 8))
+    weight = st.one_of(st.just(0.0), st.floats(1e-6, 1.0))
+    rows = st.lists(weight, min_size=size, max_size=size).filter(lambda row: sum(row) > 0)
+    return tuple(normalised(draw_value(rows)) for _ in range(2))  # type: ignore[return-value]
+
+
+def normalised(weights: list[float]) -> torch.Tensor:
+    row = torch.tensor(weights, dtype=torch.float64)
+    return row / row.sum()
+
+
+def forced(*kept: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Drafts of token 0 whose fate is certain: accepted where the target agrees, refused where it says 1."""
+    draft = torch.tensor([[1.0, 0, 0]] * len(kept)).reshape(-1, 3)
+    target = torch.tensor([[1.0, 0, 0] if keep else [0, 1.0, 0] for keep in kept] + [[0, 0, 1.0]])
+    return torch.zeros(len(kept), dtype=torch.int64), draft, target
+
+
+@given(distribution_pairs())
+@settings(deadline=None, derandomize=True)
+def test_accepting_and_correcting_adds_up_to_the_target(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """min(p, q) + (1 - sum min(p, q)) * norm(max(p - q, 0)) = p."""
+    target, drafted = pair
+    overlap = torch.minimum(target, drafted)
+    surplus = (target - drafted).clamp_min(0)
+    refused = 1 - overlap.sum()
+    residual = surplus / surplus.sum() if surplus.sum() > 0 else target
+    torch.testing.assert_close(overlap + refused * residual, target, atol=1e-12, rtol=0)
+
+
+@given(distribution_pairs(), st.integers(0, 2**32))
+@settings(deadline=None, derandomize=True)
+def test_only_tokens_the_target_can_say_come_out(pair: tuple[torch.Tensor, torch.Tensor], seed: int) -> None:
+    target, drafted = (row.float() for row in pair)
+    generator = seeded(seed)
+    token = draw(drafted, generator)
+    verdict = verify(token[None], drafted[None], torch.stack([target, target]), generator)
+    first = int(token) if verdict.accepted else verdict.extra
+    assert target[first] > 0
+    assert target[verdict.extra] > 0
+    if not verdict.accepted:
+        assert verdict.extra != int(token), "a refused token has more draft than target probability"
+
+
+PAIRS = {
+    "overlapping": ([0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]),
+    "nearly equal": ([0.25, 0.25, 0.25, 0.25], [0.24, 0.26, 0.25, 0.25]),
+    "target narrower": ([0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]),
+    "draft narrower": ([0.25, 0.25, 0.25, 0.25], [0.0, 0.5, 0.5, 0.0]),
+    "disjoint": ([0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.3, 0.7]),
+}
+
+
+@pytest.mark.parametrize(("target", "drafted"), PAIRS.values(), ids=PAIRS.keys())
+def test_first_and_second_token_follow_the_target(target: list[float], drafted: list[float]) -> None:
+    """The law of `verify` itself: first tokens follow p; where the draft was kept, the next follows its own row."""
+    first_row, second_row, draft_row = torch.tensor(target), torch.tensor([0.1, 0.6, 0.3, 0.0]), torch.tensor(drafted)
+    rows = torch.stack([first_row, second_row])
+    generator = seeded(11)
+    first, second = torch.zeros(4), torch.zeros(4)
+    for _ in range(6000):
+        token = draw(draft_row, generator)
+        verdict = verify(token[None], draft_row[None], rows, generator)
+        first[int(token) if verdict.accepted else verdict.extra] += 1
+        if verdict.accepted:
+            second[verdict.extra] += 1
+    for seen, wanted in ((first, first_row), (second, second_row)):
+        possible = wanted > 0
+        assert not seen[~possible].any()
+        if seen.sum():
+            expected = wanted[possible].double() / wanted.double().sum() * seen.sum()
+            assert chisquare(seen[possible].double(), expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_equal_distributions_accept_everything(count: int) -> None:
+    rows = Sampling(temperature=1).probs(torch.randn(count + 1, 16, generator=seeded(0)))
+    for seed in range(50):
+        generator = seeded(seed)
+        tokens = torch.stack([draw(row, generator) for row in rows[:-1]])
+        verdict = verify(tokens, rows[:-1], rows, generator)
+        assert (verdict.accepted, verdict.kind) == (count, BONUS)
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        ((), Verdict(0, 2, BONUS)),
+        ((True,), Verdict(1, 2, BONUS)),
+        ((False,), Verdict(0, 1, CORRECTION)),
+        ((True, True, True), Verdict(3, 2, BONUS)),
+        ((True, False, True), Verdict(1, 1, CORRECTION)),
+        ((False, True, True), Verdict(0, 1, CORRECTION)),
+    ],
+)
+def test_the_first_refusal_ends_the_block(kept: tuple[bool, ...], verdict: Verdict) -> None:
+    tokens, drafted, target = forced(*kept)
+    assert verify(tokens, drafted, target, seeded(0)) == verdict
+    assert verify_greedy(tokens.tolist(), target.argmax(-1).tolist()) == verdict
+
+
+def test_a_residual_of_zero_falls_back_to_the_target() -> None:
+    """Rounding can refuse a token where max(p - q, 0) is zero everywhere; the extra token is then drawn from p."""
+    drafted = torch.tensor([[0.0, 0.0, 1.0]])
+    target = torch.tensor([[0.0, 0.0, 0.5], [1.0, 0.0, 0.0]])  # a row whose sum was lost: never above the draft's
+    verdicts = [verify(torch.tensor([2]), drafted, target, seeded(seed)) for seed in range(40)]
+    refused = [verdict for verdict in verdicts if not verdict.accepted]
+    assert refused
+    assert {verdict.extra for verdict in refused} == {2}
+
+
+def test_an_empty_block_is_a_draw_from_the_target() -> None:
+    row = torch.tensor([[0.2, 0.0, 0.8]])
+    generator = seeded(5)
+    verdicts = [verify(torch.empty(0, dtype=torch.int64), row[:0], row, generator) for _ in range(2000)]
+    assert {(verdict.accepted, verdict.kind) for verdict in verdicts} == {(0, BONUS)}
+    seen = [sum(verdict.extra == token for verdict in verdicts) for token in range(3)]
+    assert seen[1] == 0
+    assert chisquare([seen[0], seen[2]], [400, 1600]).pvalue > 1e-3

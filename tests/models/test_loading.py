@@ -1,0 +1,370 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import Hub, llama_config, save_model
+from transformers import GPTNeoXConfig, LlamaModel, Qwen3Config
+
+from specctl.errors import ModelError
+from specctl.models import loading
+from specctl.models.failures import explain
+from specctl.models.loading import eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.memory import DeviceMemory
+from specctl.profile.schema import DraftTable, ModelTable, Profile
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "llama")
+
+
+def load(model: Path | str, **settings: object) -> loading.LoadedModel:
+    return load_model(ModelTable(model=str(model), **({"device": "cpu"} | settings)), role="target")
+
+
+def refusal(model: Path | str, **settings: object) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        load(model, **settings)
+    assert caught.value.exit_code == 3
+    assert caught.value.hint
+    return caught.value
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        llama_config(),
+        Qwen3Config(
+            vocab_size=300,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+        ),
+        GPTNeoXConfig(vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_loads_a_checkpoint_ready_to_run(tmp_path: Path, config, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = save_model(tmp_path / "model", config)
+    capfd.readouterr()
+
+    loaded = load(folder)
+
+    assert capfd.readouterr() == ("", "")
+    assert loaded.vocabulary == config.vocab_size
+    assert loaded.device == torch.device("cpu")
+    assert loaded.dtype == torch.float32
+    assert loaded.devices == ("cpu",)
+    assert not loaded.model.training
+    with torch.inference_mode():
+        logits = loaded.model(torch.tensor([[1, 2, 3]])).logits
+    assert logits.shape == (1, 3, config.vocab_size)
+
+
+def test_dtype_is_float32_on_the_cpu_unless_the_profile_names_one(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "half", llama_config(dtype="bfloat16"))
+
+    assert load(folder).dtype == torch.float32
+    assert load(folder, dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_a_sharded_checkpoint_loads(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "sharded", shards="10KB")
+    assert (folder / "model.safetensors.index.json").exists()
+
+    whole = load(save_model(tmp_path / "whole"))
+
+    torch.testing.assert_close(load(folder).model.lm_head.weight, whole.model.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{"device": "balanced"}, {"device": "sequential", "max_memory": {"cpu": "1GiB"}}, {"device": {"": "cpu"}}],
+    ids=str,
+)
+def test_accelerate_placements_run(folder: Path, where: dict[str, object]) -> None:
+    loaded = load(folder, **where)
+
+    assert loaded.device == torch.device("cpu")
+    assert loaded.model(torch.tensor([[1, 2]])).logits.shape == (1, 2, 258)
+
+
+def test_eos_ids_join_generation_settings_and_tokenizer(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
+    loaded = load(folder)
+
+    assert loaded.eos_ids == {5, 9}
+    assert eos_ids(loaded.model, load_tokenizer(ModelTable(model=str(folder)))) == {0, 5, 9}
+
+
+def test_one_eos_id_may_be_a_plain_number(folder: Path) -> None:
+    assert load(folder).eos_ids == {0}
+
+
+def test_a_missing_path_suggests_its_neighbour(folder: Path) -> None:
+    error = refusal(folder.with_name("lama"))
+
+    assert "no such folder" in error.message
+    assert f"Did you mean {str(folder)!r}?" in error.hint
+
+
+def test_a_file_is_not_a_checkpoint(folder: Path) -> None:
+    assert "is a file" in refusal(folder / "model.safetensors").message
+
+
+def test_a_folder_without_configuration(tmp_path: Path) -> None:
+    assert "no config.json" in refusal(tmp_path).message
+
+
+def test_an_adapter_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+
+    assert "is an adapter" in refusal(tmp_path).message
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+    assert "holds no weights" in refusal(folder).message
+
+
+def test_pickled_weights_are_refused_with_a_way_to_convert(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+    error = refusal(folder)
+
+    assert "no safetensors weights" in error.message
+    assert "save_pretrained" in error.hint
+
+
+def test_truncated_weights_name_the_file(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+    assert f"{path} is damaged" in refusal(folder).message
+
+
+def test_a_git_lfs_pointer_is_told_from_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+    assert "git lfs pull" in refusal(folder).hint
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "sharded", shards="10KB")
+    shard = max(folder.glob("*.safetensors"))
+    shard.unlink()
+
+    assert shard.name in refusal(folder).message
+
+
+@pytest.mark.parametrize("text", ["{", "[1,"])
+def test_a_damaged_configuration(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+
+    assert "damaged config.json" in refusal(folder).message
+
+
+def test_weights_that_do_not_match_the_configuration(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=3)
+
+    assert "lacks 9 weight(s), first model.layers.2" in refusal(folder).message
+
+
+def test_weights_of_another_shape(folder: Path) -> None:
+    edit_config(folder, vocab_size=300)
+
+    assert "has a wrong shape" in refusal(folder).message
+
+
+def test_a_model_without_its_output_head(tmp_path: Path) -> None:
+    LlamaModel(llama_config()).save_pretrained(tmp_path / "headless")
+
+    assert "lm_head" in refusal(tmp_path / "headless").message
+
+
+def test_an_unknown_architecture(folder: Path) -> None:
+    edit_config(folder, model_type="llama99", architectures=["Llama99ForCausalLM"])
+
+    assert "does not know" in refusal(folder).message
+
+
+def test_an_architecture_that_does_not_generate(folder: Path) -> None:
+    from transformers import CLIPConfig
+
+    CLIPConfig().save_pretrained(folder)
+
+    assert "not a causal language model" in refusal(folder).message
+
+
+def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:
+    (folder / "modeling_own.py").write_text("raise SystemExit('ran')")
+    edit_config(
+        folder,
+        model_type="own",
+        auto_map={"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"},
+    )
+
+    assert "trust_remote_code = true in [target]" in refusal(folder).hint
+
+
+def test_weights_that_do_not_fit_are_refused_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "device_memory", lambda: [DeviceMemory("cpu", "small", 2**20, 30_000)])
+    monkeypatch.setattr(loading, "_read", lambda *_: pytest.fail("weights were read"))
+
+    error = refusal(folder)
+
+    assert "needs" in error.message
+    assert "free: cpu 29 KiB" in error.message
+    assert 'dtype = "bfloat16"' in error.hint
+
+
+@pytest.mark.parametrize("cause", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError("no memory")])
+def test_running_out_of_memory_while_loading(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cause: BaseException
+) -> None:
+    def read(*_: object) -> None:
+        raise cause
+
+    monkeypatch.setattr(loading, "_read", read)
+
+    assert "ran out of memory" in refusal(folder).message
+
+
+def test_a_device_that_is_not_there(folder: Path) -> None:
+    error = refusal(folder, device="cuda:77")
+
+    assert "'cuda:77' is not on this machine" in error.message
+    assert "cpu" in error.hint
+
+
+@pytest.mark.parametrize("answer", [(403, "Forbidden"), (500, "ServerError")])
+def test_other_answers_of_the_hub(hub: Hub, answer: tuple[int, str]) -> None:
+    hub.refusals["org/tiny"] = answer
+
+    error = refusal("org/tiny")
+
+    assert "did not deliver" in error.message
+    assert str(answer[0]) in error.message
+
+
+def test_an_unforeseen_failure_still_names_the_model() -> None:
+    error = explain(KeyError("odd"), "draft", "some/model")
+
+    assert error.message == "The draft model 'some/model' cannot be loaded: KeyError: 'odd'"
+
+
+def test_a_checkpoint_without_a_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+    with pytest.raises(ModelError, match="comes without a tokenizer"):
+        load_tokenizer(ModelTable(model=str(folder)))
+
+
+def test_a_damaged_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+    with pytest.raises(ModelError, match="tokenizer cannot be read"):
+        load_tokenizer(ModelTable(model=str(folder)))
+
+
+def test_model_tables_put_the_innermost_draft_first() -> None:
+    fast, middle, target = (ModelTable(model=name) for name in ("fast", "middle", "target"))
+    profile = Profile(target=target, draft=DraftTable(**middle.model_dump(), draft=DraftTable(**fast.model_dump())))
+
+    assert [(key, table.model) for key, table in model_tables(profile)] == [
+        ("draft.draft", "fast"),
+        ("draft", "middle"),
+        ("target", "target"),
+    ]
+
+
+def test_a_hub_model_is_downloaded_and_then_loads_from_the_cache(hub: Hub, tmp_path: Path) -> None:
+    hub.folders["org/tiny"] = save_model(tmp_path / "published", shards="10KB")
+
+    first = load("org/tiny")
+    hub.requests.clear()
+    second = load("org/tiny")
+
+    assert first.vocabulary == second.vocabulary == 258
+    assert not [path for path in hub.requests if "/resolve/" in path]
+
+
+def test_a_cached_hub_model_loads_offline(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.folders["org/tiny"] = save_model(tmp_path / "published")
+    load("org/tiny")
+    hub.requests.clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    assert load("org/tiny").vocabulary == 258
+    assert load_tokenizer(ModelTable(model="org/tiny")).eos_token_id == 0
+    assert not hub.requests
+
+
+def test_offline_and_not_cached(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hub-cache" / "models--org--tiny").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    error = refusal("org/tinny")
+
+    assert "HF_HUB_OFFLINE forbids a download" in error.message
+    assert "Did you mean 'org/tiny'?" in error.hint
+    assert not hub.requests
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+
+    assert "the hub cannot be reached" in refusal("org/tiny").message
+
+
+@pytest.mark.usefixtures("hub")
+def test_an_unknown_repository() -> None:
+    assert "neither a folder here nor a repository on the hub" in refusal("org/nothing").message
+
+
+@pytest.mark.usefixtures("hub")
+def test_an_impossible_repository_name() -> None:
+    assert "nor a valid hub id" in refusal("no such model!").message
+
+
+def test_an_unknown_revision(hub: Hub) -> None:
+    hub.refusals["org/tiny"] = 404, "RevisionNotFound"
+
+    error = refusal("org/tiny", revision="v9")
+
+    assert "no such revision" in error.message
+    assert "`revision` in [target]" in error.hint
+
+
+@pytest.mark.parametrize(("token", "advice"), [("hf_test", "account of the token in use"), (None, "no token now")])
+def test_a_gated_repository(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None, advice: str) -> None:
+    hub.refusals["org/gated"] = 403, "GatedRepo"
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+
+    error = refusal("org/gated")
+
+    assert "is gated" in error.message
+    assert "https://huggingface.co/org/gated" in error.hint
+    assert advice in error.hint
+
+
+def test_a_hub_repository_with_pickled_weights_only(hub: Hub, tmp_path: Path) -> None:
+    published = save_model(tmp_path / "published")
+    shutil.move(published / "model.safetensors", published / "pytorch_model.bin")
+    hub.folders["org/pickled"] = published
+
+    assert "no safetensors weights" in refusal("org/pickled").message
+    assert not [path for path in hub.requests if path.endswith("pytorch_model.bin")]

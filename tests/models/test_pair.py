@@ -1,0 +1,50 @@
+import pytest
+from checkpoints import llama_config, save_model
+
+from specctl.errors import ModelError
+from specctl.models.pair import load_pair
+from specctl.profile.schema import Profile
+
+
+def profile(target, *drafts):
+    table = {"model": str(target), "device": "cpu"}
+    inner = None
+    for draft in reversed(drafts):
+        inner = {"model": str(draft), "device": "cpu"} | ({"draft": inner} if inner else {})
+    return Profile.model_validate({"target": table} | ({"draft": inner} if inner else {}))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Rows of the embedding are padded differently, contexts and layers differ: all else agrees."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "target": save_model(folder / "target", llama_config(320, num_hidden_layers=3, max_position_embeddings=64)),
+        "draft": save_model(folder / "draft", llama_config(258, max_position_embeddings=48)),
+        "small": save_model(folder / "small", llama_config(272, num_hidden_layers=1, max_position_embeddings=96)),
+    }
+
+
+def test_a_pair_shares_the_real_vocabulary_and_the_shortest_context(checkpoints):
+    heard = []
+    pair = load_pair(profile(checkpoints["target"], checkpoints["draft"]), progress=heard.append)
+    assert sorted(heard) == sorted(str(checkpoints[name]) for name in ("target", "draft"))
+    assert [runner.extend([1, 2], keep=1).logits.shape for runner in (pair.target, *pair.drafts)] == [(1, 258)] * 2
+    assert (pair.context, pair.eos) == (48, frozenset({0}))
+
+
+def test_models_of_a_hierarchy_come_from_the_target_down(checkpoints):
+    pair = load_pair(profile(*(checkpoints[name] for name in ("target", "draft", "small"))))
+    assert [model.config.num_hidden_layers for model in pair.models] == [3, 2, 1]
+    assert len(pair.drafts) == 2
+
+
+def test_the_target_alone_has_its_own_context(checkpoints):
+    pair = load_pair(profile(checkpoints["target"], checkpoints["draft"]), with_drafts=False)
+    assert (pair.drafts, len(pair.models), pair.context) == ((), 1, 64)
+
+
+def test_a_draft_with_another_tokenizer_is_refused(checkpoints, tmp_path):
+    other = save_model(tmp_path / "other", llama_config(258), merges=[("o", "n")])
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_pair(profile(checkpoints["target"], other))

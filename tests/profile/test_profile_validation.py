@@ -1,0 +1,137 @@
+import pytest
+
+from specctl.errors import ProfileError
+from specctl.profile import resolve
+
+
+@pytest.fixture
+def mistakes(tmp_path, monkeypatch):
+    """What is wrong with a profile file of the given text, line by line."""
+    monkeypatch.chdir(tmp_path)
+
+    def mistakes(text="", **arguments):
+        name = None
+        if text:
+            (tmp_path / "x.toml").write_text(text)
+            name = "x.toml"
+        arguments.setdefault("environ", {})
+        arguments["environ"]["XDG_CONFIG_HOME"] = str(tmp_path)
+        with pytest.raises(ProfileError) as caught:
+            resolve(name, **arguments)
+        assert caught.value.exit_code == 2
+        return [line.strip() for line in caught.value.message.splitlines()]
+
+    return mistakes
+
+
+def test_every_mistake_is_listed_with_place_key_value_and_remedy(mistakes):
+    title, *lines = mistakes(
+        """
+[target]
+model = "m"
+dtype = "float61"
+[draft]
+modle = "n"
+policy.name = "svip"
+policy.treshold = 1
+[sampling]
+temperature = -1
+top_k = "3"
+[sampler]
+x = 1
+"""
+    )
+    assert title == "profile 'x.toml': 7 mistakes"
+    assert sorted(line.partition(": ")[0] for line in lines) == [
+        f"x.toml:{n}" for n in ("10", "11", "12", "4", "5", "6", "8")
+    ]
+    found = {line.split(": ")[1]: line for line in lines}
+    assert "\"float61\" must be 'auto', 'bfloat16', 'float16' or 'float32'" in found["target.dtype"]
+    assert "did you mean 'float16'?" in found["target.dtype"]
+    assert found["draft.model"].endswith("is required")
+    assert "did you mean 'model'?" in found["draft.modle"]
+    assert (
+        "unknown setting of svip; did you mean 'threshold'? (known: name, threshold" in found["draft.policy.treshold"]
+    )
+    assert "-1 must be greater than or equal to 0" in found["sampling.temperature"]
+    assert '"3" must be an integer' in found["sampling.top_k"]
+    assert "did you mean 'sampling'?" in found["sampler"]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("temperature=1", "temperature: unknown key; did you mean sampling.temperature?"),
+        ("target.model=embedded:tarrget", 'target.model: "embedded:tarrget" cannot be: there is no embedded model'),
+        ("target.model=''", "target.model:"),
+        ("target.device=gpu", 'target.device: "gpu" must be auto,'),
+        ("target.device=cuda:x", 'target.device: "cuda:x" must be auto,'),
+        ("target.device=3", "target.device: 3 must be a string or a table"),
+        ("target.device={a = [1]}", "target.device.a: [1] must be an integer or a string"),
+        ("sampling.stop=[1]", "sampling.stop.0: 1 must be a string"),
+        ("sampling.temperature=nan", "sampling.temperature: NaN must be a finite number"),
+        ("sampling.top_p=0", "sampling.top_p: 0 must be greater than 0"),
+        ("sampling.max_new_tokens=true", "sampling.max_new_tokens: true must be an integer"),
+        ("prompt.chat=1", "prompt.chat: 1 must be a boolean"),
+        ("policy.name=svp", "draft.policy.name: \"svp\" is no policy; did you mean 'svip'?"),
+        ("policy.name=3", "draft.policy.name: 3 must be a string"),
+        ("policy=svip", 'draft.policy: "svip" must be a table'),
+        ("policy.threshold=inf", "draft.policy.threshold: Infinity must be a finite number"),
+        ("policy.max_draft=1.5", "draft.policy.max_draft: 1.5"),
+        ("policy.keep_trigger=1", "draft.policy.keep_trigger: 1 must be a boolean"),
+        ("policy.gamma=1", "draft.policy.gamma: unknown setting of svip; it is one of adaedl"),
+        ("draft.draft.device=cpu", "draft.draft.model: is required"),
+        ("draft.draft={model='m', policy={name='nonne'}}", 'draft.draft.policy.name: "nonne" is no policy'),
+        ("extends=embedded", "extends: unknown key"),
+        ("schema_version=2", "schema_version: 2 must be 1"),
+    ],
+)
+def test_a_wrong_override_names_itself(mistakes, override, expected):
+    (line,) = mistakes(overrides=[override])
+    assert line.startswith(f"--set: {expected}")
+
+
+@pytest.mark.parametrize("override", ["x", "=1", "a..b=1", ".a=1", ""])
+def test_a_malformed_override(mistakes, override):
+    assert mistakes(overrides=[override]) == [f"--set {override}: expected KEY=VALUE"]
+
+
+def test_overrides_that_contradict_each_other_in_shape(mistakes):
+    (line,) = mistakes(overrides=["sampling=3", "sampling.seed=1"])
+    assert line == "--set: sampling.seed: sampling is already given as a value, not a table"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "key"),
+    [
+        ("SPECCTL_SAMPLING__TEMPERATURE", "hot", "sampling.temperature"),
+        ("SPECCTL_SAMPLING__TEMPERATUR", "1", "sampling.temperatur"),
+        ("SPECCTL_TEMP", "1", "temp"),
+        ("SPECCTL_POLICY__TRESHOLD", "1", "draft.policy.treshold"),
+    ],
+)
+def test_a_wrong_variable_names_itself(mistakes, variable, value, key):
+    (line,) = mistakes(environ={variable: value})
+    assert line.startswith(f"environment {variable}: {key}: ")
+
+
+def test_a_wrong_flag_names_itself(mistakes):
+    (line,) = mistakes(flags={"sampling.max_new_tokens": 0})
+    assert line.startswith("flag --max-new-tokens: sampling.max_new_tokens: 0 must be")
+
+
+def test_a_missing_target_names_the_file(mistakes):
+    assert mistakes('description = "x"') == ["x.toml: target: is required"]
+
+
+def test_a_key_in_an_inline_table_is_placed_at_its_line(mistakes):
+    (line,) = mistakes('[target]\nmodel = "m"\n[draft]\nmodel = "n"\npolicy = {name = "svip", treshold = 1}\n')
+    assert line.startswith("x.toml:5: draft.policy.treshold")
+
+
+def test_an_unknown_profile_suggests_a_known_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProfileError, match="no profile named 'embeded'; did you mean 'embedded'"):
+        resolve("embeded", environ={"XDG_CONFIG_HOME": str(tmp_path)})
+    with pytest.raises(ProfileError, match=r"no profile file nowhere/x\.toml"):
+        resolve("nowhere/x.toml")

@@ -1,0 +1,262 @@
+import os
+import re
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pexpect
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from specctl.metrics import Metrics
+from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
+from specctl.terminal.live import LiveView, Origin, Piece, ResizableLive, loading
+from specctl.terminal.panel import GenerationPanel
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+SIZES = [(80, 24), (200, 50), (40, 24), (80, 10), (40, 10), (20, 6), (10, 4), (3, 2), (1, 1)]
+HOSTILE = "木星の衛星🚢\tx\x1b[2J\x1b]0;evil\x07\r\n\x9b31m\u202e\ud800"
+
+
+def terminal(width: int, height: int, **more) -> Console:
+    return Console(
+        width=width, height=height, file=StringIO(), force_terminal=True, color_system="standard", record=True, **more
+    )
+
+
+def round_of(index: int, accepted: int, drafted: int, threshold: float | None = 0.4) -> Round:
+    steps = tuple(DraftStep(position + 1, 7) for position in range(drafted))
+    kind = ExtraToken.BONUS if accepted == drafted else ExtraToken.CORRECTION
+    return Round(index, steps, accepted, 9, kind, StopReason.POLICY, threshold, total_seconds=0.25)
+
+
+ROUNDS = [round_of(index, index % 5, 4 + index % 2) for index in range(30)]
+
+
+def panel(rounds: list[Round] = ROUNDS, text: str = "some words ", prompt: str = "Once upon a time") -> GenerationPanel:
+    drawn = GenerationPanel("big + small", "adaedl", prompt, 512)
+    for round_ in rounds:
+        drawn.add(round_, [Piece(text * round_.accepted, Origin.ACCEPTED), Piece(text, Origin.CORRECTION)])
+    return drawn
+
+
+def completion(rounds: list[Round]) -> Completion:
+    tokens = tuple(token for round_ in rounds for token in round_.emitted)
+    return Completion(5, tokens, "THE WHOLE TEXT", FinishReason.LENGTH, tuple(rounds), 0.5, 8.0, 0.75)
+
+
+def drawn_lines(console: Console, drawn: GenerationPanel) -> list[str]:
+    with console.capture() as capture:
+        console.print(drawn, end="")
+    output = capture.get()
+    assert "\x1b" not in SGR.sub("", output)
+    return SGR.sub("", output).splitlines()
+
+
+@pytest.mark.parametrize("text", ["some words ", HOSTILE, "x" * 300, "\n"])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_panel_fits_every_terminal(width: int, height: int, text: str) -> None:
+    drawn = panel(text=text, prompt=f"prompt {text}")
+    lines = drawn_lines(terminal(width, height), drawn)
+    assert len(lines) <= max(1, height - 1)
+    assert max(map(cell_len, lines)) <= max(2, width)
+    assert (drawn.drawn_width, drawn.drawn_height) == (width, len(lines))
+
+
+def test_before_the_first_round_the_prompt_is_shown() -> None:
+    page = "\n".join(drawn_lines(terminal(80, 24), panel([])))
+    assert "Once upon a time" in page
+    assert "0 of 512" in page
+    assert "threshold" not in page
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 24)])
+def test_the_panel_shows_the_figures_of_the_rounds(width: int, height: int) -> None:
+    metrics = Metrics()
+    for round_ in ROUNDS:
+        metrics.add_round(round_)
+    page = " ".join("\n".join(drawn_lines(terminal(width, height), panel())).split())
+    for figure in (
+        f"tokens {metrics.generated_tokens} of 512",
+        f"tokens/s {metrics.tokens_per_second:.1f}",
+        f"acceptance rate {metrics.acceptance_rate:.1%}",
+        f"mean acceptance length {metrics.mean_acceptance_length:.2f}",
+        f"verification rate {metrics.verification_rate:.3f}",
+        f"discard rate {metrics.discard_rate:.3f}",
+        "threshold 0.400",
+        "30 ████▒ 4/5 policy",
+        "accepted · correction · bonus",
+        "big + small · adaedl",
+    ):
+        assert figure in page
+
+
+@pytest.mark.parametrize(("width", "beside"), [(200, True), (80, True), (40, False)])
+def test_figures_stand_beside_the_strip_where_there_is_room(width: int, beside: bool) -> None:
+    lines = drawn_lines(terminal(width, 30), panel())
+    assert any("rate" in line and "policy" in line for line in lines) is beside
+
+
+def test_a_long_text_shows_its_end() -> None:
+    drawn = panel(text="filler " * 5)
+    drawn.add(round_of(30, 0, 1), [Piece("THE END", Origin.BONUS)])
+    page = "\n".join(drawn_lines(terminal(80, 24), drawn))
+    assert "THE END" in page
+    assert "Once upon a time" not in page
+
+
+def test_markup_in_titles_and_text_is_shown_as_it_is() -> None:
+    drawn = GenerationPanel("[red]title\x1b[0m[/red]", "[bold]p", "[blink]prompt", 8)
+    page = "\n".join(drawn_lines(terminal(80, 24), drawn))
+    assert "[red]title␛[0m[/red] · [bold]p" in page
+    assert "[blink]prompt" in page
+
+
+def test_without_colour_origins_still_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    console = terminal(80, 24)
+    drawn = panel([])
+    drawn.add(round_of(0, 1, 1), [Piece(origin.value, origin) for origin in Origin])
+    with console.capture() as capture:
+        console.print(drawn)
+    codes = {code for sequence in SGR.findall(capture.get()) for code in sequence[2:-1].split(";")}
+    assert codes <= {"0", "1", "2", "4"}
+    assert "\x1b[4mcorrection" in capture.get()
+    assert "\x1b[1mbonus" in capture.get()
+
+
+@pytest.mark.parametrize("width", [80, 200, 40])
+def test_finish_leaves_only_a_summary(width: int) -> None:
+    console = terminal(width, 24)
+    finished = completion(ROUNDS)
+    with LiveView(console, "big + small", "adaedl", "Once upon a time", 512) as view:
+        for round_ in ROUNDS:
+            view.on_round(round_, [Piece("THE WHOLE TEXT", Origin.ACCEPTED)])
+        console.file.truncate(0)
+        view.finish(finished)
+        after = console.file.getvalue()
+    metrics = Metrics.of([finished])
+    lines = CONTROL.sub("", after[after.rindex("\x1b[2K") :]).splitlines()
+    summary = " ".join(lines)
+    assert max(map(cell_len, lines)) <= width
+    assert f"tokens {metrics.generated_tokens} of 512" in summary
+    assert f"tokens/s {metrics.tokens_per_second:.1f}" in summary
+    assert f"acceptance rate {metrics.acceptance_rate:.1%}" in summary
+    assert "drafting stopped by policy 30" in summary
+    assert "first tokens after 0.75 s" in summary
+    assert "total 8.00 s" in summary
+    assert "finished length" in summary
+    assert "THE WHOLE TEXT" not in summary
+    assert console.file.getvalue() == after
+
+
+def test_an_error_in_the_block_takes_the_panel_away() -> None:
+    console = terminal(80, 24)
+    with pytest.raises(KeyboardInterrupt), LiveView(console, "t", "svip", "prompt", 8):
+        raise KeyboardInterrupt
+    output = console.file.getvalue()
+    assert output.rindex("\x1b[?25h") > output.rindex("prompt")
+    assert CONTROL.sub("", output[output.rindex("\x1b[?25h") :]).strip() == ""
+
+
+def test_nothing_is_drawn_where_nobody_watches() -> None:
+    console = Console(file=StringIO(), width=80)
+    with loading(console, "Loading"):
+        pass
+    with LiveView(console, "t", "svip", "prompt", 8) as view:
+        view.on_round(ROUNDS[0], [Piece("text", Origin.BONUS)])
+        view.finish(completion(ROUNDS[:1]))
+    assert console.file.getvalue() == ""
+
+
+def test_a_dumb_terminal_gets_the_summary_alone() -> None:
+    console = terminal(80, 24, _environ={"TERM": "dumb"})
+    with LiveView(console, "t", "svip", "prompt", 8) as view:
+        view.on_round(ROUNDS[0], [Piece("text", Origin.BONUS)])
+        view.finish(completion(ROUNDS[:1]))
+    assert CONTROL.sub("", console.file.getvalue()).startswith("t · svip\ntokens 1 of 8")
+
+
+def test_a_terminal_made_narrower_is_cleared_of_the_wrapped_panel() -> None:
+    console = terminal(100, 24)
+    drawn = panel()
+    live = ResizableLive(drawn, console)
+    live.auto_refresh = False
+    live.start(refresh=True)
+    rows = drawn.drawn_height
+    console.file.truncate(0)
+    console.width = 40
+    live.refresh()
+    climbed = console.file.getvalue().partition("╭")[0].count("\x1b[1A")
+    live.stop()
+    assert climbed == 3 * rows - 1
+
+
+@pytest.mark.parametrize("width", [80, 20])
+def test_loading_shows_its_message_and_cleans_up(width: int) -> None:
+    console = terminal(width, 24)
+    with loading(console, "Loading [b]big\x1b[2J"):
+        pass
+    output = console.file.getvalue()
+    assert "Loading" in output
+    assert "\x1b[2J" not in output
+    assert output.endswith("\x1b[1A\x1b[2K")
+
+
+SCRIPT = """
+import time
+from rich.console import Console
+from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
+from specctl.terminal.live import LiveView, Origin, Piece, loading
+
+console = Console(stderr=True)
+rounds = []
+with loading(console, "Loading a model"):
+    time.sleep(0.3)
+with LiveView(console, "big + small", "svip", "Once", 99) as view:
+    narrow = 0
+    while narrow < 5:
+        narrow += console.width == 50
+        steps = tuple(DraftStep(position + 1, 1) for position in range(4))
+        rounds.append(Round(len(rounds), steps, 3, 9, ExtraToken.CORRECTION, StopReason.POLICY, 0.3, 0.1, 0.1, 0.2))
+        pieces = [Piece(" upon a time \\x1b]0;evil\\x07", Origin.ACCEPTED), Piece("!", Origin.CORRECTION)]
+        view.on_round(rounds[-1], pieces)
+        time.sleep(0.1)
+    tokens = tuple(token for round_ in rounds for token in round_.emitted)
+    view.finish(Completion(1, tokens, "", FinishReason.STOP, tuple(rounds), 0.1, 2.0, 0.2))
+print("the completion stands whole")
+"""
+
+
+def test_in_a_pseudo_terminal_that_is_resized(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    settings = {"NO_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"}
+    # Given explicitly: readline puts LINES and COLUMNS into the environment a child inherits, unseen by os.environ.
+    environment = {name: value for name, value in os.environ.items() if name not in settings} | {"TERM": "xterm"}
+    child = pexpect.spawn(
+        sys.executable, [str(script)], dimensions=(24, 80), encoding="utf-8", timeout=60, env=environment
+    )
+    child.expect("Loading a model")
+    child.expect("3/4")
+    before = child.before
+    child.setwinsize(16, 50)
+    child.expect(pexpect.EOF)
+    output = child.before
+    child.close()
+    assert child.exitstatus == 0
+
+    assert any(cell_len(line) == 80 for line in CONTROL.sub("", before).splitlines())
+    assert "\x1b]0" not in output
+    panel_end = output.rindex("╰")
+    last_frame = CONTROL.sub("", output[output.rindex("╭") : panel_end]).splitlines()
+    assert len(last_frame) < 16
+    assert {cell_len(line) for line in last_frame if line} == {50}
+    assert any("upon a time" in line for line in last_frame)
+    left = [line.strip() for line in CONTROL.sub("", output[output.rindex("\x1b[2K") :]).splitlines()]
+    assert left[0] == "big + small · svip"
+    assert "finished stop (end of sequence or stop string)" in left[-2]
+    assert left[-1] == "the completion stands whole"
+    assert output.rindex("\x1b[?25h") < output.rindex("the completion")

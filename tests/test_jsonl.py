@@ -1,0 +1,220 @@
+import io
+import json
+
+import pytest
+
+from specctl.errors import UsageError
+from specctl.jsonl import Finished, Record, drop_unfinished, error_line, read_records, result_line, write_line
+from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
+
+METRICS = [
+    "prompt_tokens",
+    "generated_tokens",
+    "rounds",
+    "drafted",
+    "accepted",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "verification_rate",
+    "discard_rate",
+    "draft_ms",
+    "verify_ms",
+    "prefill_ms",
+    "total_ms",
+    "tokens_per_second",
+]
+
+
+def records(text, input_format="jsonl"):
+    return list(read_records(io.BytesIO(text if isinstance(text, bytes) else text.encode()), input_format))
+
+
+def completion(text="said"):
+    steps = (DraftStep(1, 7), DraftStep(2, 8))
+    round_ = Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY, threshold=0.5)
+    return Completion(3, (7, 9), text, FinishReason.LENGTH, (round_,), 0.25, 0.5, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("line", "identity"),
+    [
+        ({"id": "a"}, "a"),
+        ({"question_id": 7}, 7),
+        ({"task_id": "HumanEval/0"}, "HumanEval/0"),
+        ({"id": None, "task_id": "t"}, "t"),
+        ({"id": 0, "question_id": 3}, 0),
+        ({"id": ""}, ""),
+        ({}, 2),
+    ],
+)
+def test_a_record_has_its_own_id_or_its_line_number(line, identity):
+    (record,) = records("\n" + json.dumps(line | {"prompt": "x"}))
+    assert (record.line, record.id, record.error) == (2, identity, None)
+
+
+@pytest.mark.parametrize("text", ["\n \r\n\t\n", "\ufeff\n"], ids=["blank lines", "a byte order mark alone"])
+def test_lines_without_anything_are_no_records(text):
+    assert records(text) == []
+
+
+def test_line_numbers_count_blank_lines_too():
+    assert [record.line for record in records('{"prompt": "a"}\r\n\r\n{"prompt": "b"}')] == [1, 3]
+
+
+@pytest.mark.parametrize("input_format", ["jsonl", "text"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(input_format):
+    (record,) = records('\ufeff{"prompt": "x"}\n', input_format)
+    assert record.data == {"prompt": "x" if input_format == "jsonl" else '{"prompt": "x"}'}
+
+
+def test_lines_of_text_lose_their_line_break_and_nothing_else():
+    assert [record.data["prompt"] for record in records("  a \r\nb\u2028c\x0bd\n\n{", "text")] == [
+        "  a ",
+        "b\u2028c\x0bd",
+        "{",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "words"),
+    [
+        (b'{"prompt": "\xff"}', "invalid_utf8", "not UTF-8"),
+        ("{", "invalid_json", "not JSON"),
+        ('{"prompt": "x"} y', "invalid_json", "Extra data"),
+        ("Once upon a time", "invalid_json", "--input-format text"),
+        ("42", "invalid_record", "--input-format text"),
+        ('["x"]', "invalid_record", "not an object"),
+        ('{"prompt": "x", "score": NaN}', "invalid_json", "NaN"),
+        ('{"prompt": "x", "score": -1e999}', "invalid_json", "-1e999"),
+        ('{"prompt": "x", "n": ' + "1" * 5000 + "}", "invalid_json", "digits"),
+        ("[" * 100_000, "invalid_json", "nested too deeply"),
+        ("{}", "invalid_record", "no prompt"),
+        ('{"text": "x"}', "invalid_record", "prompt, messages, turns"),
+        ('{"prompt": "x", "turns": ["y"]}', "invalid_record", "prompt and turns"),
+        ('{"prompt": ["x"]}', "invalid_record", "prompt must be a string"),
+        ('{"prompt": null}', "invalid_record", "prompt must be a string"),
+        ('{"turns": []}', "invalid_record", "list of strings"),
+        ('{"turns": "x"}', "invalid_record", "list of strings"),
+        ('{"turns": ["x", 1]}', "invalid_record", "list of strings"),
+        ('{"messages": [{"role": "user"}]}', "invalid_record", "role and content"),
+        ('{"messages": {"role": "user", "content": "x"}}', "invalid_record", "role and content"),
+        ('{"prompt": "x", "sampling": 1}', "invalid_record", "sampling must be an object"),
+    ],
+)
+def test_a_bad_line_carries_its_error_and_the_next_one_is_read(line, kind, words):
+    raw = line if isinstance(line, bytes) else line.encode()
+    bad, good = records(raw + b'\n{"prompt": "fine"}\n')
+    assert good == Record(2, 2, {"prompt": "fine"})
+    assert bad.error is not None
+    assert bad.error.kind == kind
+    assert words in bad.error.message
+
+
+def test_a_bad_record_keeps_the_id_it_can_be_known_by():
+    unreadable, incomplete = records('{"id": "a"\n{"id": "b"}\n')
+    assert error_line(unreadable, unreadable.error).items() >= {"id": None, "line": 1}.items()
+    line = error_line(incomplete, incomplete.error)
+    assert list(line) == ["id", "line", "error"]
+    assert (line["id"], line["line"], line["error"]["type"]) == ("b", 2, "invalid_record")
+
+
+def test_lines_are_whole_and_utf8_whatever_they_hold():
+    sink = io.StringIO()
+    write_line(sink, {"a": "é\n\u2028"})
+    write_line(sink, {"a": "\ud800"})
+    assert sink.getvalue().encode() == '{"a": "é\\n\u2028"}\n{"a": "\\ud800"}\n'.encode()
+
+
+def test_a_result_carries_the_fields_of_its_record_through():
+    data = {"task_id": "t", "prompt": "x", "category": "c", "nested": {"a": [1]}}
+    line = result_line(Record(1, "t", data), [completion()])
+    assert line.items() >= data.items()
+    assert list(line)[-4:] == ["id", "completion", "finish_reason", "metrics"]
+    assert (line["id"], line["completion"], line["finish_reason"]) == ("t", "said", "length")
+    assert list(line["metrics"]) == METRICS
+
+
+def test_what_another_run_said_is_not_carried_through():
+    old = {"prompt": "x", "completion": "old", "rounds": [], "completion_ids": [1], "error": {"type": "t"}}
+    line = result_line(Record(1, 1, old), [completion()])
+    assert sorted(line) == ["completion", "finish_reason", "id", "metrics", "prompt"]
+    assert line["completion"] == "said"
+
+
+def test_rounds_and_ids_are_added_on_demand():
+    line = result_line(Record(1, 1, {"prompt": "x"}), [completion()], rounds=True, token_ids=True)
+    assert line["completion_ids"] == [7, 9]
+    (round_,) = line["rounds"]
+    assert round_.items() >= {"drafted": 2, "accepted": 1, "stop": "policy", "threshold": 0.5}.items()
+
+
+def test_a_conversation_has_lists_over_its_turns_and_one_sum():
+    said = [completion("one"), completion("two")]
+    line = result_line(Record(1, 1, {"turns": ["a", "b"]}), said, rounds=True, token_ids=True)
+    assert line["completion"] == ["one", "two"]
+    assert line["finish_reason"] == ["length", "length"]
+    assert line["completion_ids"] == [[7, 9], [7, 9]]
+    assert [len(rounds) for rounds in line["rounds"]] == [1, 1]
+    assert line["metrics"]["generated_tokens"] == 4
+
+
+DONE = '{"id": "a", "completion": ""}\n{"id": "a", "completion": ""}\n{"id": null, "line": 4, "error": {}}\n'
+
+
+def test_finished_records_are_taken_once_for_each_line_they_have(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text(DONE)
+    finished = Finished(path)
+    assert (len(finished), finished.failed) == (3, True)
+    assert [finished.take(Record(line, "a")) for line in (1, 2, 3)] == [True, True, False]
+    assert [finished.take(Record(line, None)) for line in (3, 4)] == [False, True]
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text(DONE + '{"id": "b", "compl')
+    assert not Finished(path).take(Record(1, "b"))
+    assert path.read_text() == DONE
+
+
+def test_nothing_is_finished_where_there_is_no_file(tmp_path):
+    assert len(Finished(tmp_path / "none")) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"id": 1, "prompt": "an input"}\n',
+        '{"completion": "no id"}\n',
+        "notes\nto keep",
+        "notes to keep",
+        '{"id": 1, "prompt": "a document"}',
+        "[1]\n",
+        "\n",
+        b"\x89PNG\xff",
+    ],
+)
+def test_a_file_of_another_kind_is_refused_and_left_as_it_is(tmp_path, content):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(content := content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match="was not written by this command"):
+        Finished(path)
+    assert path.read_bytes() == content
+
+
+def test_rounds_of_an_interrupted_record_leave_the_trace(tmp_path):
+    out, trace = tmp_path / "out.jsonl", tmp_path / "trace.jsonl"
+    out.write_text(DONE)
+    kept = '{"id": "a", "round": 0}\n{"id": "a", "round": 1}\n'
+    trace.write_text(kept + '{"id": "b", "round": 0}\n{"id": "b", "rou')
+    drop_unfinished(trace, Finished(out))
+    assert trace.read_text() == kept
+    drop_unfinished(tmp_path / "none", Finished(out))
+
+
+def test_a_trace_of_another_kind_is_refused(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("notes\n")
+    with pytest.raises(UsageError, match=r"trace\.jsonl:1"):
+        drop_unfinished(trace, Finished(tmp_path / "none"))
+    assert trace.read_text() == "notes\n"

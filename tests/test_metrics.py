@@ -1,0 +1,71 @@
+import json
+from dataclasses import replace
+
+import pytest
+from toys import round_of
+
+from specctl.metrics import Metrics
+from specctl.records import Completion, FinishReason, Round, StopReason
+
+
+def timed(accepted: int, drafted: int, stop: StopReason | None) -> Round:
+    return replace(round_of(accepted, drafted), stop=stop, draft_seconds=0.5, verify_seconds=0.25, total_seconds=0.8)
+
+
+# 1 + 4 + 1 = 6 tokens emitted in 3 rounds; 3 of 7 drafts accepted.
+ROUNDS = (timed(0, 4, StopReason.POLICY), timed(3, 3, StopReason.MAX_DRAFT), timed(0, 0, None))
+
+
+def completion(tokens: int = 6) -> Completion:
+    return Completion(10, tuple(range(tokens)), "", FinishReason.LENGTH, ROUNDS, 1.0, 4.0, 1.5)
+
+
+def test_rates_of_one_completion() -> None:
+    """1 + 3/3 accepted a round; 3 target passes for 6 tokens; 4 of the 7 drafts thrown away for 6 tokens."""
+    metrics = Metrics.of([completion()])
+    assert metrics.acceptance_rate == pytest.approx(3 / 7)
+    assert metrics.mean_acceptance_length == 2.0
+    assert metrics.verification_rate == 0.5
+    assert metrics.discard_rate == pytest.approx(4 / 6)
+    assert metrics.tokens_per_second == 1.5
+    assert metrics.stops == {"policy": 1, "max_draft": 1}
+
+
+def test_rates_of_many_are_rates_of_the_sums() -> None:
+    metrics = Metrics.of([completion(), completion(tokens=5)])
+    assert (metrics.sequences, metrics.prompt_tokens, metrics.generated_tokens, metrics.rounds) == (2, 20, 11, 6)
+    assert metrics.verification_rate == pytest.approx(6 / 11)
+    assert (metrics.prefill_seconds, metrics.total_seconds) == (2.0, 8.0)
+
+
+def test_a_running_sequence_counts_what_its_rounds_emitted() -> None:
+    running, finished = Metrics(), Metrics.of([completion()])
+    for round_ in ROUNDS:
+        running.add_round(round_)
+    same = ("generated_tokens", "rounds", "drafted", "accepted", "draft_seconds", "verify_seconds", "stops")
+    assert [getattr(running, name) for name in same] == [getattr(finished, name) for name in same]
+    assert (running.sequences, running.total_seconds) == (0, pytest.approx(2.4))
+
+
+def test_nothing_yet_is_zero_everywhere() -> None:
+    assert set(Metrics().as_record().values()) == {0}
+
+
+def test_the_record_is_in_milliseconds() -> None:
+    record = Metrics.of([completion()]).as_record()
+    assert json.loads(json.dumps(record)) == {
+        "prompt_tokens": 10,
+        "generated_tokens": 6,
+        "rounds": 3,
+        "drafted": 7,
+        "accepted": 3,
+        "acceptance_rate": 0.4286,
+        "mean_acceptance_length": 2.0,
+        "verification_rate": 0.5,
+        "discard_rate": 0.6667,
+        "draft_ms": 1500.0,
+        "verify_ms": 750.0,
+        "prefill_ms": 1000.0,
+        "total_ms": 4000.0,
+        "tokens_per_second": 1.5,
+    }

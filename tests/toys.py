@@ -1,0 +1,191 @@
+"""Small stand-ins that tests share: a tabular language model whose law can be enumerated, and random-weight models."""
+
+from collections.abc import Iterator, Sequence, Set
+from copy import deepcopy
+from functools import cache
+from itertools import count, pairwise
+
+import torch
+from transformers import (
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from specctl.decoding.sampling import Sampling
+from specctl.models.runner import Forward
+from specctl.policies import StoppingPolicy
+from specctl.policies.base import Rule, Signal
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+
+VOCABULARY = 5
+EOS = 0
+
+
+def table(seed: int, *, eos_logit: float = 0.0, spread: float = 1.5) -> torch.Tensor:
+    """Logits ``(V + 1, V + 1, V)`` after each pair of last tokens; index V stands for "nothing before"."""
+    logits = spread * torch.randn(VOCABULARY + 1, VOCABULARY + 1, VOCABULARY, generator=seeded(seed))
+    logits[..., EOS] += eos_logit
+    return logits
+
+
+def related_table(base: torch.Tensor, seed: int, noise: float = 1.0) -> torch.Tensor:
+    """A draft's table: correlated with the target's but different."""
+    return base + noise * torch.randn(base.shape, generator=seeded(seed))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class TableRunner:
+    """A `Runner` whose next-token logits are looked up by the last two tokens.
+
+    ``sequence`` is the text so far as the test knows it (prompt and emitted tokens, kept up to date by the test):
+    every call is then checked to continue a prefix of it.
+    """
+
+    def __init__(self, logits: torch.Tensor, sequence: list[int] | None = None) -> None:
+        self.table = logits
+        self.sequence = sequence
+        self.tokens: list[int] = []
+        self.extended: list[int] = []  # how many tokens each forward pass was given
+        self.context = 1 << 31
+        self.device = torch.device("cpu")
+        self._none = logits.shape[-1]
+        self._seen: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        assert tokens, "an empty forward pass"
+        assert 0 <= keep <= len(tokens), "logits of tokens that are not in this forward pass"
+        self.tokens.extend(tokens)
+        self.extended.append(len(tokens))
+        if self.sequence is not None:
+            shared = min(len(self.tokens), len(self.sequence))
+            assert self.tokens[:shared] == self.sequence[:shared], "the cache holds something else than the sequence"
+        window = (self._none, *self.tokens)[len(self.tokens) - keep :]
+        logits = self._seen.get(window)
+        if logits is None:
+            rows = [self.table[pair] for pair in pairwise(window)]
+            logits = self._seen[window] = torch.stack(rows) if rows else self.table[0, 0, :0].view(0, self._none)
+        return Forward(logits, logits if hidden else None)
+
+    def rollback(self, length: int) -> None:
+        assert length >= 0
+        del self.tokens[length:]
+
+
+def law(
+    logits: torch.Tensor, prompt: Sequence[int], length: int, sampling: Sampling, eos: Set[int]
+) -> dict[tuple[int, ...], float]:
+    """The exact probability of every completion of at most ``length`` tokens."""
+    probs = sampling.probs(logits).double()
+    probs = (probs / probs.sum(-1, keepdim=True)).tolist()
+    nothing = logits.shape[-1]
+
+    def grow(completion: tuple[int, ...], chance: float) -> Iterator[tuple[tuple[int, ...], float]]:
+        if len(completion) == length or (completion and completion[-1] in eos):
+            yield completion, chance
+            return
+        before, last = (nothing, *prompt, *completion)[-2:]
+        for token, share in enumerate(probs[before][last]):
+            if share:
+                yield from grow((*completion, token), chance * share)
+
+    return dict(grow((), 1.0))
+
+
+class Script(Rule):
+    """A policy that drafts the lengths it is given, in turn and over again; it notes the rounds it observes."""
+
+    signals: frozenset[Signal] = frozenset()
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+        self.rounds: list[Round] = []
+        self._turn = count()
+
+    def draft_limit(self) -> int:
+        return self.lengths[next(self._turn) % len(self.lengths)]
+
+    def observe(self, round_: Round) -> None:
+        self.rounds.append(round_)
+
+
+class DropsWhatItSaw(Rule):
+    """Unlawful on purpose: it looks at the drawn token and drops it."""
+
+    signals: frozenset[Signal] = frozenset({"token_prob"})
+    keep_trigger = False
+
+    def draft_limit(self) -> int:
+        return 4
+
+    def should_stop(self, step: DraftStep) -> bool:
+        assert step.token_prob is not None
+        return step.token_prob < 0.4
+
+
+def round_of(accepted: int, drafted: int, *, entropies: Sequence[float] | None = None) -> Round:
+    """A round in which the first ``accepted`` of ``drafted`` tokens were kept."""
+    steps = tuple(
+        DraftStep(index + 1, token=index, entropy=entropies[index] if entropies else None) for index in range(drafted)
+    )
+    kind = ExtraToken.BONUS if accepted == drafted else ExtraToken.CORRECTION
+    return Round(0, steps, accepted, extra=99, extra_kind=kind, stop=StopReason.POLICY)
+
+
+WINDOW = 8
+_SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 256}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+# Wide weights, or the argmax of an untrained model hardly depends on its context.
+_COMMON = {**_SHAPE, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+FAMILIES = {
+    "llama": lambda layers: LlamaConfig(num_hidden_layers=layers, **_HEADS, **_COMMON),
+    "qwen3": lambda layers: Qwen3Config(num_hidden_layers=layers, **_HEADS, **_COMMON),
+    "gpt-neox": lambda layers: GPTNeoXConfig(num_hidden_layers=layers, num_attention_heads=4, **_COMMON),
+    "gemma2": lambda layers: Gemma2Config(
+        num_hidden_layers=layers,
+        sliding_window=WINDOW,
+        attn_implementation="eager",
+        tie_word_embeddings=False,  # tied and scaled up, an untrained one repeats its input for ever
+        final_logit_softcapping=30.0,
+        **_HEADS,
+        **_COMMON,
+    ),
+    "mistral": lambda layers: MistralConfig(num_hidden_layers=layers, sliding_window=WINDOW, **_HEADS, **_COMMON),
+}
+
+
+@cache
+def random_model(family: str, layers: int = 2, seed: int = 0) -> PreTrainedModel:
+    """An untrained float32 model of 64 tokens, the same for the same arguments."""
+    config: PreTrainedConfig = FAMILIES[family](layers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    return model.float().eval()
+
+
+@cache
+def noisy_copy(family: str, noise: float = 0.01) -> PreTrainedModel:
+    """The same model with noise on its weights: agrees with it often, not always."""
+    model = deepcopy(random_model(family))
+    generator = seeded(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def fresh_policy(policy: type[StoppingPolicy], **settings: object) -> StoppingPolicy:
+    return policy(**settings)  # type: ignore[call-arg]
