@@ -8,7 +8,7 @@ import torch
 
 from specctl.decoding.sampling import Sampling, draw, sibling
 from specctl.models.runner import Runner
-from specctl.policies import Signal, StoppingPolicy
+from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round, StopReason
 
 
@@ -83,33 +83,23 @@ class ModelDrafter:
             self.runner.extend(pending, keep=0)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
-        limit = self.policy.draft_limit()
-        stop = StopReason.MAX_DRAFT if limit <= budget else StopReason.BUDGET
         threshold = self.policy.current_threshold
-        steps: list[DraftStep] = []
         rows: list[torch.Tensor] = []
         self._start = len(sequence)
         pending = sequence[self.runner.length :]
-        while len(steps) < min(limit, budget):
+
+        def propose(index: int) -> DraftStep:
+            nonlocal pending
             logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
-            step, probs = self._step(logits, len(steps) + 1)
-            steps.append(step)
+            step, probs = self._step(logits, index)
             if probs is not None:
                 rows.append(probs)
-            stops = self.policy.should_stop(step)
-            if stops and not self.policy.keep_trigger:
-                # Whatever the token is: keeping only an end of sequence would favour it.
-                del steps[-1], rows[-1:]
-                stop = StopReason.POLICY
-                break
-            if step.token in self._eos:
-                stop = StopReason.EOS
-                break
-            if stops:
-                stop = StopReason.POLICY
-                break
             pending = [step.token]
-        return Draft([step.token for step in steps], torch.stack(rows) if rows else None, tuple(steps), stop, threshold)
+            return step
+
+        steps, stop = draft_phase(self.policy, budget, self._eos, propose)
+        probs = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
+        return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold)
 
     def _step(self, logits: torch.Tensor, index: int) -> tuple[DraftStep, torch.Tensor | None]:
         """Draw one token and read it, with the signals wanted, in a single transfer."""

@@ -7,6 +7,7 @@ written down. Profiles, flags and calibration read them from here.
 from specctl.policies.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.base import Signal, StoppingPolicy
 from specctl.policies.constant import Constant, NoDraft
+from specctl.policies.drafting import draft_phase
 from specctl.policies.heuristic import Heuristic
 from specctl.policies.self_verify import SelfVerify
 from specctl.policies.svip import Svip
@@ -21,4 +22,4 @@ POLICIES: dict[str, type[StoppingPolicy]] = {
     "self-verify": SelfVerify,
 }
 
-__all__ = ["POLICIES", "Signal", "StoppingPolicy"]
+__all__ = ["POLICIES", "Signal", "StoppingPolicy", "draft_phase"]

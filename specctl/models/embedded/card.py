@@ -19,10 +19,9 @@ answers. Context: 1,024 tokens. Weights: bfloat16 safetensors, tied embeddings.
 ## How they were made
 
 `python -m specctl.models.embedded.train --corpus DIR --compile` with seed {seed} (torch {torch}, two CPU cores). The
-target learned {corpus_tokens:,} tokens of text; then it wrote {generated_tokens:,} tokens of its own (70 % greedily)
+target learned {corpus_tokens:,} tokens of text; then it wrote {generated_tokens:,} tokens of its own ({greedy:.0%} greedily)
 from training prompts and from questions it made up, and mid and draft learned its distributions on that text and some
-of the corpus (forward KL). Last, the draft went on alone on the target's text, with the target's likeliest token
-counting extra. The matrices train with Muon, the rest with AdamW.
+of the corpus (forward KL), its likeliest token counting extra. The matrices train with Muon, the rest with AdamW.
 
 Settings: {recipe}.
 
@@ -43,7 +42,8 @@ SHAPES = {"target": "12 x 192", "mid": "4 x 128", "draft": "1 x 128"}
 def write_card(path: Path, facts: dict[str, Any]) -> None:
     """Fill in the card from what `specctl.models.embedded.train` recorded."""
     rows, checksums = [], []
-    for name, model in facts["models"].items():
+    for name in SHAPES:
+        model = facts["models"][name]
         loss = model["validation_loss"]
         rows.append(
             f"| {name} | {SHAPES[name]} | {model['parameters']:,} | {model['steps']:,} | {model['tokens_seen']:,} "
@@ -60,6 +60,7 @@ def write_card(path: Path, facts: dict[str, Any]) -> None:
             torch=facts["torch"],
             corpus_tokens=facts["corpus_tokens"],
             generated_tokens=facts["generated_tokens"],
+            greedy=facts["recipe"]["greedy_share"],
         ),
         encoding="utf-8",
     )

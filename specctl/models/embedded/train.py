@@ -5,11 +5,13 @@ Stages, each skipped when its result is in the work folder, each resumed from it
 1. tokenizer: byte-level BPE over the training documents;
 2. target: next-token training with Muon on the matrices and AdamW on the rest, a warm-up / stable / decay schedule,
    short windows first and the whole context in the decay;
-3. generated: the target continues training prompts (70 % greedily, 30 % sampled) and writes questions of its own;
-4. students: mid and draft learn the target's distributions (forward KL) on that text and on some of the corpus;
-5. draft: the draft goes on alone on the target's own text, from its likeliest tokens at every position, kept once;
-   its most likely one counts extra, because that is what greedy verification asks for;
+3. generated: the target continues training prompts (80 % greedily, the rest sampled) and writes questions of its own;
+4. likeliest: the target's likeliest next tokens at every position of that text and of some of the corpus;
+5. mid and draft: each learns those distributions (forward KL); the most likely token counts extra, because that is
+   what greedy verification asks for;
 6. export: bfloat16 safetensors, the tokenizer and a model card with losses and checksums.
+
+The students' target is the rounded one that ships.
 
 Deterministic given ``--seed`` on one machine and one number of threads.
 """
@@ -46,7 +48,6 @@ SHAPES = {  # layers, width, feed-forward width, heads
     "mid": (4, 128, 352, 4),
     "draft": (1, 128, 352, 4),
 }
-STUDENTS = ("mid", "draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class Recipe:
 
     seed: int = 0
     target_steps: int = 2000
-    student_steps: int = 1300
-    draft_steps: int = 2600
+    mid_steps: int = 2400
+    draft_steps: int = 9000
     tokens_per_step: int = 4096
     window: int = 256
     warmup_steps: int = 100
@@ -64,13 +65,13 @@ class Recipe:
     muon_lr: float = 4e-3
     adamw_lr: float = 3e-3
     weight_decay: float = 0.1
-    story_prompts: int = 2400
-    question_prompts: int = 3000
-    own_questions: int = 1200
-    greedy_share: float = 0.7
-    corpus_share: float = 0.2
-    kept_tokens: int = 64
-    argmax_weight: float = 0.5
+    story_prompts: int = 3600
+    question_prompts: int = 5000
+    own_questions: int = 2000
+    greedy_share: float = 0.8
+    corpus_share: float = 0.1
+    kept_tokens: int = 48
+    argmax_weight: float = 1.0
 
 
 def build_model(name: str) -> LlamaForCausalLM:
@@ -200,7 +201,7 @@ def train_target(recipe: Recipe, documents: list[torch.Tensor], work: Path, comp
         return [cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())]
 
     run_steps([trainee], documents, work / "target.pt", next_token_loss)
-    return finished(trainee.model)
+    return finished(trainee.model.bfloat16().float())
 
 
 @torch.inference_mode()
@@ -263,32 +264,6 @@ def generate_documents(
     return documents
 
 
-def distil_students(
-    recipe: Recipe, documents: list[torch.Tensor], target: LlamaForCausalLM, work: Path, compile_forward: bool
-) -> dict[str, LlamaForCausalLM]:
-    """Both students from one pass of the target per batch: forward KL to its distributions at every position."""
-    students = [Trainee(name, recipe, recipe.student_steps, compile_forward) for name in STUDENTS]
-    teacher: Callable[..., Any] = torch.compile(target, dynamic=False) if compile_forward else target
-
-    def distillation_losses(batch: torch.Tensor) -> list[torch.Tensor]:
-        inputs = batch[:, :-1]
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            teacher_logits = teacher(inputs).logits.float().flatten(0, 1)  # (B * L, V)
-        target_log_probs = teacher_logits.log_softmax(-1)
-        return [
-            kl_div(
-                student.logits(inputs).float().flatten(0, 1).log_softmax(-1),
-                target_log_probs,
-                log_target=True,
-                reduction="batchmean",
-            )
-            for student in students
-        ]
-
-    run_steps(students, documents, work / "students.pt", distillation_losses)
-    return {student.name: finished(student.model) for student in students}
-
-
 @torch.no_grad()
 def likeliest(
     target: LlamaForCausalLM, documents: list[torch.Tensor], count: int, path: Path
@@ -320,23 +295,23 @@ def likeliest(
     return ids, log_probs
 
 
-def refine_draft(
+def distil_student(
+    name: str,
+    steps: int,
     recipe: Recipe,
     documents: list[torch.Tensor],
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
+    top: tuple[torch.Tensor, torch.Tensor],
     work: Path,
     compile_forward: bool,
 ) -> LlamaForCausalLM:
-    """The draft alone, on the target's own text: forward KL on its likeliest tokens plus its argmax as a label."""
-    top_ids, top_log_probs = likeliest(target, documents, recipe.kept_tokens, work / "likeliest.pt")
+    """A student of the target's likeliest tokens (`likeliest`): forward KL to them, plus its argmax as a label."""
+    top_ids, top_log_probs = top
     tokens = torch.cat(documents)
     offsets = torch.tensor([0, *map(len, documents)]).cumsum(0).tolist()
     places = [torch.arange(start, end) for start, end in pairwise(offsets)]
-    trainee = Trainee("draft", recipe, recipe.draft_steps, compile_forward)
-    trainee.model.load_state_dict(draft.state_dict())
+    trainee = Trainee(name, recipe, steps, compile_forward)
 
-    def refinement_loss(batch: torch.Tensor) -> list[torch.Tensor]:  # (B, L + 1) places in `tokens`
+    def distillation_loss(batch: torch.Tensor) -> list[torch.Tensor]:  # (B, L + 1) places in `tokens`
         here = batch[:, :-1]
         found = trainee.logits(tokens[here]).float().log_softmax(-1)  # (B, L, V)
         wanted_ids, wanted = top_ids[here].long(), top_log_probs[here].float()
@@ -344,7 +319,7 @@ def refine_draft(
         divergence = (wanted.exp() * (wanted - found_there)).sum(-1).mean()
         return [divergence - recipe.argmax_weight * found_there[..., 0].mean()]
 
-    run_steps([trainee], places, work / "draft.pt", refinement_loss)
+    run_steps([trainee], places, work / f"{name}.pt", distillation_loss)
     return finished(trainee.model)
 
 
@@ -394,9 +369,11 @@ def main() -> None:
     generated = generate_documents(recipe, corpus, target, tokenizer, args.work / "generated.pt")
     share = round(len(generated) * recipe.corpus_share / (1 - recipe.corpus_share))
     mixed = generated + random.Random(recipe.seed).sample(documents, min(share, len(documents)))
-    students = distil_students(recipe, mixed, target, args.work, args.compile)
-    draft = refine_draft(recipe, generated, target, students["draft"], args.work, args.compile)
-    models = {"target": target, "mid": students["mid"], "draft": draft}
+    top = likeliest(target, mixed, recipe.kept_tokens, args.work / "likeliest.pt")
+    steps = {"target": recipe.target_steps, "mid": recipe.mid_steps, "draft": recipe.draft_steps}
+    models = {"target": target} | {
+        name: distil_student(name, steps[name], recipe, mixed, top, args.work, args.compile) for name in ("draft", "mid")
+    }
 
     valid_questions = [f"{question_prompt(question)} {answer}" for question, answer in corpus.valid_questions]
     valid = {
@@ -412,15 +389,10 @@ def main() -> None:
     }
     for name, model in models.items():
         losses = {domain: validation_loss(model, held_out) for domain, held_out in valid.items()}
-        steps = {
-            "target": recipe.target_steps,
-            "mid": recipe.student_steps,
-            "draft": recipe.student_steps + recipe.draft_steps,
-        }[name]
         facts["models"][name] = {
             "parameters": sum(p.numel() for p in model.parameters()),
-            "steps": steps,
-            "tokens_seen": steps * recipe.tokens_per_step,
+            "steps": steps[name],
+            "tokens_seen": steps[name] * recipe.tokens_per_step,
             "validation_loss": losses,
             "sha256": export(model, tokenizer, args.output / name),
         }
