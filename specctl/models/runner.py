@@ -86,6 +86,43 @@ class EagerRunner:
         logits = output.logits[0, kept, : self._vocabulary]
         return Forward(logits, output.hidden_states[-1][0, kept] if hidden else None)
 
+    @property
+    def holds_everything(self) -> bool:
+        """Whether every layer keeps the whole sequence, as `extend_branches` needs."""
+        return not self._window
+
+    def extend_branches(self, tokens: Sequence[int], starts: Sequence[int], step: int) -> torch.Tensor:
+        """One more token of B branches that leave the sequence at different places.
+
+        Each branch reads the first ``start`` tokens of the sequence and what it has been given itself; `rollback` ends
+        all of them.
+
+        Args:
+            tokens: one of each branch.
+            starts: how many tokens of the sequence each of them follows.
+            step: how many tokens each has been given before.
+
+        Returns:
+            ``(B, V)``.
+        """
+        count, prefix = len(tokens), self.length - step * len(tokens)
+        columns = torch.arange(self.length + count, device=self.device)
+        own = (columns[None] - prefix) % count == torch.arange(count, device=self.device)[:, None]  # (B, C)
+        before = columns[None] < torch.tensor(starts, device=self.device)[:, None]
+        seen = torch.where(columns < prefix, before, own)
+        mask = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
+        mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+        output = self._model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([[start + step for start in starts]], device=self.device),
+            attention_mask=mask[None, None],  # (1, 1, B, C)
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self.length += count
+        logits: torch.Tensor = output.logits[0, :, : self._vocabulary]
+        return logits
+
     def rollback(self, length: int) -> None:
         if length == 0 or length < self._floor:
             self._cache = empty_cache(self._model.config)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from specctl.models.embedded.card import write_card
@@ -201,7 +201,8 @@ def train_target(recipe: Recipe, documents: list[torch.Tensor], work: Path, comp
         return [cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())]
 
     run_steps([trainee], documents, work / "target.pt", next_token_loss)
-    return finished(trainee.model.bfloat16().float())
+    rounded = trainee.model.bfloat16().float()  # type: ignore[no-untyped-call]
+    return finished(rounded)
 
 
 @torch.inference_mode()
@@ -372,7 +373,8 @@ def main() -> None:
     top = likeliest(target, mixed, recipe.kept_tokens, args.work / "likeliest.pt")
     steps = {"target": recipe.target_steps, "mid": recipe.mid_steps, "draft": recipe.draft_steps}
     models = {"target": target} | {
-        name: distil_student(name, steps[name], recipe, mixed, top, args.work, args.compile) for name in ("draft", "mid")
+        name: distil_student(name, steps[name], recipe, mixed, top, args.work, args.compile)
+        for name in ("draft", "mid")
     }
 
     valid_questions = [f"{question_prompt(question)} {answer}" for question, answer in corpus.valid_questions]

@@ -1,0 +1,1 @@
+"""Choosing a policy by replaying every candidate on traces of one run."""

@@ -1,0 +1,215 @@
+"""What one run of the models leaves behind, so that every policy can be replayed on it. No torch here."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+from specctl.errors import UsageError
+from specctl.jsonl import drop_torn_line, write_line
+from specctl.policies import Signal
+from specctl.records import DraftStep
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Tokens a draft proposes at consecutive places, with its signals there; every list as long as ``tokens``."""
+
+    tokens: list[int]
+    entropy: list[float]
+    top_prob: list[float]
+    token_prob: list[float]
+    accept_prob: list[float] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def step(self, place: int, index: int) -> DraftStep:
+        """The proposal at a place as the ``index``-th step of a round."""
+        return DraftStep(
+            index,
+            self.tokens[place],
+            self.entropy[place],
+            self.top_prob[place],
+            self.token_prob[place],
+            None if self.accept_prob is None else self.accept_prob[place],
+        )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One sequence: everything that any policy could have seen while it was generated.
+
+    Attributes:
+        prompt, category, turn: where it comes from.
+        prompt_tokens: length of the prompt.
+        limit: the token limit in force.
+        tokens: N ids, what the target wrote.
+        kept: N flags: verification keeps the draft's proposal there, once all before it in the round are kept.
+        path: what the draft proposes at each of the N places after the target's own text.
+        branches: for places where the proposal is not kept, how the draft goes on after it.
+        prefill_ms: time of the prompt in both models.
+    """
+
+    prompt: str
+    category: str
+    turn: int
+    prompt_tokens: int
+    limit: int
+    tokens: list[int]
+    kept: list[bool]
+    path: Proposals
+    branches: Mapping[int, Proposals]
+    prefill_ms: float
+    _steps: dict[int, list[DraftStep]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def runs(self) -> list[int]:
+        """How many proposals in a row are kept from each place on."""
+        runs = [0] * (len(self.kept) + 1)
+        for place in range(len(self.kept) - 1, -1, -1):
+            runs[place] = runs[place + 1] + 1 if self.kept[place] else 0
+        return runs
+
+    def step(self, start: int, index: int) -> DraftStep:
+        """The ``index``-th step of a round that starts after ``start`` tokens.
+
+        Raises:
+            UsageError: the trace was recorded for shorter drafts.
+        """
+        # Kept for the next policy: a thousand of them walk the same steps.
+        steps = self._steps.setdefault(start, [])
+        while len(steps) < index:
+            steps.append(self._find(start, len(steps) + 1))
+        return steps[index - 1]
+
+    def _find(self, start: int, index: int) -> DraftStep:
+        place, refused = start + index - 1, start + self.runs[start]
+        if place <= refused:
+            return self.path.step(place, index)
+        branch, after = self.branches.get(refused), place - refused - 1
+        if branch is None or after >= len(branch):
+            raise UsageError(
+                f"the trace of prompt {self.prompt} was not recorded for drafts of {index} tokens",
+                "record a new one, or replay policies with a smaller max_draft",
+            )
+        return branch.step(after, index)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHeader:
+    """Where traces come from.
+
+    Attributes:
+        depth: the longest draft they can replay.
+        eos: ids that end a sequence.
+        signals: what their steps carry.
+        provenance: profile, suite, sampling, devices and versions.
+    """
+
+    depth: int
+    eos: list[int]
+    signals: list[Signal]
+    provenance: dict[str, Any]
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(slots=True)
+class TraceSet:
+    """A whole trace file.
+
+    Attributes:
+        costs: the measured costs, as `specctl.calibration.costs.CostTable.as_record` gives them; None before.
+        failures: prompts that could not be run, by id, with the reason.
+    """
+
+    header: TraceHeader
+    traces: list[Trace] = field(default_factory=list)
+    costs: dict[str, Any] | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> list[str]:
+        """Ids in the order they were run."""
+        return list(dict.fromkeys(trace.prompt for trace in self.traces))
+
+    def of(self, prompts: Iterable[str]) -> list[Trace]:
+        wanted = set(prompts)
+        return [trace for trace in self.traces if trace.prompt in wanted]
+
+
+def write_header(stream: IO[str], header: TraceHeader) -> None:
+    write_line(stream, {"kind": "header", **asdict(header)})
+
+
+def write_prompt(stream: IO[str], prompt: str, traces: Iterable[Trace]) -> None:
+    """A prompt with its turns on one line, so that a file never ends between them."""
+    turns = [
+        {
+            "category": trace.category,
+            "turn": trace.turn,
+            "prompt_tokens": trace.prompt_tokens,
+            "limit": trace.limit,
+            "tokens": trace.tokens,
+            "kept": trace.kept,
+            "path": _columns(trace.path),
+            "branches": {str(place): _columns(branch) for place, branch in trace.branches.items()},
+            "prefill_ms": trace.prefill_ms,
+        }
+        for trace in traces
+    ]
+    write_line(stream, {"kind": "prompt", "prompt": prompt, "turns": turns})
+
+
+def write_failure(stream: IO[str], prompt: str, reason: str) -> None:
+    write_line(stream, {"kind": "failure", "prompt": prompt, "reason": reason})
+
+
+def write_costs(stream: IO[str], costs: Mapping[str, Any]) -> None:
+    write_line(stream, {"kind": "costs", **costs})
+
+
+def read_traces(path: Path) -> TraceSet:
+    """Read a trace file; a torn last line, left by a kill, is dropped from the file.
+
+    Raises:
+        UsageError: it cannot be read or is not a trace file of this version.
+    """
+    found: TraceSet | None = None
+    try:
+        drop_torn_line(path)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(map(json.loads, lines), start=1):
+            kind = line.pop("kind", None)
+            if found is None:
+                if kind != "header" or line.get("schema_version") != SCHEMA_VERSION:
+                    raise UsageError(f"{path} is not a calibration trace of version {SCHEMA_VERSION}")
+                found = TraceSet(TraceHeader(**line))
+            elif kind == "prompt":
+                found.traces += [_trace(line["prompt"], turn) for turn in line["turns"]]
+            elif kind == "failure":
+                found.failures[line["prompt"]] = line["reason"]
+            elif kind == "costs":
+                found.costs = line
+            else:
+                raise UsageError(f"{path}:{number}: this line is not part of a calibration trace")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if found is None:
+        raise UsageError(f"{path} is empty")
+    return found
+
+
+def _columns(proposals: Proposals) -> dict[str, Any]:
+    return {name: values for name, values in asdict(proposals).items() if values is not None}
+
+
+def _trace(prompt: str, turn: dict[str, Any]) -> Trace:
+    branches = {int(place): Proposals(**columns) for place, columns in turn.pop("branches").items()}
+    return Trace(prompt=prompt, path=Proposals(**turn.pop("path")), branches=branches, **turn)
