@@ -111,6 +111,28 @@ def load_records(source: Path | IO[bytes], **selection: Unpack[Selection]) -> Su
         raise UsageError(f"cannot read {source}: {error.strerror}") from error
 
 
+def sample(suite: Suite, count: int, seed: int = 0) -> Suite:
+    """As evenly many prompts of each category as ``count`` allows, drawn as `Selection` draws its samples."""
+    categories = suite.categories()
+    each, more = divmod(min(count, len(suite.prompts)), len(categories))
+    prompts = list(suite.prompts)
+    while True:
+        chosen = _selected(prompts, samples_per_category=each + bool(more), seed=seed)
+        if len(chosen) >= min(count, len(prompts)) or each >= len(prompts):
+            break
+        each += 1  # some category is smaller than its share
+    taken = dict.fromkeys(categories, 0)
+    # In turn through the categories, so that what is cut off is not all of the last one.
+    order = sorted(chosen, key=lambda prompt: _turn(taken, prompt.category))
+    kept = {prompt.id for prompt in order[:count]}
+    return _whole(suite.name, [prompt for prompt in chosen if prompt.id in kept])
+
+
+def _turn(taken: dict[str, int], category: str) -> int:
+    taken[category] += 1
+    return taken[category]
+
+
 def _records(stream: IO[bytes], place: str) -> Iterator[SuitePrompt]:
     for record in read_records(stream):
         if record.error is not None:
@@ -140,9 +162,12 @@ def _suite(name: str, source: Iterable[SuitePrompt], selection: Selection) -> Su
         raise UsageError(f"there are no prompts in {name}")
     if twice := [identity for identity, count in Counter(prompt.id for prompt in prompts).items() if count > 1]:
         raise UsageError(f"the id {twice[0]} is given to more than one prompt of {name}", "ids must be unique")
-    chosen = tuple(_selected(prompts, **selection))
-    facts = [[prompt.id, prompt.category, prompt.data, prompt.chat] for prompt in chosen]
-    return Suite(name, chosen, hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest())
+    return _whole(name, _selected(prompts, **selection))
+
+
+def _whole(name: str, prompts: Sequence[SuitePrompt]) -> Suite:
+    facts = [[prompt.id, prompt.category, prompt.data, prompt.chat] for prompt in prompts]
+    return Suite(name, tuple(prompts), hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest())
 
 
 def _selected(

@@ -98,15 +98,20 @@ class Collection:
         chat = PromptFormat(pair.tokenizer, chat=bool(pair.tokenizer.chat_template))
         self._chatting = Answerer(self._tracing, chat, settings)
 
-    def record(self, prompt: SuitePrompt, number: int) -> list[Trace]:
-        """The traces of one prompt, a turn each; ``number`` is its place in the suite and decides its seed.
+    def record(self, prompt: SuitePrompt, record: Record) -> tuple[list[Trace], list[float]]:
+        """The traces of one prompt, a turn each, and what each of its rounds took beside its two phases, in ms.
 
         Raises:
             RecordError: the prompt cannot be answered.
         """
         self._tracing.traces.clear()
-        (self._chatting if prompt.chat else self._plain).answer(Record(number + 1, prompt.id, prompt.data))
-        return [replace(trace, prompt=prompt.id, category=prompt.category) for trace in self._tracing.traces]
+        answered = (self._chatting if prompt.chat else self._plain).answer(record)
+        rests = []
+        for completion in answered:
+            phases = sum(round_.draft_seconds + round_.verify_seconds for round_ in completion.rounds)
+            between = completion.total_seconds - completion.prefill_seconds - phases
+            rests.append(1e3 * between / len(completion.rounds))
+        return [replace(trace, prompt=prompt.id, category=prompt.category) for trace in self._tracing.traces], rests
 
 
 def read_sequence(

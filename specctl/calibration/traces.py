@@ -123,12 +123,14 @@ class TraceSet:
     """A whole trace file.
 
     Attributes:
+        records: by prompt id, the input record it answers, so that it can be run again.
         costs: the measured costs, as `specctl.calibration.costs.CostTable.as_record` gives them; None before.
         failures: prompts that could not be run, by id, with the reason.
     """
 
     header: TraceHeader
     traces: list[Trace] = field(default_factory=list)
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
     costs: dict[str, Any] | None = None
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -146,7 +148,7 @@ def write_header(stream: IO[str], header: TraceHeader) -> None:
     write_line(stream, {"kind": "header", **asdict(header)})
 
 
-def write_prompt(stream: IO[str], prompt: str, traces: Iterable[Trace]) -> None:
+def write_prompt(stream: IO[str], prompt: str, record: Mapping[str, Any], traces: Iterable[Trace]) -> None:
     """A prompt with its turns on one line, so that a file never ends between them."""
     turns = [
         {
@@ -162,7 +164,7 @@ def write_prompt(stream: IO[str], prompt: str, traces: Iterable[Trace]) -> None:
         }
         for trace in traces
     ]
-    write_line(stream, {"kind": "prompt", "prompt": prompt, "turns": turns})
+    write_line(stream, {"kind": "prompt", "prompt": prompt, "record": record, "turns": turns})
 
 
 def write_failure(stream: IO[str], prompt: str, reason: str) -> None:
@@ -190,6 +192,7 @@ def read_traces(path: Path) -> TraceSet:
                     raise UsageError(f"{path} is not a calibration trace of version {SCHEMA_VERSION}")
                 found = TraceSet(TraceHeader(**line))
             elif kind == "prompt":
+                found.records[line["prompt"]] = line["record"]
                 found.traces += [_trace(line["prompt"], turn) for turn in line["turns"]]
             elif kind == "failure":
                 found.failures[line["prompt"]] = line["reason"]

@@ -182,8 +182,10 @@ def _show(
         print_tables(Console(), shown)
     if report is not None:
         from specctl.benchmark.analysis_figures import draw_analysis
-        from specctl.benchmark.analysis_report import write_analysis
+        from specctl.benchmark.document import write_document
 
-        for path in write_analysis(shown, draw_analysis(analysis, judged, readings), sources, report):
+        for path in write_document(
+            "Draft signals and acceptance", shown, draw_analysis(analysis, judged, readings), sources, report
+        ):
             if not quiet:
                 print(f"wrote {path}", file=sys.stderr)

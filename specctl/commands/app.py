@@ -8,6 +8,7 @@ from specctl import __version__
 from specctl.commands import profiles
 from specctl.commands.analyze import analyze
 from specctl.commands.bench import bench
+from specctl.commands.calibrate import calibrate
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
 
@@ -42,6 +43,7 @@ def specctl(
 # Every command, in the order help lists them.
 app.command()(generate)
 app.command()(bench)
+app.command()(calibrate)
 app.command()(analyze)
 app.command()(doctor)
 app.add_typer(profiles.app, name="profiles")

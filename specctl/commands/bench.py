@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,6 @@ import typer
 
 from specctl.commands.options import JsonOption, ProfileOptions, QuietOption, SetOption
 from specctl.errors import UsageError
-from specctl.policies import POLICIES
 from specctl.profile.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -131,21 +129,13 @@ def _profiles(
 
 def _entrants(policies: Iterable[dict[str, Any]], peers: Iterable[str]) -> list["Entrant"]:
     """The baseline, then every policy once, then the peers."""
+    from specctl.benchmark.entrants import policy_entrant
     from specctl.benchmark.results import BASELINE, Entrant
 
     found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
     for table in policies:
-        name = table["name"]
-        policy = POLICIES[name](**{key: value for key, value in table.items() if key != "name"})
-        settings: dict[str, Any] = {}
-        changed = []
-        for field in fields(policy):  # type: ignore[arg-type]
-            if field.init:
-                settings[field.name] = getattr(policy, field.name)
-                if settings[field.name] != field.default:
-                    changed.append(f"{field.name}={settings[field.name]}")
-        label = f"{name}:{','.join(changed)}" if changed else name
-        found.setdefault(label, Entrant(label, "policy", name, settings))
+        entrant = policy_entrant(table)
+        found.setdefault(entrant.label, entrant)
     if peers:
         from specctl.benchmark.peers import SETTINGS
 

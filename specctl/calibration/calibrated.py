@@ -1,0 +1,87 @@
+"""The profile that a calibration ends in: the old one with the chosen policy, and how it was chosen."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specctl.calibration.costs import CostTable
+from specctl.calibration.search import Calibration
+from specctl.calibration.tables import verdict
+from specctl.profile import ResolvedProfile
+
+MOST_RUNNER_UPS = 5
+
+
+def calibrated_profile(
+    resolved: ResolvedProfile, found: Calibration, costs: CostTable, facts: Mapping[str, Any], output: Path
+) -> dict[str, Any]:
+    """The table of a profile file that extends the resolved one.
+
+    What flags, ``--set`` and the environment changed is written into it, since it was calibrated so.
+
+    Args:
+        resolved: what was calibrated.
+        found: the outcome.
+        costs: it was priced with.
+        facts: when, how and where, for the provenance.
+        output: where the file will be, for a parent given by path.
+    """
+    winner = found.winner
+    table: dict[str, Any] = {
+        "schema_version": 1,
+        "description": f"{resolved.profile.description or resolved.name}, calibrated: {verdict(found)}",
+        "extends": _parent(resolved, output),
+    }
+    for key, origin in resolved.origins.items():
+        if not _of_file(origin) and not key.startswith(("draft.policy", "provenance")):
+            _put(table, key.split("."), _value(resolved, key.split(".")))
+    _put(table, ["draft", "policy"], winner.score.candidate.whole_table)
+    speed = winner.speedup
+    expected: dict[str, Any] = {
+        "tokens_per_second": round(winner.score.tokens_per_second, 1),
+        "speedup": round(speed.value, 3),
+    }
+    if speed.low is not None and speed.high is not None:
+        expected |= {"low": round(speed.low, 3), "high": round(speed.high, 3)}
+    table["provenance"] = {
+        **facts,
+        "chosen_on": len(found.chosen_on),
+        "reported_on": len(found.reported_on),
+        "held_out": found.held_out,
+        "settings_replayed": found.candidates,
+        "expected": expected,
+        "oracle_speedup": round(found.oracle.speedup.value, 3),
+        "runner_ups": [
+            {"policy": score.candidate.label, "tokens_per_second": round(score.tokens_per_second, 1)}
+            for score in found.choice.near[:MOST_RUNNER_UPS]
+        ],
+        "warnings": found.warnings,
+        "costs": costs.as_record(),
+    }
+    return table
+
+
+def _parent(resolved: ResolvedProfile, output: Path) -> str:
+    """The old profile as the new file can find it: by its name, or by its path where it was given by path."""
+    if resolved.name == resolved.source.stem and output.stem != resolved.source.stem:
+        return resolved.name
+    return str(resolved.source.resolve())
+
+
+def _of_file(origin: str) -> bool:
+    return origin == "default" or not origin.startswith(("flag", "--set", "environment"))
+
+
+def _value(resolved: ResolvedProfile, path: list[str]) -> Any:
+    value: Any = resolved.profile.model_dump()
+    for name in path:
+        value = value[name]
+    return value
+
+
+def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
+    if value is None:
+        return  # TOML has no null, and leaving a key out says the same
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
+    table[path[-1]] = value

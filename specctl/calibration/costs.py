@@ -1,0 +1,218 @@
+"""What drafting and verifying cost on this machine, and what replayed rounds would therefore take."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specctl.calibration.replay import Replay
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import judge
+from specctl.decoding.sampling import Sampling
+from specctl.models.pair import Pair
+from specctl.policies import Signal
+from specctl.policies.constant import Constant
+
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 31, 40)
+REPEATS = 7
+TYPICAL = 4
+"""The draft length at which signals are priced."""
+
+Floats = npt.NDArray[np.float64]
+SignalSet = frozenset[Signal]
+
+
+def signal_key(signals: Iterable[Signal]) -> str:
+    """A set of signals as text, as cost tables name it."""
+    return "+".join(sorted(signals)) or "none"
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Milliseconds of a round's two phases, measured as the loop runs them: one after the other, on the same caches.
+
+    Attributes:
+        contexts: tokens in the caches, ascending.
+        lengths: draft lengths, ascending from 0.
+        draft: ``(contexts, lengths)`` of drafting without any signal.
+        verify: ``(contexts, lengths)`` of the target's pass and verdict, one token wider than the draft.
+        signals: by `signal_key`, what reading them adds to each drafted token.
+        rest: what a round takes beside its two phases.
+    """
+
+    contexts: Floats
+    lengths: Floats
+    draft: Floats
+    verify: Floats
+    signals: dict[str, float]
+    rest: float
+
+    def milliseconds(self, replays: Iterable[Replay], signals: Iterable[Signal]) -> float:
+        """What the rounds would take, the prompt left out.
+
+        Between measured contexts and lengths the costs are interpolated, beyond them held.
+        """
+        each = self.signals.get(signal_key(signals), 0.0)
+        total = 0.0
+        for replay in replays:
+            starts, drafted = np.array(replay.starts), np.array(replay.drafted)
+            phases = _interpolated(
+                self._whole, self.contexts, self.lengths, replay.trace.prompt_tokens + starts, drafted
+            )
+            total += float(phases.sum()) + each * float(drafted.sum()) + self.rest * len(starts)
+        return total
+
+    @cached_property
+    def _whole(self) -> Floats:
+        return self.draft + self.verify
+
+    def at(self, context: float) -> tuple[float, float]:
+        """One draft step and the narrowest target pass with that many tokens in the caches."""
+        row_draft = [np.interp(context, self.contexts, column) for column in self.draft.T]
+        row_verify = [np.interp(context, self.contexts, column) for column in self.verify.T]
+        slope = np.polyfit(self.lengths[1:], row_draft[1:], 1)[0] if len(self.lengths) > 2 else row_draft[-1]
+        return float(slope), float(row_verify[0])
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain numbers, to be written down."""
+        return {
+            "contexts": [int(context) for context in self.contexts],
+            "draft_lengths": [int(length) for length in self.lengths],
+            "draft_ms": np.round(self.draft, 4).tolist(),
+            "verify_ms": np.round(self.verify, 4).tolist(),
+            "signal_ms": {key: round(value, 4) for key, value in self.signals.items()},
+            "rest_ms": round(self.rest, 4),
+        }
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "CostTable":
+        return cls(
+            np.array(record["contexts"], dtype=np.float64),
+            np.array(record["draft_lengths"], dtype=np.float64),
+            np.array(record["draft_ms"]),
+            np.array(record["verify_ms"]),
+            dict(record["signal_ms"]),
+            float(record["rest_ms"]),
+        )
+
+
+def measure(
+    pair: Pair,
+    contexts: Sequence[int],
+    longest: int,
+    signal_sets: Iterable[SignalSet],
+    sampling: Sampling,
+    rest: float,
+    said: Callable[[int, int], None] = lambda *_: None,
+) -> CostTable:
+    """Time rounds of fixed lengths over caches of each context; medians of interleaved repeats.
+
+    Args:
+        pair: with a draft.
+        contexts: tokens in the caches.
+        longest: the longest draft that has to be priced.
+        signal_sets: what policies read.
+        sampling: as it will run.
+        rest: milliseconds of a round beside its phases, as a live run showed them.
+        said: hears how many of how many repeats are done.
+    """
+    lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
+    contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
+    sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
+    plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {
+        (c, k): ([], []) for c in contexts for k in lengths
+    }
+    read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
+    typical = min(TYPICAL, longest)
+    with torch.inference_mode():
+        for repeat in range(-1, REPEATS):  # the first is a warm-up
+            for context in contexts:
+                sequence = _ordinary(pair, context)
+                _fill(pair, sequence)
+                for length in lengths:
+                    times = _round(pair, sequence, length, frozenset(), sampling)
+                    if repeat >= 0:
+                        for kept, time in zip(plain[context, length], times, strict=True):
+                            kept.append(time)
+            for signals in sets:
+                bare = _round(pair, sequence, typical, frozenset(), sampling)[0]
+                reading = _round(pair, sequence, typical, signals, sampling)[0]
+                if repeat >= 0:
+                    read[signals].append((reading - bare) / typical)
+            said(repeat + 2, REPEATS + 1)
+    table = np.array([[[median(times) for times in plain[c, k]] for k in lengths] for c in contexts])  # (C, K, 2)
+    return CostTable(
+        np.array(contexts, dtype=np.float64),
+        np.array(lengths, dtype=np.float64),
+        table[..., 0],
+        table[..., 1],
+        {signal_key(signals): max(0.0, median(times)) for signals, times in read.items()},
+        rest,
+    )
+
+
+def _round(pair: Pair, sequence: list[int], length: int, signals: SignalSet, sampling: Sampling) -> tuple[float, float]:
+    """Milliseconds of drafting and of verifying one round of a fixed length."""
+    drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals)
+    drafter.begin(sampling, frozenset(), None)
+    draft_device, target_device = pair.drafts[0].device, pair.target.device
+    _wait(draft_device)
+    began = perf_counter()
+    draft = drafter.draft(sequence, length)
+    _wait(draft_device)
+    drafted = perf_counter()
+    logits = pair.target.extend([sequence[-1], *draft.tokens], keep=length + 1).logits
+    judge(draft, logits, sampling, None)
+    _wait(target_device)
+    verified = perf_counter()
+    for runner in (pair.target, pair.drafts[0]):
+        runner.rollback(len(sequence) - 1)
+    return (drafted - began) * 1e3, (verified - drafted) * 1e3
+
+
+def _fill(pair: Pair, sequence: list[int]) -> None:
+    for runner in (pair.target, pair.drafts[0]):
+        runner.rollback(0)
+        if len(sequence) > 1:
+            runner.extend(sequence[:-1], keep=0)
+
+
+def _ordinary(pair: Pair, count: int) -> list[int]:
+    tokens: Iterator[int] = (10 + place % 100 for place in range(count + len(pair.eos) * count))
+    return [token for token in tokens if token not in pair.eos][:count]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _interpolated(
+    table: Floats, rows: Floats, columns: Floats, row: npt.NDArray[Any], column: npt.NDArray[Any]
+) -> Floats:
+    """Bilinear interpolation of ``table (R, C)`` at points, held at its edges."""
+    left, across = _between(columns, column)
+    if len(rows) == 1:
+        low: Floats = table[0, left] * (1 - across) + table[0, np.minimum(left + 1, len(columns) - 1)] * across
+        return low
+    top, down = _between(rows, row)
+    right, below = np.minimum(left + 1, len(columns) - 1), np.minimum(top + 1, len(rows) - 1)
+    upper = table[top, left] * (1 - across) + table[top, right] * across
+    lower = table[below, left] * (1 - across) + table[below, right] * across
+    found: Floats = upper * (1 - down) + lower * down
+    return found
+
+
+def _between(grid: Floats, values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Each value's place in an ascending grid: the index at or below it, and how far it is to the next."""
+    held = np.clip(values, grid[0], grid[-1]).astype(np.float64)
+    index = np.clip(np.searchsorted(grid, held, side="right") - 1, 0, max(0, len(grid) - 2))
+    if len(grid) == 1:
+        return index, np.zeros_like(held)
+    return index, (held - grid[index]) / (grid[index + 1] - grid[index])

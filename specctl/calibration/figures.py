@@ -1,0 +1,99 @@
+"""A calibration's figures. Needs matplotlib, imported when a figure is drawn."""
+
+from collections.abc import Iterator
+
+from specctl.benchmark.drawing import BASELINE_COLOUR, FAINT, PALETTE, Picture, page, panels, style
+from specctl.calibration.search import NONE, Calibration, Ranked
+from specctl.calibration.tables import curve
+from specctl.errors import UsageError
+
+
+def draw_calibration(found: Calibration) -> Iterator[Picture]:
+    """The ranking, and the curve of the chosen policy where it has one.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'") from error
+    with style():
+        yield ranking(found)
+        if len(found.curve) > 2:
+            yield threshold_curve(found)
+
+
+def ranking(found: Calibration) -> Picture:
+    entries = [*found.ranking[::-1], found.oracle]
+    picture = page(
+        "ranking",
+        "Predicted speedup of each policy at its best setting",
+        "What to see: which policy is fastest on this pair and machine, how sure that is, and how far it is from the "
+        "oracle that knows where the target disagrees (Theorem 4.1). Bars are 95% bootstrap intervals over "
+        f"{len(found.reported_on)} prompts{' that did not choose the settings' if found.held_out else ''}.",
+        0.8 + 0.32 * len(entries),
+    )
+    (axes,) = panels(picture, 1, 1, "speedup over target-only decoding")
+    for row, entry in enumerate(entries):
+        axes.errorbar(
+            entry.speedup.value,
+            row,
+            xerr=_reach(entry),
+            fmt="D" if entry is found.oracle else "o",
+            color=_colour(entry, found),
+            capsize=3,
+        )
+        axes.annotate(
+            f"{entry.speedup.value:.2f}",
+            (entry.speedup.value, row),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
+    chosen = found.winner.score.candidate
+    names = [entry.score.candidate.label + (" *" if entry.score.candidate == chosen else "") for entry in entries]
+    axes.set_yticks(range(len(entries)), names)
+    axes.set_ylim(-0.6, len(entries) - 0.2)
+    axes.axvline(1, color=FAINT, linewidth=0.8, linestyle=":")
+    axes.grid(axis="x")
+    return picture
+
+
+def threshold_curve(found: Calibration) -> Picture:
+    knob, best = curve(found)
+    name = found.curve[0].candidate.name
+    picture = page(
+        "curve",
+        f"{name}: predicted speed by {knob}",
+        f"What to see: how flat the top is, and so how little the exact value matters. Each point is the fastest "
+        f"setting with that {knob}; the ring is the one chosen, the dotted line target-only decoding. "
+        f"{len(found.chosen_on)} prompts, those that chose.",
+        3.4,
+    )
+    (axes,) = panels(picture, 1, 1, knob, "tokens/s")
+    across, up = [float(value) for value, _ in best], [score.tokens_per_second for _, score in best]
+    axes.plot(across, up, marker=".", color=PALETTE[0])
+    chosen = found.choice.chosen
+    policy = chosen.candidate.build()
+    axes.plot([float(getattr(policy, knob, 0))], [chosen.tokens_per_second], "o", mfc="none", ms=11, color=PALETTE[1])
+    axes.axhline(found.baseline.tokens_per_second, color=BASELINE_COLOUR, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    return picture
+
+
+def _reach(entry: Ranked) -> list[list[float]] | None:
+    low, high = entry.speedup.low, entry.speedup.high
+    if low is None or high is None:
+        return None
+    return [[max(0.0, entry.speedup.value - low)], [max(0.0, high - entry.speedup.value)]]
+
+
+def _colour(entry: Ranked, found: Calibration) -> str:
+    if entry is found.oracle:
+        return PALETTE[2]
+    if entry.score.candidate == NONE:
+        return BASELINE_COLOUR
+    return PALETTE[1] if entry.score.candidate == found.winner.score.candidate else PALETTE[0]

@@ -1,0 +1,255 @@
+"""Which setting to use: every candidate replayed, priced and compared, with how sure the choice is."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specctl.benchmark.statistics import SEED, Floats, Interval, bootstrap
+from specctl.calibration.costs import CostTable
+from specctl.calibration.grids import SIMPLEST, Candidate
+from specctl.calibration.replay import Replay, oracle, replay
+from specctl.calibration.traces import TraceSet
+from specctl.policies import StoppingPolicy
+
+RESAMPLES = 2000
+FEW = 4
+"""Prompts below which an interval over them says little."""
+NONE = Candidate("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a candidate would do on some prompts; every array has one value for each of them.
+
+    Attributes:
+        ms: predicted time, the prompt's own left out.
+        passes: rounds, i.e. target passes.
+    """
+
+    candidate: Candidate
+    tokens: Floats
+    ms: Floats
+    passes: Floats
+    drafted: Floats
+    accepted: Floats
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(1e3 * self.tokens.sum() / self.ms.sum())
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        drafted = float(self.drafted.sum())
+        return float(self.accepted.sum()) / drafted if drafted else None
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return float(1 + self.accepted.sum() / self.passes.sum())
+
+    def speedup(self, over: "Score") -> Interval:
+        """Ratio of predicted speeds with a bootstrap interval paired by prompt."""
+
+        def ratio(weights: Floats) -> Floats:
+            found: Floats = (weights @ over.ms) / (weights @ self.ms)
+            return found
+
+        return bootstrap(ratio, len(self.ms), RESAMPLES)
+
+
+def score(candidate: Candidate, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """Replay a candidate on the prompts and price its rounds."""
+    policy = candidate.build()
+    eos = frozenset(traces.header.eos)
+    return _priced(candidate, replay(policy, traces.of(prompts), eos), prompts, costs, policy)
+
+
+def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """The same for the policy that knows where the target will disagree (Theorem 4.1); it reads no signal."""
+    return _priced(Candidate("oracle"), [oracle(trace) for trace in traces.of(prompts)], prompts, costs, None)
+
+
+def _priced(
+    candidate: Candidate,
+    replays: Iterable[Replay],
+    prompts: Sequence[str],
+    costs: CostTable,
+    policy: StoppingPolicy | None,
+) -> Score:
+    by_prompt: dict[str, list[Replay]] = {prompt: [] for prompt in prompts}
+    for found in replays:
+        by_prompt[found.trace.prompt].append(found)
+    groups = list(by_prompt.values())
+    signals = policy.signals if policy else ()
+    return Score(
+        candidate,
+        np.array([sum(one.tokens for one in group) for group in groups], dtype=np.float64),
+        np.array([costs.milliseconds(group, signals) for group in groups]),
+        np.array([sum(len(one.starts) for one in group) for group in groups], dtype=np.float64),
+        np.array([sum(map(sum, (one.drafted for one in group))) for group in groups], dtype=np.float64),
+        np.array([sum(map(sum, (one.accepted for one in group))) for group in groups], dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The setting to use among some, and how sure that is.
+
+    Attributes:
+        chosen: the simplest within one standard error of the fastest.
+        fastest: by predicted tokens/s.
+        share: of the bootstrap's resamples of prompts in which the chosen one is within the noise of the fastest.
+        near: the others within one standard error of the fastest, the fastest first.
+    """
+
+    chosen: Score
+    fastest: Score
+    share: float
+    near: list[Score]
+
+
+def choose(scores: Sequence[Score]) -> Choice:
+    """Pick by predicted tokens/s; all scores are of the same prompts in the same order."""
+    speeds = np.array([found.tokens_per_second for found in scores])
+    best = int(speeds.argmax())
+    tokens, ms = scores[0].tokens, np.stack([found.ms for found in scores])  # (P,), (S, P)
+    prompts = len(tokens)
+    if prompts > 1:
+        weights = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
+        resampled = 1e3 * (weights @ tokens)[:, None] / (weights @ ms.T)  # (R, S)
+        errors = (resampled[:, [best]] - resampled).std(axis=0)
+    else:
+        resampled, errors = speeds[None], np.zeros(len(scores))
+    within = [place for place in range(len(scores)) if speeds[best] - speeds[place] <= errors[place]]
+    chosen = min(within, key=lambda place: (*_simplicity(scores[place].candidate), -speeds[place]))
+    sure = resampled[:, chosen] >= resampled.max(axis=1) - errors[chosen]
+    near = sorted((place for place in within if place != chosen), key=lambda place: -speeds[place])
+    return Choice(scores[chosen], scores[best], float(sure.mean()), [scores[place] for place in near])
+
+
+def _simplicity(candidate: Candidate) -> tuple[int, int]:
+    known = SIMPLEST.index(candidate.name) if candidate.name in SIMPLEST else len(SIMPLEST)
+    return known, len(candidate.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A policy's own best setting, as it does on prompts that did not choose it."""
+
+    score: Score
+    speedup: Interval
+
+
+@dataclass(slots=True)
+class Calibration:
+    """The outcome.
+
+    Attributes:
+        choice: among all candidates, on the prompts chosen on.
+        candidates: how many were replayed.
+        ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first.
+        winner: the chosen one in that ranking.
+        oracle: Theorem 4.1's policy on the same prompts.
+        baseline: none on the prompts chosen on.
+        curve: the chosen policy's candidates on the prompts chosen on.
+        chosen_on, reported_on: ids; the same ones where there were too few to hold some out.
+        warnings: what a reader has to know before trusting it.
+    """
+
+    choice: Choice
+    candidates: int
+    ranking: list[Ranked]
+    winner: Ranked
+    oracle: Ranked
+    baseline: Score
+    curve: list[Score]
+    chosen_on: list[str]
+    reported_on: list[str]
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def held_out(self) -> bool:
+        return self.chosen_on != self.reported_on
+
+    def ranked(self, name: str) -> Ranked | None:
+        """The fastest entry of a policy."""
+        return next((entry for entry in self.ranking if entry.score.candidate.name == name), None)
+
+
+def split(traces: TraceSet) -> tuple[list[str], list[str]]:
+    """Every other prompt of each category: ids to choose on and ids to report on."""
+    categories: dict[str, list[str]] = {}
+    for trace in traces.traces:
+        ids = categories.setdefault(trace.category, [])
+        if trace.prompt not in ids:
+            ids.append(trace.prompt)
+    chosen: list[str] = []
+    reported: list[str] = []
+    for ids in categories.values():
+        for prompt in ids:
+            # The shorter part takes the next one, so that odd categories do not all favour the same.
+            (chosen if len(chosen) <= len(reported) else reported).append(prompt)
+    order = traces.prompts
+    return sorted(chosen, key=order.index), sorted(reported, key=order.index)
+
+
+def search(
+    traces: TraceSet,
+    candidates: Iterable[Candidate],
+    old: Candidate,
+    costs: CostTable,
+    rivals: Sequence[Candidate] = (),
+    said: Callable[[int, int], None] = lambda *_: None,
+) -> Calibration:
+    """Choose among the candidates on one part of the prompts and report on the other.
+
+    Args:
+        traces: of at least one prompt.
+        candidates: what may be chosen, as may none.
+        old: the profile's own setting.
+        costs: of this machine.
+        rivals: what is ranked beside them but not chosen.
+        said: hears how many of how many candidates are done.
+    """
+    chosen_on, reported_on = split(traces)
+    warnings = []
+    if not reported_on:
+        reported_on = chosen_on
+        warnings.append("there is one prompt only: it chose the setting and it reports on it")
+    if min(len(chosen_on), len(reported_on)) < FEW:
+        warnings.append(
+            f"{len(chosen_on)} prompts chose and {len(reported_on)} report: too few for the intervals to be trusted"
+        )
+    if not any(any(trace.kept) for trace in traces.traces):
+        warnings.append("the draft never agrees with the target on these prompts")
+    eligible = dict.fromkeys([NONE, *candidates])
+    entries = list(dict.fromkeys([*eligible, old, *rivals]))
+    scores = []
+    for place, one in enumerate(entries):
+        scores.append(score(one, traces, chosen_on, costs))
+        said(place + 1, len(entries))
+    choice = choose([found for found in scores if found.candidate in eligible])
+    groups: dict[str, list[Score]] = {}
+    for found in scores:
+        groups.setdefault(found.candidate.name, []).append(found)
+    wanted = [choose(group).chosen.candidate for group in groups.values()]
+    wanted = list(dict.fromkeys([choice.chosen.candidate, *wanted, old]))
+    reported = [score(one, traces, reported_on, costs) for one in wanted]
+    baseline = next(found for found in reported if found.candidate == NONE)
+    ranking = [Ranked(found, found.speedup(baseline)) for found in reported]
+    ranking.sort(key=lambda entry: -entry.score.tokens_per_second)
+    best_possible = score_oracle(traces, reported_on, costs)
+    if choice.chosen.candidate == NONE and len(entries) > 1:
+        warnings.append("no setting is faster than target-only decoding beyond the noise: do not speculate here")
+    return Calibration(
+        choice=choice,
+        candidates=len(entries),
+        ranking=ranking,
+        winner=next(entry for entry in ranking if entry.score.candidate == choice.chosen.candidate),
+        oracle=Ranked(best_possible, best_possible.speedup(baseline)),
+        baseline=groups[NONE.name][0],
+        curve=groups[choice.chosen.candidate.name],
+        chosen_on=chosen_on,
+        reported_on=reported_on,
+        warnings=warnings,
+    )

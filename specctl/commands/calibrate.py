@@ -1,0 +1,363 @@
+"""`specctl calibrate`: the right policy and threshold for this pair, this machine and these prompts, in one pass."""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from specctl.commands.options import JsonOption, ProfileOption, QuietOption, SetOption
+from specctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specctl.benchmark.suites import Suite
+    from specctl.calibration.costs import CostTable
+    from specctl.calibration.grids import Candidate
+    from specctl.calibration.search import Calibration
+    from specctl.calibration.traces import TraceHeader, TraceSet
+    from specctl.calibration.verification import Measured
+    from specctl.models.pair import Pair
+    from specctl.profile import Profile, ResolvedProfile
+
+
+def calibrate(
+    profile: ProfileOption = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME|all", help="Whose settings to find; without it, the profile's own."),
+    ] = None,
+    set_: SetOption = None,
+    suite: Annotated[str, typer.Option(help="Named prompts to calibrate on.")] = "embedded",
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A local copy of the suite, in the data set's own format.")
+    ] = None,
+    input_: Annotated[
+        str | None, typer.Option("-i", "--input", metavar="FILE|-", help="Records to calibrate on instead of a suite.")
+    ] = None,
+    category: Annotated[list[str] | None, typer.Option(help="Only prompts of this category; repeatable.")] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Prompts to choose on; as many again are held out to report on.")
+    ] = 8,
+    grid: Annotated[
+        Literal["paper", "dense"], typer.Option(help="The papers' own values, or fine steps over every setting.")
+    ] = "dense",
+    max_new_tokens: Annotated[
+        int | None, typer.Option("-n", "--max-new-tokens", min=1, help="Most tokens to generate for a prompt.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
+    ] = None,
+    save_trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what the models said; a stopped run goes on from what is there."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Search in a trace kept earlier instead of running the prompts.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Run the chosen setting live against the prediction.")
+    ] = True,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
+    ] = None,
+    json_: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
+
+    The models run once. Every setting is then replayed on what they said, exactly, and priced with this machine's
+    measured costs; half of the prompts choose, the other half report.
+    """
+    from rich.console import Console
+
+    from specctl.calibration.grids import candidate
+    from specctl.calibration.grids import grid as settings_of
+    from specctl.profile import resolve
+    from specctl.terminal.loading import loading
+
+    if trace is not None and save_trace is not None:
+        raise UsageError("--trace reads what --save-trace writes", "give one of them")
+    if output is not None and output.exists():
+        raise UsageError(f"{output} exists already", "choose another name, or remove it first")
+    flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
+    resolved = resolve(profile, overrides=set_ or (), flags=flags)
+    own = resolved.profile
+    if own.draft is None:
+        raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
+    if own.draft.draft is not None:
+        raise UsageError("a hierarchy of drafts cannot be replayed", "compare its settings by running: specctl bench")
+    old = candidate({"name": own.draft.policy.name, **own.draft.policy.settings()})
+    wanted = settings_of(policy or old.name, grid)
+    rivals = [] if policy == "all" else settings_of("constant", grid)
+    depth = max(one.longest_draft for one in (*wanted, *rivals, old))
+    console = Console(stderr=True, quiet=quiet)
+    with loading(console, "starting") as say:
+        from specctl.models.pair import load_pair
+
+        pair: Pair | None = None
+        if trace is None or verify:
+            pair = load_pair(own, progress=lambda what: say(f"loading {what}"))
+    if trace is not None:
+        from specctl.calibration.traces import read_traces
+
+        traces = read_traces(trace)
+        _require_same(traces.header, own, trace)
+    else:
+        assert pair is not None
+        traces = _trace(
+            pair, own, _prompts(suite, data, input_, category or [], samples, own), depth, save_trace, console
+        )
+    for identity, reason in traces.failures.items():
+        print(f"warning: prompt {identity} is left out: {reason}", file=sys.stderr)
+    if not traces.traces or traces.costs is None:
+        raise UsageError("no prompt could be run, so there is nothing to calibrate on")
+    found, costs = _search(traces, wanted, rivals, old, console)
+    measured = _verify(pair, own, traces, found, old, console) if verify and pair is not None else []
+    _show(resolved, traces, found, costs, measured, output, report, json_, quiet)
+    if traces.failures:
+        raise typer.Exit(1)
+
+
+def _prompts(
+    suite: str, data: Path | None, input_: str | None, categories: list[str], samples: int, profile: "Profile"
+) -> "Suite":
+    """Twice as many prompts as choose, evenly from the categories."""
+    from specctl.benchmark.suites import load_records, load_suite, sample
+
+    if input_ is not None:
+        whole = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), categories=categories)
+    else:
+        whole = load_suite(suite, data=data, categories=categories)
+    return sample(whole, 2 * samples, profile.sampling.seed)
+
+
+def _trace(
+    pair: "Pair", profile: "Profile", suite: "Suite", depth: int, path: Path | None, console: "Console"
+) -> "TraceSet":
+    """Run the prompts that the file does not have yet, and measure the costs."""
+    from dataclasses import replace
+
+    from specctl.benchmark.provenance import describe
+    from specctl.calibration.collection import Collection
+    from specctl.calibration.costs import measure
+    from specctl.calibration.traces import (
+        TraceHeader,
+        TraceSet,
+        read_traces,
+        write_costs,
+        write_failure,
+        write_header,
+        write_prompt,
+    )
+    from specctl.decoding.prompts import PromptFormat
+    from specctl.decoding.sampling import Sampling
+    from specctl.decoding.session import READABLE, Session, build_drafter
+    from specctl.errors import RecordError
+    from specctl.jsonl import Record
+    from specctl.policies import POLICIES
+
+    assert profile.draft is not None
+    facts = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
+    names = ("created", "profile", "suite", "sampling", "devices", "versions")
+    header = TraceHeader(depth, sorted(pair.eos), sorted(READABLE), {name: getattr(facts, name) for name in names})
+    traces = TraceSet(header)
+    if path is not None and path.exists():
+        traces = read_traces(path)
+        same = replace(header, provenance={**header.provenance, "created": traces.header.provenance.get("created")})
+        if traces.header != same:
+            raise UsageError(
+                f"{path} holds the trace of another calibration", "start a new file, or search in it with --trace"
+            )
+    fresh = not traces.traces and not traces.failures
+    with ExitStack() as stack:
+        from specctl.commands.streaming import open_output
+
+        sink: IO[str] | None = None
+        if path is not None:
+            sink = stack.enter_context(open_output(str(path), append=not fresh))
+            if fresh:
+                write_header(sink, header)
+        session = Session(pair, build_drafter(pair, profile.draft.policy.build()))
+        prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+        collection = Collection(pair, session, profile.sampling, prompts, depth)
+        progress = stack.enter_context(_progress(console))
+        task = progress.add_task("prompts", total=len(suite.prompts))
+        rests: list[float] = []
+        for number, prompt in enumerate(suite.prompts):
+            if prompt.id not in traces.records and prompt.id not in traces.failures:
+                try:
+                    answered, rest = collection.record(prompt, Record(number + 1, prompt.id, prompt.data))
+                except RecordError as error:
+                    traces.failures[prompt.id] = error.message
+                    if sink is not None:
+                        write_failure(sink, prompt.id, error.message)
+                else:
+                    record = {"category": prompt.category, "data": prompt.data, "chat": prompt.chat}
+                    traces.traces += answered
+                    traces.records[prompt.id] = record
+                    rests += rest
+                    if sink is not None:
+                        write_prompt(sink, prompt.id, record, answered)
+            progress.advance(task)
+        if traces.traces:
+            table = profile.sampling
+            ends = [trace.prompt_tokens + len(trace.tokens) for trace in traces.traces]
+            starts = [trace.prompt_tokens for trace in traces.traces]
+            contexts = [min(starts), (min(starts) + max(ends)) // 2, max(ends)]
+            if not rests:
+                # All was in the file: one prompt more tells what a round takes beside its forward passes.
+                first = suite.prompts[0]
+                rests = collection.record(first, Record(1, first.id, first.data))[1]
+            task = progress.add_task("costs", total=None)
+            costs = measure(
+                pair,
+                contexts,
+                depth,
+                {policy.signals for policy in POLICIES.values()},  # type: ignore[misc]
+                Sampling(table.temperature, table.top_k, table.top_p, table.min_p),
+                sorted(rests)[len(rests) // 2],
+                lambda done, whole: progress.update(task, completed=done, total=whole),
+            )
+            traces.costs = costs.as_record()
+            if sink is not None:
+                write_costs(sink, traces.costs)
+    return traces
+
+
+def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None:
+    """A trace tells about one pair and one way of sampling."""
+    recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
+    for model in ("target", "draft"):
+        if recorded[model]["model"] != asked[model]["model"]:
+            raise UsageError(
+                f"{path} was recorded with {recorded[model]['model']} as {model}, not {asked[model]['model']}",
+                "name the profile that it was recorded with",
+            )
+    for key in ("temperature", "top_k", "top_p", "min_p"):
+        if header.provenance["sampling"][key] != asked["sampling"][key]:
+            raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
+
+
+def _search(
+    traces: "TraceSet", wanted: list["Candidate"], rivals: list["Candidate"], old: "Candidate", console: "Console"
+) -> tuple["Calibration", "CostTable"]:
+    from specctl.calibration.costs import CostTable
+    from specctl.calibration.search import search
+
+    assert traces.costs is not None
+    costs = CostTable.of_record(traces.costs)
+    with _progress(console) as progress:
+        task = progress.add_task("settings", total=None)
+        found = search(
+            traces, wanted, old, costs, rivals, lambda done, all_: progress.update(task, completed=done, total=all_)
+        )
+    return found, costs
+
+
+def _verify(
+    pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Candidate", console: "Console"
+) -> list["Measured"]:
+    """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on."""
+    from specctl.benchmark.entrants import policy_entrant
+    from specctl.benchmark.provenance import describe
+    from specctl.benchmark.suites import Suite, SuitePrompt
+    from specctl.calibration.search import NONE
+    from specctl.calibration.verification import verify
+    from specctl.decoding.prompts import PromptFormat
+
+    constant = found.ranked("constant")
+    names = {found.winner.score.candidate, old, NONE} | ({constant.score.candidate} if constant else set())
+    scores = [entry.score for entry in found.ranking if entry.score.candidate in names]
+    prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
+    entrants = [policy_entrant(NONE.table)]
+    entrants += [policy_entrant(score.candidate.table) for score in scores if score.candidate != NONE]
+    limits = [profile.sampling.max_new_tokens]
+    header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False)
+    with _progress(console) as progress:
+        task = progress.add_task("verifying", total=len(prompts) * len(entrants))
+        prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+        return verify(pair, header, prompts, profile.sampling, prompt_format, scores, lambda _: progress.advance(task))
+
+
+def _progress(console: "Console") -> Any:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_interactive
+    )
+
+
+def _show(
+    resolved: "ResolvedProfile",
+    traces: "TraceSet",
+    found: "Calibration",
+    costs: "CostTable",
+    measured: list["Measured"],
+    output: Path | None,
+    report: Path | None,
+    as_document_: bool,
+    quiet: bool,
+) -> None:
+    import shlex
+
+    import tomli_w
+    from rich.console import Console
+
+    from specctl.calibration.calibrated import calibrated_profile
+    from specctl.calibration.tables import as_document, calibration_tables, verdict
+    from specctl.jsonl import write_line
+    from specctl.profile import write_profile
+    from specctl.terminal.bench import print_tables
+
+    recorded = traces.header.provenance
+    facts = {
+        "created": recorded["created"],
+        "command": shlex.join(["specctl", *sys.argv[1:]]),
+        "suite": recorded["suite"],
+        "devices": recorded["devices"],
+        "versions": recorded["versions"],
+    }
+    shown = calibration_tables(found, costs, measured)
+    if as_document_:
+        write_line(sys.stdout, {"provenance": facts, **as_document(found, costs, measured)})
+    else:
+        print_tables(Console(), shown)
+        print(verdict(found))
+        if output is None:
+            print(f"\n[draft.policy]\n{tomli_w.dumps(found.winner.score.candidate.whole_table)}", end="")
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if output is not None:
+        write_profile(output, calibrated_profile(resolved, found, costs, facts, output))
+        if not quiet:
+            print(f"wrote {output}; use it with: specctl generate -p {output}", file=sys.stderr)
+    if report is not None:
+        from specctl.benchmark.document import write_document
+        from specctl.calibration.figures import draw_calibration
+
+        paths = write_document(
+            "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report
+        )
+        for path in paths if not quiet else []:
+            print(f"wrote {path}", file=sys.stderr)

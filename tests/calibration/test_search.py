@@ -1,0 +1,165 @@
+import random
+
+import numpy as np
+import pytest
+
+from specctl.calibration.costs import CostTable, signal_key
+from specctl.calibration.grids import Candidate, candidate, grid
+from specctl.calibration.replay import Replay
+from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
+from specctl.calibration.tables import as_document, calibration_tables, curve, verdict
+from specctl.calibration.traces import Proposals, Trace, TraceHeader, TraceSet
+from specctl.errors import UsageError
+from specctl.policies import POLICIES
+
+LENGTH = 60
+
+
+def flat_costs(draft: float, target: float, *, per_token: float = 0.0, rest: float = 0.0) -> CostTable:
+    lengths = np.array([0.0, 1.0, 40.0])
+    return CostTable(
+        np.array([10.0, 100.0]),
+        lengths,
+        np.tile(draft * lengths, (2, 1)),
+        np.tile(target + per_token * lengths, (2, 1)),
+        {signal_key(signals): 0.0 for signals in (frozenset({"entropy"}), frozenset({"top_prob"}))},
+        rest,
+    )
+
+
+def trace(prompt: str, kept: list[bool], category: str = "c") -> Trace:
+    """Sure where it is right, unsure where it is wrong."""
+    entropy = [0.1 if fine else 3.0 for fine in kept]
+    top = [0.95 if fine else 0.3 for fine in kept]
+    tokens = list(range(100, 100 + len(kept)))
+    path = Proposals([t if fine else 7 for t, fine in zip(tokens, kept, strict=True)], entropy, top, top)
+    branch = Proposals([8] * 40, [3.0] * 40, [0.3] * 40, [0.3] * 40)
+    branches = {place: branch for place, fine in enumerate(kept) if not fine}
+    return Trace(prompt, category, 0, 20, len(kept), tokens, kept, path, branches, 1.0)
+
+
+def traces(every: int, prompts: int = 12) -> TraceSet:
+    """The draft is wrong at one token in so many, here and there."""
+    chance = random.Random(0)
+    found = [trace(f"p{n}", [chance.random() * every >= 1 for _ in range(LENGTH)], f"c{n % 2}") for n in range(prompts)]
+    return TraceSet(TraceHeader(41, [0], ["entropy"], {}), found)
+
+
+def test_costs_are_interpolated_and_held():
+    costs = CostTable(
+        np.array([0.0, 100.0]),
+        np.array([0.0, 2.0]),
+        np.array([[0.0, 2.0], [0.0, 4.0]]),
+        np.array([[10.0, 10.0], [20.0, 20.0]]),
+        {"entropy": 0.5},
+        1.0,
+    )
+    where = trace("p", [True] * 5)
+    # Contexts 20 + start: 20 and 70; drafted 1 and 4, the second held at 2.
+    played = Replay(where, [0, 50], [1, 4], [1, 4])
+    expected = (10 + 0.2 * 10) + (1 + 0.2 * 1) + (10 + 0.7 * 10) + (2 + 0.7 * 2) + 5 * 0.5 + 2 * 1.0
+    assert costs.milliseconds([played], {"entropy"}) == pytest.approx(expected)
+    assert costs.milliseconds([played], ()) == pytest.approx(expected - 2.5)
+    assert CostTable.of_record(costs.as_record()).milliseconds([played], ()) == pytest.approx(expected - 2.5)
+
+
+def test_a_score_counts_what_the_rounds_did():
+    one = traces(6, 1)
+    found = score(Candidate("constant", (("draft_length", 3),)), one, ["p0"], flat_costs(1, 10))
+    assert found.tokens.tolist() == [LENGTH]
+    assert found.passes[0] + found.accepted[0] == LENGTH
+    assert found.ms[0] == pytest.approx(10 * found.passes[0] + found.drafted[0])
+    assert found.tokens_per_second == pytest.approx(1e3 * LENGTH / found.ms[0])
+    baseline = score(NONE, one, ["p0"], flat_costs(1, 10))
+    assert baseline.ms[0] == pytest.approx(10 * LENGTH)
+
+
+def test_the_best_threshold_stops_where_the_draft_turns_unsure():
+    found = search(traces(6), grid("all", "paper"), NONE, flat_costs(1, 10))
+    winner = found.winner.score
+    assert winner.candidate.name in ("svip", "max-confidence", "adaedl")
+    assert winner.tokens_per_second > found.ranked("constant").score.tokens_per_second
+    assert winner.tokens_per_second <= found.oracle.score.tokens_per_second
+    assert found.held_out
+    assert set(found.chosen_on).isdisjoint(found.reported_on)
+
+
+def test_a_setting_no_better_than_the_noise_loses_to_a_simpler_one():
+    def made(candidate: Candidate, ms: list[float]):
+        whole = score(candidate, traces(6, 4), ["p0", "p1", "p2", "p3"], flat_costs(1, 10))
+        return type(whole)(candidate, whole.tokens, np.array(ms), whole.passes, whole.drafted, whole.accepted)
+
+    simple, fancy = Candidate("constant"), Candidate("adaedl")
+    noisy = choose([made(simple, [100, 120, 90, 110]), made(fancy, [98, 90, 120, 110])])
+    assert (noisy.fastest.candidate, noisy.chosen.candidate) == (fancy, simple)
+    assert [found.candidate for found in noisy.near] == [fancy]
+    clear = choose([made(simple, [100, 120, 90, 110]), made(fancy, [80, 100, 70, 90])])
+    assert clear.chosen.candidate == fancy
+    assert clear.near == []
+    assert clear.share == 1.0
+
+
+@pytest.mark.parametrize(("draft", "every"), [(1.0, 1), (20.0, 6)], ids=["never agrees", "too slow"])
+def test_a_draft_that_does_not_pay_leads_to_none(draft: float, every: int):
+    found = search(traces(every), grid("all", "paper"), Candidate("svip"), flat_costs(draft, 10))
+    assert found.winner.score.candidate == NONE
+    assert verdict(found).startswith("use none")
+    assert any("do not speculate" in warning for warning in found.warnings)
+    assert any("never agrees" in warning for warning in found.warnings) == (every == 1)
+
+
+def test_too_few_prompts_are_said_so():
+    found = search(traces(6, 1), grid("constant", "paper"), NONE, flat_costs(1, 10))
+    assert not found.held_out
+    assert found.winner.speedup.low is None
+    assert len(found.warnings) == 2
+
+
+def test_rivals_are_ranked_and_not_chosen():
+    found = search(traces(6), grid("constant", "paper"), NONE, flat_costs(1, 10), grid("svip", "paper"))
+    assert found.ranking[0].score.candidate.name == "svip"
+    assert found.winner.score.candidate.name == "constant"
+
+
+def test_the_split_is_even_in_every_category():
+    chosen, reported = split(traces(6, 10))
+    for part in (chosen, reported):
+        assert len(part) == 5
+        assert {int(prompt[1:]) % 2 for prompt in part} == {0, 1}
+
+
+def test_the_oracle_is_no_slower_than_anyone():
+    some, ids = traces(4), [f"p{n}" for n in range(12)]
+    costs = flat_costs(1, 10)
+    best = score_oracle(some, ids, costs).tokens_per_second
+    assert all(best >= score(one, some, ids, costs).tokens_per_second for one in grid("all", "paper"))
+
+
+def test_grids_build_and_hold_the_papers_values():
+    for name in [*POLICIES, "all"]:
+        paper, dense = grid(name, "paper"), grid(name, "dense")
+        assert len(set(dense)) == len(dense)
+        assert {one.label for one in paper} <= {one.label for one in dense}
+        for one in dense:
+            one.build()
+            assert one.longest_draft <= 41
+    with pytest.raises(UsageError, match="did you mean 'svip'"):
+        grid("svpi", "paper")
+
+
+def test_settings_that_say_the_default_are_left_out():
+    assert candidate({"name": "svip", "threshold": 0.3, "c": 0.2}) == Candidate("svip", (("c", 0.2),))
+
+
+def test_tables_and_document_tell_the_same():
+    found = search(traces(6), grid("svip", "dense"), Candidate("constant"), flat_costs(1, 10))
+    costs = flat_costs(1, 10)
+    shown = calibration_tables(found, costs, [])
+    document = as_document(found, costs, [])
+    assert shown[0].rows[0][0].removesuffix(" *") == found.ranking[0].score.candidate.label
+    assert document["chosen"] == found.winner.score.candidate.table
+    assert document["verdict"] == verdict(found)
+    assert sum(" *" in row[0] for row in shown[0].rows) == 1
+    knob, points = curve(found)
+    assert knob == "threshold"
+    assert [value for value, _ in points] == sorted(value for value, _ in points)

@@ -1,0 +1,134 @@
+"""`specctl calibrate` from the command line to the profile it writes, on the embedded models."""
+
+import json
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from specctl.calibration.traces import read_traces
+from specctl.commands.app import app
+from specctl.errors import UsageError
+from specctl.policies import POLICIES
+from specctl.profile import resolve
+
+PROMPTS = [
+    {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},
+    {"id": "dog", "category": "stories", "prompt": "Sam saw a big dog."},
+    {"id": "apples", "category": "maths", "prompt": "Question: Ann has 3 apples and buys 2. How many?\nAnswer:"},
+    {"id": "pens", "category": "maths", "prompt": "Question: Ben has 12 pens and loses 5. How many?\nAnswer:"},
+    {"id": "talk", "category": "talk", "turns": ["Who are you?", "And then?"]},
+]
+
+
+def calibrate(*arguments, code=0):
+    result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished calibration: prompts, trace, profile, report and document."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS), encoding="utf-8")
+    files = {"--save-trace": "trace.jsonl", "-o": "fast.toml", "--report": "report"}
+    named = [text for option, name in files.items() for text in (option, folder / name)]
+    shown = calibrate("-i", folder / "prompts.jsonl", "-n", 16, "--policy", "all", "--grid", "paper", "--json", *named)
+    (folder / "shown.json").write_text(shown.stdout, encoding="utf-8")
+    return folder
+
+
+def test_the_document_ranks_every_policy(folder):
+    document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
+    ranked = {entry["policy"]["name"] for entry in document["ranking"]}
+    assert ranked == {"none", "constant", "heuristic", "max-confidence", "svip", "adaedl", "self-verify"}
+    assert sorted(document["chosen_on"] + document["reported_on"]) == sorted(prompt["id"] for prompt in PROMPTS)
+    assert document["chosen"] in [one["policy"] for one in document["measured"]]
+    assert all(one["measured_tokens_per_second"] > 0 for one in document["measured"])
+    assert document["oracle"]["discard_rate"] == 0
+
+
+def test_the_profile_extends_the_old_one_and_tells_how_it_came_about(folder):
+    document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
+    table = tomllib.loads((folder / "fast.toml").read_text(encoding="utf-8"))
+    assert table["extends"] == "embedded"
+    assert table["provenance"]["costs"] == document["costs"]
+    assert table["provenance"]["expected"]["speedup"] > 0
+    found = resolve(str(folder / "fast.toml")).profile
+    chosen = document["chosen"]
+    assert found.draft.policy.build() == POLICIES[chosen.pop("name")](**chosen)
+    assert found.sampling.max_new_tokens == 16
+    assert found.target == resolve("embedded").profile.target
+
+
+def test_the_report_holds_its_figures(folder):
+    names = {path.name for path in (folder / "report").iterdir()}
+    assert {"report.md", "report.html", "ranking.png", "ranking.svg"} <= names
+
+
+def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
+    """svip's own threshold is 0.3, the embedded profile's 0.6: naming the policy alone would leave 0.6 in force."""
+    path = tmp_path / "default.toml"
+    calibrate("--trace", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "--grid", "paper", "-o", path, "-q")
+    assert tomllib.loads(path.read_text(encoding="utf-8"))["draft"]["policy"].keys() >= {"name"}
+    policy = resolve(str(path)).profile.draft.policy
+    if policy.name == "svip":
+        assert policy.settings()["threshold"] in (0.2, 0.3, 0.4, 0.5)
+
+
+def test_a_kept_trace_gives_the_same_choice_without_a_model(folder, monkeypatch):
+    monkeypatch.setattr("specctl.models.pair.load_pair", None)
+    again = calibrate("--trace", folder / "trace.jsonl", "--policy", "all", "--grid", "paper", "--no-verify", "--json")
+    first = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
+    second = json.loads(again.stdout)
+    for name in ("chosen", "ranking", "oracle", "curve", "costs", "chosen_on"):
+        assert second[name] == first[name]
+
+
+def test_a_stopped_run_goes_on_from_its_trace(folder, tmp_path):
+    whole = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text("".join(whole[:3]) + whole[3][:40], encoding="utf-8")
+    options = ["-i", folder / "prompts.jsonl", "-n", 16, "--policy", "all", "--grid", "paper", "--no-verify", "-q"]
+    calibrate(*options, "--save-trace", torn)
+    first, second = read_traces(folder / "trace.jsonl"), read_traces(torn)
+    assert second.prompts == first.prompts
+    assert [trace.tokens for trace in second.traces] == [trace.tokens for trace in first.traces]
+    assert len(second.traces) == len(PROMPTS) + 1
+
+
+def test_plain_output_ends_with_what_to_put_into_a_profile(folder):
+    shown = calibrate("--trace", folder / "trace.jsonl", "--policy", "constant", "--no-verify").stdout
+    assert "Policies at their best settings" in shown
+    _, _, policy = shown.partition("[draft.policy]\n")
+    assert tomllib.loads(policy)["name"] in ("constant", "none")
+
+
+def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    long = {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700}
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in [PROMPTS[0], PROMPTS[1], long]), encoding="utf-8")
+    result = calibrate("-i", path, "-n", 8, "--policy", "constant", "--no-verify", code=1)
+    assert "warning: prompt long is left out" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "svpi"], "did you mean 'svip'"),
+        (["--trace", "nowhere.jsonl", "--no-verify"], "cannot read"),
+        (["--trace", "a", "--save-trace", "b"], "give one of them"),
+        (
+            ["--set", "draft.model=embedded:mid", "--trace", "{trace}", "--no-verify"],
+            "recorded with embedded:draft",
+        ),
+        (["-t", "1", "--trace", "{trace}", "--no-verify"], "another temperature"),
+        (["-n", "17", "-i", "{prompts}", "--save-trace", "{trace}"], "holds the trace of another calibration"),
+        (["-o", "{trace}"], "exists already"),
+    ],
+)
+def test_mistakes_are_told(folder, arguments, message):
+    places = {"trace": folder / "trace.jsonl", "prompts": folder / "prompts.jsonl"}
+    with pytest.raises(UsageError, match=message):
+        calibrate(*(argument.format(**places) for argument in arguments))
