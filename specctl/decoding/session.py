@@ -1,26 +1,44 @@
 """A loaded pair with one policy, ready for requests."""
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 
 import torch
 
 from specctl.decoding.completion import Request, complete
 from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import special_ids
 from specctl.models.pair import Pair
 from specctl.policies import Signal, StoppingPolicy
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import DraftTable, SamplingTable
 from specctl.records import Completion, Round
 
 READABLE: frozenset[Signal] = frozenset({"entropy", "top_prob", "token_prob"})
 
 
-def build_drafter(pair: Pair, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> Drafter | None:
-    """The drafter a policy needs over a pair's drafts; None for target-only decoding."""
+def build_drafter(
+    pair: Pair, policy: StoppingPolicy, record: Set[Signal] = frozenset(), *, draft: DraftTable | None = None
+) -> Drafter | None:
+    """The drafter a policy needs over a pair's drafts; None for target-only decoding.
+
+    Args:
+        pair: loaded models.
+        policy: stops the draft that the target verifies, whatever policy its table names.
+        record: signals to compute at every level whether or not a policy reads them.
+        draft: the table of that draft. It and the tables in it say how the models below take part, each with the
+            policy of its own table; without it the first draft drafts alone.
+    """
     if not pair.drafts or policy.draft_limit() == 0:
         return None
-    return ModelDrafter(pair.drafts[0], policy, record)
+    runner, below = pair.drafts[0], draft.draft if draft is not None else None
+    if draft is None or below is None:
+        return ModelDrafter(runner, policy, record)
+    inner = build_drafter(replace(pair, drafts=pair.drafts[1:]), below.policy.build(), record, draft=below)
+    if inner is None:
+        return ModelDrafter(runner, policy, record)
+    return PreVerifiedDrafter(inner, runner, policy, once=draft.pre_verify == "once", record=record)
 
 
 class Session:
