@@ -273,11 +273,11 @@ def _cost_model(whole: Digest) -> Table:
     else:
         notes.append("No fit: the runs cannot tell the cost of a draft step from that of a target pass.")
     if costs := whole.results.costs:
-        target = ", ".join(f"{costs.target[width]:.3f} ms at width {width}" for width in sorted(costs.target))
-        notes.append(f"Bare forward times: draft {costs.draft:.3f} ms, target {target}.")
-        for name, times in zip(whole.results.header.drafts, costs.drafts, strict=False):
-            wide = ", ".join(f"{times[width]:.3f} ms at width {width}" for width in sorted(times))
-            notes.append(f"Of {short_name(name)}: {wide}.")
+        bare = [f"draft {costs.draft:.3f} ms"]
+        if costs.drafts:
+            by_name = zip(map(short_name, whole.results.header.drafts), costs.drafts, strict=True)
+            bare = [f"{name} {_by_width(times)}" for name, times in by_name]
+        notes.append(f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}.")
         notes.append("Loop overhead is wall time over the bare time of the same passes.")
     if bound := whole.oracle:
         speed = f", {bound.tokens_per_second:.1f} tokens/s by the fit" if bound.tokens_per_second else ""
@@ -286,6 +286,10 @@ def _cost_model(whole: Digest) -> Table:
             f"prompts{speed}."
         )
     return Table("Cost model", columns, rows, note=" ".join(notes))
+
+
+def _by_width(times: Mapping[int, float]) -> str:
+    return ", ".join(f"{times[width]:.3f} ms at width {width}" for width in sorted(times))
 
 
 def _differences(whole: Digest) -> Table:
