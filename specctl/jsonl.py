@@ -236,7 +236,11 @@ def round_summary(round_: Round) -> dict[str, Any]:
 
 
 def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
-    """A round with every drafted token and what the policy could see at it."""
+    """A round with every drafted token and what the policy could see at it, inner rounds of a hierarchy included."""
+    return {"id": record.id, "turn": turn, "round": round_.index, **_traced(round_)}
+
+
+def _traced(round_: Round) -> dict[str, Any]:
     steps = [
         {
             "token": step.token,
@@ -246,4 +250,7 @@ def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
         for place, step in enumerate(round_.steps)
     ]
     extra = {"extra": round_.extra, "extra_kind": round_.extra_kind and round_.extra_kind.value}
-    return {"id": record.id, "turn": turn, "round": round_.index, **round_summary(round_), **extra, "steps": steps}
+    traced = {**round_summary(round_), **extra, "steps": steps}
+    if round_.inner:
+        traced["inner"] = [_traced(inner) for inner in round_.inner]
+    return traced

@@ -3,8 +3,36 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from specctl.records import Completion, Round
+
+
+@dataclass(slots=True)
+class Level:
+    """One draft, summed over rounds.
+
+    Attributes:
+        forwards: its own forward passes; of the lowest draft one a drafted token, of the others one an inner round.
+        drafted: tokens it handed to its verifier.
+        accepted: how many of them that verifier kept.
+        seconds: in its own forward passes, the levels below left out.
+    """
+
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+    @property
+    def redundancy(self) -> float:
+        """HSDDW's sigma: 1 - accepted / drafted."""
+        return 1 - self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """HSDDW's eta: forward passes for each token of its own; 1 where no other model drafts for it."""
+        return _ratio(self.forwards, self.drafted)
 
 
 @dataclass(slots=True)
@@ -13,6 +41,9 @@ class Metrics:
 
     ``generated_tokens`` counts what completions keep; while a sequence runs it counts what its rounds emitted.
     Times are seconds. Rates whose denominator is zero are 0.
+
+    Attributes:
+        levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
     """
 
     sequences: int = 0
@@ -26,6 +57,7 @@ class Metrics:
     prefill_seconds: float = 0.0
     total_seconds: float = 0.0
     stops: Counter[str] = field(default_factory=Counter)
+    levels: list[Level] = field(default_factory=list)
 
     @classmethod
     def of(cls, completions: Iterable[Completion]) -> "Metrics":
@@ -58,6 +90,21 @@ class Metrics:
         self.verify_seconds += round_.verify_seconds
         if round_.stop is not None:
             self.stops[round_.stop.value] += 1
+            self._count_level(round_, 0)
+
+    def _count_level(self, round_: Round, place: int) -> None:
+        if place == len(self.levels):
+            self.levels.append(Level())
+        level = self.levels[place]
+        level.drafted += round_.drafted
+        level.accepted += round_.accepted
+        if not round_.inner:
+            level.forwards += round_.drafted
+            level.seconds += round_.draft_seconds
+        for inner in round_.inner:
+            level.forwards += 1
+            level.seconds += inner.verify_seconds
+            self._count_level(inner, place + 1)
 
     @property
     def acceptance_rate(self) -> float:
@@ -79,9 +126,9 @@ class Metrics:
     def tokens_per_second(self) -> float:
         return _ratio(self.generated_tokens, self.total_seconds)
 
-    def as_record(self) -> dict[str, float | int]:
-        """The ``metrics`` object of an output record; times in milliseconds."""
-        return {
+    def as_record(self) -> dict[str, Any]:
+        """The ``metrics`` object of an output record; times in milliseconds. A hierarchy has ``levels`` too."""
+        record = {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
             "rounds": self.rounds,
@@ -97,6 +144,22 @@ class Metrics:
             "total_ms": round(self.total_seconds * 1e3, 3),
             "tokens_per_second": round(self.tokens_per_second, 2),
         }
+        if len(self.levels) < 2:
+            return record
+        levels = [
+            {
+                "draft": ".".join(["draft"] * (place + 1)),
+                "forwards": level.forwards,
+                "forwards_per_token": round(_ratio(level.forwards, self.generated_tokens), 4),
+                "drafted": level.drafted,
+                "accepted": level.accepted,
+                "redundancy": round(level.redundancy, 4),
+                "utilisation": round(level.utilisation, 4),
+                "ms": round(level.seconds * 1e3, 3),
+            }
+            for place, level in enumerate(self.levels)
+        ]
+        return {**record, "levels": levels}
 
 
 def _ratio(numerator: float, denominator: float) -> float:

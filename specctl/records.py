@@ -58,7 +58,7 @@ class Round:
     """One drafting phase and the verification that ended it.
 
     Attributes:
-        index: 0 for the first round of the sequence.
+        index: 0 for the first round of the sequence; of an inner round, 0 for the first in its block.
         steps: the drafted tokens in order.
         accepted: how many of them verification kept.
         extra: the id of the verifier's own token after them; None when an accepted end of sequence made it moot.
@@ -67,7 +67,8 @@ class Round:
         threshold: the policy's threshold during the round, if it has one.
         draft_seconds, verify_seconds, total_seconds: wall time of drafting, of the verifying forward pass with its
             verdict, and of the whole round.
-        inner: in a hierarchy, the rounds between the lower levels that collected this round's draft.
+        inner: in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the
+            model below it; each took one forward pass of the draft. Their ``budget`` is the room left in the block.
     """
 
     index: int

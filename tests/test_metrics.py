@@ -47,6 +47,50 @@ def test_a_running_sequence_counts_what_its_rounds_emitted() -> None:
     assert (running.sequences, running.total_seconds) == (0, pytest.approx(2.4))
 
 
+def nested() -> Round:
+    """Two inner rounds: 2 of 3 and 0 of 1 kept, so 3 + 1 tokens go up, of which the target keeps 3."""
+    inner = (timed(2, 3, StopReason.POLICY), timed(0, 1, StopReason.MAX_DRAFT))
+    return replace(timed(3, 4, StopReason.POLICY), inner=inner)
+
+
+def test_levels_count_their_own_passes() -> None:
+    """The upper draft runs once an inner round, the lower once a token; the fourth token is the target's."""
+    metrics = Metrics()
+    metrics.add_round(nested())
+    upper, lower = metrics.levels
+    assert (upper.forwards, upper.drafted, upper.accepted, upper.seconds) == (2, 4, 3, pytest.approx(0.5))
+    assert (lower.forwards, lower.drafted, lower.accepted, lower.seconds) == (4, 4, 2, pytest.approx(1.0))
+    assert (upper.redundancy, upper.utilisation) == (pytest.approx(1 / 4), pytest.approx(2 / 4))
+    assert (lower.redundancy, lower.utilisation) == (pytest.approx(1 / 2), 1.0)
+
+
+def test_only_a_hierarchy_has_levels_in_its_record() -> None:
+    metrics = Metrics()
+    metrics.add_round(nested())
+    assert json.loads(json.dumps(metrics.as_record()))["levels"] == [
+        {
+            "draft": "draft",
+            "forwards": 2,
+            "forwards_per_token": 0.5,
+            "drafted": 4,
+            "accepted": 3,
+            "redundancy": 0.25,
+            "utilisation": 0.5,
+            "ms": 500.0,
+        },
+        {
+            "draft": "draft.draft",
+            "forwards": 4,
+            "forwards_per_token": 1.0,
+            "drafted": 4,
+            "accepted": 2,
+            "redundancy": 0.5,
+            "utilisation": 1.0,
+            "ms": 1000.0,
+        },
+    ]
+
+
 def test_nothing_yet_is_zero_everywhere() -> None:
     assert set(Metrics().as_record().values()) == {0}
 

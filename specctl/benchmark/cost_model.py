@@ -1,11 +1,11 @@
 """Where the time goes: SpecDec++'s cost model fitted to the runs, bare forward times, and the oracle's bound."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.benchmark.results import Costs, Run, RunSet
+from specctl.benchmark.results import Costs, Entrant, RoundFacts, Run, RunSet
 from specctl.benchmark.statistics import Summary, evened
 
 
@@ -14,17 +14,29 @@ class CostModel:
     """T = draft_ms N_draft + target_ms N_target (SpecDec++ eq. 3.1), T being the time after the prompt.
 
     Attributes:
+        draft_ms: of one forward pass of the first draft.
         r_squared: share of the runs' variance in T that the model explains; None where they all took the same time.
         runs: how many it was fitted to; 0 for one taken from bare forward times.
+        further_ms: where several drafts are loaded, a term for each after the first.
     """
 
     draft_ms: float
     target_ms: float
     r_squared: float | None
     runs: int
+    further_ms: tuple[float, ...] = ()
+
+    @property
+    def drafts_ms(self) -> tuple[float, ...]:
+        """Of one forward pass, by loaded draft."""
+        return (self.draft_ms, *self.further_ms)
 
     def milliseconds(self, drafted: float, passes: float) -> float:
         return self.draft_ms * drafted + self.target_ms * passes
+
+    def total_ms(self, forwards: Sequence[float]) -> float:
+        """Of forward passes counted by loaded draft, the target's last."""
+        return sum(ms * count for ms, count in zip((*self.drafts_ms, self.target_ms), forwards, strict=True))
 
     def latency(self, discard_rate: float, verification_rate: float) -> float:
         """Milliseconds a token (eq. 5.1)."""
@@ -47,7 +59,7 @@ class EntrantCost:
 
     Attributes:
         measured, predicted: tokens/s, by the clock and by the fit.
-        latency_ms: predicted per token from its rates alone (eq. 5.1).
+        latency_ms: predicted per token from its rates alone (eq. 5.1, of the first draft without a hierarchy).
         overhead: wall time over the bare time of the same forward passes; 1 is a loop that costs nothing.
         passes_share: the oracle's target passes over this entrant's; 1 is the fewest possible.
         time_share: the oracle's predicted time over this entrant's measured time.
@@ -77,38 +89,71 @@ class OracleBound:
 
 
 def fit(results: RunSet) -> CostModel | None:
-    """Least squares over all runs of policies; None where they cannot tell the two costs apart."""
-    ours = {entrant.label for entrant in results.header.entrants if entrant.kind == "policy"}
+    """Least squares over all runs of policies; None where they cannot tell the costs apart."""
+    ours = {entrant.label: entrant for entrant in results.header.entrants if entrant.kind == "policy"}
     runs = [run for run in results.runs if run.entrant in ours]
     if len(runs) < 2:
         return None
-    counts = np.array([_forwards(run) for run in runs], dtype=np.float64)
+    drafts = max(1, len(results.header.drafts))
+    counts = np.array([forwards(run, ours[run.entrant], drafts) for run in runs], dtype=np.float64)
     times = np.array([decode_ms(run) for run in runs])
     solution, _, rank, _ = np.linalg.lstsq(counts, times)
-    if rank < 2:
+    if rank < drafts + 1:
         return None
     left = float(np.sum((times - counts @ solution) ** 2))
     spread = float(np.sum((times - times.mean()) ** 2))
-    return CostModel(float(solution[0]), float(solution[1]), 1 - left / spread if spread else None, len(runs))
+    first, *further, target = map(float, solution)
+    return CostModel(first, target, 1 - left / spread if spread else None, len(runs), tuple(further))
+
+
+def forwards(run: Run, entrant: Entrant, drafts: int) -> list[int]:
+    """Forward passes of each loaded draft and, last, of the target."""
+    counts = [0] * drafts
+    if len(entrant.places) == 1:
+        counts[entrant.places[0]] = sum(turn.draft_forwards for turn in run.turns)
+    else:
+        for place, rounds in zip(entrant.places, levels_of(run), strict=False):
+            counts[place] += sum(round_.draft_forwards for round_ in rounds)
+    return [*counts, sum(turn.target_forwards for turn in run.turns)]
+
+
+def levels_of(run: Run) -> Iterator[list[RoundFacts]]:
+    """The rounds verified by the target, then those verified by its draft, and so on down."""
+    rounds = list(run.rounds)
+    while rounds:
+        yield rounds
+        rounds = [inner for round_ in rounds for inner in round_.inner]
 
 
 def bare_model(costs: Costs) -> CostModel:
     """The same model from directly timed forward passes, a target pass being one of the narrowest width."""
-    return CostModel(costs.draft, costs.target[min(costs.target)], None, 0)
+    further = tuple(times[min(times)] for times in costs.drafts[1:])
+    return CostModel(costs.draft, costs.target[min(costs.target)], None, 0, further)
 
 
-def bare_ms(run: Run, costs: Costs) -> float | None:
+def bare_ms(run: Run, costs: Costs, entrant: Entrant | None = None) -> float | None:
     """What the run's forward passes cost by themselves; None for a peer, whose rounds cannot be seen.
 
-    A pass that verifies K drafts is K + 1 wide. Between measured widths the time is interpolated, beyond the widest it
-    is held, which can only overstate the loop's overhead.
+    A pass that verifies K drafts is K + 1 wide, the target's and a middle model's alike. Between measured widths the
+    time is interpolated, beyond the widest it is held, which can only overstate the loop's overhead. Without an
+    entrant, or with one that has no levels of its own, the first draft is meant.
     """
-    widths = [round_.drafted + 1 for round_ in run.rounds]
-    if not widths:
+    levels = list(levels_of(run))
+    if not levels:
         return None
-    known = sorted(costs.target)
-    target = np.interp(widths, known, [costs.target[width] for width in known])
-    return costs.draft * _forwards(run)[0] + float(target.sum())
+    places = entrant.places if entrant is not None else (0,)
+    total = _verifying_ms(levels[0], costs.target)
+    for rounds, place in zip(levels[1:], places, strict=False):
+        total += _verifying_ms(rounds, costs.drafts[place])
+    place, steps = places[-1], sum(round_.drafted for round_ in levels[-1])
+    lowest = costs.drafts[place][1] if costs.drafts else costs.draft
+    return total + lowest * (steps if len(levels) == len(places) else 0)
+
+
+def _verifying_ms(rounds: Sequence[RoundFacts], times: Mapping[int, float]) -> float:
+    known = sorted(times)
+    widths = [round_.drafted + 1 for round_ in rounds]
+    return float(np.interp(widths, known, [times[width] for width in known]).sum())
 
 
 def entrant_costs(results: RunSet, summaries: Iterable[Summary], model: CostModel | None) -> list[EntrantCost]:
@@ -134,18 +179,20 @@ def decode_ms(run: Run) -> float:
 
 def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) -> EntrantCost:
     runs = evened(results.of(summary.entrant))
+    entrant = results.header.entrant(summary.entrant)
     tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
-    drafted, passes = np.sum([_forwards(run) for run in runs], axis=0)
-    bare = [bare_ms(run, results.costs) for run in runs] if results.costs else []
+    drafts = max(1, len(results.header.drafts))
+    *drafted, passes = np.sum([forwards(run, entrant, drafts) for run in runs], axis=0).tolist()
+    bare = [bare_ms(run, results.costs, entrant) for run in runs] if results.costs else []
     known = [time for time in bare if time is not None]
     # Of a peer some forward passes may have been counted and others not.
-    counted = passes and (drafted or summary.mean_acceptance_length is not None)
+    counted = passes and (any(drafted) or summary.mean_acceptance_length is not None)
     passes_share, time_share = _oracle_shares(results, summary.entrant, model)
     return EntrantCost(
         entrant=summary.entrant,
         measured=1e3 * tokens / wall if wall else 0.0,
-        predicted=1e3 * tokens / model.milliseconds(drafted, passes) if model and counted else None,
-        latency_ms=_latency(model, summary),
+        predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
+        latency_ms=None if entrant.levels else _latency(model, summary),
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,
@@ -161,8 +208,9 @@ def _latency(model: CostModel | None, summary: Summary) -> float | None:
 def _oracle_shares(results: RunSet, entrant: str, model: CostModel | None) -> tuple[float | None, float | None]:
     runs = _oracle_runs(results, entrant)
     best = sum(results.oracle[run.prompt] for run in runs)
-    passes = sum(_forwards(run)[1] for run in runs)
-    if not runs or not passes:
+    passes = sum(turn.target_forwards for run in runs for turn in run.turns)
+    # The bound is of one draft's guesses, and no other's.
+    if not runs or not passes or results.header.entrant(entrant).places[0] != 0:
         return None, None
     tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
     return best / passes, model.milliseconds(tokens - best, best) / wall if model and wall else None
@@ -173,8 +221,3 @@ def _oracle_runs(results: RunSet, entrant: str) -> Sequence[Run]:
     first = next(iter(results.header.lengths), None)
     runs = [run for run in results.of(entrant) if run.prompt in results.oracle and first in (None, run.length)]
     return evened(runs) if runs else []
-
-
-def _forwards(run: Run) -> tuple[int, int]:
-    """Forward passes of the draft and of the target."""
-    return sum(turn.draft_forwards for turn in run.turns), sum(turn.target_forwards for turn in run.turns)

@@ -19,7 +19,7 @@ class CostMeter:
     Args:
         pair: loaded models.
         context: tokens in the caches while timing.
-        widest: the most tokens that a target pass of this run will have.
+        widest: the most tokens that a verifying pass of this run will have.
     """
 
     def __init__(self, pair: Pair, context: int, widest: int) -> None:
@@ -28,6 +28,9 @@ class CostMeter:
         self._widths = sorted({width for width in WIDTHS if width < widest} | {widest})
         self._draft: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
+        # Of one draft alone only single tokens are ever asked.
+        several = pair.drafts if len(pair.drafts) > 1 else ()
+        self._drafts = [(runner, {width: list[float]() for width in self._widths}) for runner in several]
 
     @torch.inference_mode()
     def measure(self, repeats: int = 5) -> Costs:
@@ -35,9 +38,15 @@ class CostMeter:
         for _ in range(repeats):
             for width in self._widths:
                 self._target[width].append(self._time(self._pair.target, width))
+                for runner, times in self._drafts:
+                    times[width].append(self._time(runner, width))
             if self._pair.drafts:
                 self._draft.extend(self._time(self._pair.drafts[0], 1) for _ in range(4))
-        return Costs(median(self._draft) if self._draft else 0.0, {k: median(v) for k, v in self._target.items()})
+        return Costs(
+            median(self._draft) if self._draft else 0.0,
+            _medians(self._target),
+            tuple(_medians(times) for _, times in self._drafts),
+        )
 
     def _time(self, runner: Runner, width: int) -> float:
         if runner.length != self._context:
@@ -55,6 +64,10 @@ class CostMeter:
     def _tokens(self, count: int) -> list[int]:
         ordinary: Iterable[int] = (token for token in range(10, 10 + count + len(self._pair.eos)))
         return [token for token in ordinary if token not in self._pair.eos][:count]
+
+
+def _medians(times: dict[int, list[float]]) -> dict[int, float]:
+    return {width: median(values) for width, values in times.items()}
 
 
 def _wait(device: torch.device) -> None:

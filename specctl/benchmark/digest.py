@@ -12,6 +12,7 @@ from specctl.benchmark.cost_model import (
     fit,
     oracle_bound,
 )
+from specctl.benchmark.levels import EntrantLevels, entrant_levels
 from specctl.benchmark.results import BASELINE, Difference, Run, RunSet
 from specctl.benchmark.statistics import Summary, summarise
 
@@ -26,6 +27,7 @@ class Digest:
         bare: from bare forward times, or None where they were not measured.
         compared: greedy runs whose tokens were held against the baseline's; None when sampling.
         differing: those among them that were not the same.
+        levels: where several drafts are loaded, every entrant's passes by model.
     """
 
     results: RunSet
@@ -38,6 +40,7 @@ class Digest:
     oracle: OracleBound | None
     compared: int | None
     differing: list[tuple[Run, Difference]]
+    levels: list[EntrantLevels]
 
     @property
     def expected_runs(self) -> int | None:
@@ -54,6 +57,7 @@ def digest(results: RunSet) -> Digest:
     lengths = sorted({run.length for run in results.runs})
     overall = summarise(results.runs, labels)
     model = fit(results)
+    bare = bare_model(results.costs) if results.costs else None
     greedy = not results.header.sampling.get("temperature")
     compared = compare(results) if greedy else []
     return Digest(
@@ -67,11 +71,12 @@ def digest(results: RunSet) -> Digest:
             length: summarise([run for run in results.runs if run.length == length], labels) for length in lengths
         },
         model=model,
-        bare=bare_model(results.costs) if results.costs else None,
+        bare=bare,
         costs=entrant_costs(results, overall, model),
         oracle=oracle_bound(results, BASELINE, model),
         compared=len(compared) if greedy else None,
         differing=[(run, difference) for run, difference in compared if difference],
+        levels=entrant_levels(results, model if model and min(model.drafts_ms) > 0 else bare),
     )
 
 

@@ -63,6 +63,10 @@ def style() -> "AbstractContextManager[None]":
     return matplotlib.rc_context(settings)
 
 
+class MissingDataError(Exception):
+    """The results lack what the figure shows; the message says what."""
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A finished figure; ``name`` is its file's name without a suffix."""
@@ -82,15 +86,15 @@ class Look:
 
 
 def looks(entrants: Sequence[Entrant]) -> dict[str, Look]:
-    """One colour for each name, tints of it for further settings of the same name; grey for the baseline."""
-    names = list(dict.fromkeys(entrant.name for entrant in entrants if entrant.label != BASELINE))
+    """One colour for each family, tints of it for further settings of the same family; grey for the baseline."""
+    names = list(dict.fromkeys(entrant.family for entrant in entrants if entrant.label != BASELINE))
     found = {}
     for entrant in entrants:
         if entrant.label == BASELINE:
             found[entrant.label] = Look(BASELINE_COLOUR, "o")
             continue
-        same = [other.label for other in entrants if other.name == entrant.name]
-        index = names.index(entrant.name)
+        same = [other.label for other in entrants if other.family == entrant.family]
+        index = names.index(entrant.family)
         lightness = 0.6 * same.index(entrant.label) / len(same)
         found[entrant.label] = Look(tint(PALETTE[index % len(PALETTE)], lightness), MARKERS[index % len(MARKERS)])
     return found

@@ -12,6 +12,7 @@ from specctl.benchmark.drawing import (
     FAINT,
     INK,
     Look,
+    MissingDataError,
     Picture,
     label_ends,
     label_points,
@@ -22,6 +23,7 @@ from specctl.benchmark.drawing import (
     style,
     tint,
 )
+from specctl.benchmark.level_figures import speed_by_window, where_it_pays
 from specctl.benchmark.results import BASELINE, Entrant, RoundFacts, Run
 from specctl.benchmark.statistics import Summary
 from specctl.benchmark.tables import show_interval
@@ -33,10 +35,6 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 80
 _ROW = 0.24
 """Height of one entrant in a panel, in inches."""
-
-
-class MissingDataError(Exception):
-    """The results lack what the figure shows; the message says what."""
 
 
 Drawing = Callable[[Digest, dict[str, Look]], Picture]
@@ -53,7 +51,7 @@ def draw_all(digest: Digest) -> Iterator[tuple[str, Picture | str]]:
     except ImportError as error:
         raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'") from error
     look = looks(digest.results.header.entrants)
-    for title, draw in FIGURES.items():
+    for title, draw in {**FIGURES, **(LEVEL_FIGURES if digest.levels else {})}.items():
         with style():
             try:
                 yield title, draw(digest, look)
@@ -135,6 +133,8 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
     front = pareto([(discard, verification) for _, discard, verification in points])
     best = ", ".join(points[index][0] for index in front)
     model = digest.model if digest.model and digest.model.target_ms > digest.model.draft_ms > 0 else digest.bare
+    if digest.levels:
+        model = None  # two rates do not tell the cost of three models
     lines = (
         ""
         if model is None
@@ -155,9 +155,9 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
         "discard rate (rejected drafts per generated token)",
         "verification rate (target passes per generated token)",
     )
-    for name in dict.fromkeys(entrants[label].name for label, *_ in points):
+    for family in dict.fromkeys(entrants[label].family for label, *_ in points):
         curve = sorted(
-            (point for point in points if entrants[point[0]].name == name), key=lambda point: (point[1], point[2])
+            (point for point in points if entrants[point[0]].family == family), key=lambda point: (point[1], point[2])
         )
         if len(curve) > 1:
             axes.plot([x for _, x, _ in curve], [y for *_, y in curve], color=look[curve[0][0]].colour, linewidth=1.2)
@@ -361,10 +361,10 @@ def _point_names(entrants: Sequence[Entrant]) -> list[str]:
     """Labels; where a name has several settings, the name with what differs between them."""
     names = []
     for entrant in entrants:
-        same = [other for other in entrants if other.name == entrant.name]
+        same = [other for other in entrants if other.family == entrant.family]
         differing = [key for key in entrant.settings if len({repr(other.settings.get(key)) for other in same}) > 1]
         settings = ", ".join(f"{key} {entrant.settings[key]}" for key in differing)
-        names.append(f"{entrant.name} {settings}" if differing else entrant.label)
+        names.append(f"{entrant.name} {settings}" if differing and not entrant.levels else entrant.label)
     return names
 
 
@@ -414,3 +414,9 @@ FIGURES: dict[str, Drawing] = {
     "Wall time": wall_time,
     "Speedup by length": speedup_by_length,
 }
+
+LEVEL_FIGURES: dict[str, Drawing] = {
+    "When a third model pays": where_it_pays,
+    "Speed by window": speed_by_window,
+}
+"""Drawn where several drafts are loaded."""

@@ -22,8 +22,9 @@ def describe(
     lengths: Sequence[int],
     repeats: int,
     oracle: bool,
+    drafts: Sequence[str] = (),
 ) -> Header:
-    """The header of a results file."""
+    """The header of a results file; ``drafts`` names the pair's drafts where there are several."""
     devices = {"target": device_name(pair.target.device)}
     for place, draft in enumerate(pair.drafts):
         devices["draft" + ".draft" * place] = device_name(draft.device)
@@ -42,6 +43,7 @@ def describe(
         repeats=repeats,
         lengths=list(lengths),
         oracle=oracle,
+        drafts=list(drafts),
     )
 
 

@@ -11,6 +11,23 @@ from specctl.records import Completion, Round
 
 SCHEMA_VERSION = 1
 BASELINE = "none"
+OF_HIERARCHIES = frozenset({"levels", "inner", "drafts", "further_ms"})
+"""Keys that are written only where they hold something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One draft model of an entrant with the policy that stops it.
+
+    Attributes:
+        draft: which of the loaded drafts, a place in `Header.drafts`.
+        once: in a hierarchy, whether it offers its block after a single round of the level below.
+    """
+
+    draft: int
+    policy: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +39,32 @@ class Entrant:
         kind: ``policy`` or ``peer`` (transformers' own assisted generation on the same loaded models).
         name: the policy's or peer's name.
         settings: every setting, defaults included.
+        levels: its drafts, the one that the target verifies first, whose policy is the entrant's own; empty where
+            that is the first loaded draft and nobody drafts for it.
     """
 
     label: str
     kind: Literal["policy", "peer"]
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Which loaded drafts it uses, from the target down; of a peer and of the baseline the first is meant."""
+        return tuple(level.draft for level in self.levels) or (0,)
+
+    @property
+    def family(self) -> str:
+        """What it has in common with the same policies on the same models at other settings."""
+        if not self.levels:
+            return self.name
+        return " < ".join(f"{level.policy}{'(once)' * level.once}@{level.draft}" for level in self.levels)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """A round without its tokens; times in milliseconds."""
+    """A round without its tokens; times in milliseconds. ``inner`` is as in `Round`."""
 
     drafted: int
     accepted: int
@@ -40,6 +72,12 @@ class RoundFacts:
     threshold: float | None
     draft_ms: float
     verify_ms: float
+    inner: "tuple[RoundFacts, ...]" = ()
+
+    @property
+    def draft_forwards(self) -> int:
+        """Forward passes of the draft: one an inner round in a hierarchy, else one a token."""
+        return len(self.inner) or self.drafted
 
     @classmethod
     def of(cls, round_: Round) -> "RoundFacts":
@@ -50,6 +88,7 @@ class RoundFacts:
             round_.threshold,
             round_.draft_seconds * 1e3,
             round_.verify_seconds * 1e3,
+            tuple(map(cls.of, round_.inner)),
         )
 
 
@@ -59,7 +98,7 @@ class Turn:
 
     Attributes:
         target_forwards: verifying forward passes, the prompt's own not counted.
-        draft_forwards: drafted tokens, each one forward pass of the draft.
+        draft_forwards: forward passes of the draft that the target verifies.
         rounds: empty for a peer, whose rounds cannot be seen.
     """
 
@@ -76,6 +115,7 @@ class Turn:
 
     @classmethod
     def of(cls, completion: Completion) -> "Turn":
+        rounds = tuple(map(RoundFacts.of, completion.rounds))
         return cls(
             prompt_tokens=completion.prompt_tokens,
             tokens=completion.tokens,
@@ -84,9 +124,9 @@ class Turn:
             prefill_ms=completion.prefill_seconds * 1e3,
             first_token_ms=completion.first_token_seconds * 1e3,
             total_ms=completion.total_seconds * 1e3,
-            target_forwards=len(completion.rounds),
-            draft_forwards=sum(round_.drafted for round_ in completion.rounds),
-            rounds=tuple(map(RoundFacts.of, completion.rounds)),
+            target_forwards=len(rounds),
+            draft_forwards=sum(round_.draft_forwards for round_ in rounds),
+            rounds=rounds,
         )
 
 
@@ -147,12 +187,14 @@ class Costs:
     """Bare forward times in milliseconds, measured without the loop.
 
     Attributes:
-        draft: of one draft step.
+        draft: of one step of the first draft.
         target: by number of tokens in the pass.
+        drafts: where several drafts are loaded, of each of them by number of tokens in the pass.
     """
 
     draft: float
     target: Mapping[int, float]
+    drafts: tuple[Mapping[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +206,7 @@ class Header:
         suite: name, sha256 of the prompts and their number.
         sampling: the sampling table in force.
         oracle: whether `RunSet.oracle` was asked for.
+        drafts: the loaded draft models by name, where there are several.
     """
 
     created: str
@@ -178,6 +221,10 @@ class Header:
     lengths: list[int]
     oracle: bool = False
     schema_version: int = SCHEMA_VERSION
+    drafts: list[str] = field(default_factory=list)
+
+    def entrant(self, label: str) -> Entrant:
+        return next(entrant for entrant in self.entrants if entrant.label == label)
 
 
 @dataclass(slots=True)
@@ -203,16 +250,27 @@ class RunSet:
         return [run for run in self.runs if run.entrant == entrant and category in (None, run.category)]
 
 
+def short_name(model: str) -> str:
+    """A model's name without its family or owner."""
+    return model.replace(":", "/").rpartition("/")[2]
+
+
 def header_line(header: Header) -> dict[str, Any]:
-    return {"kind": "header", **asdict(header)}
+    return {"kind": "header", **_whole(header)}
 
 
 def run_line(run: Run) -> dict[str, Any]:
-    return {"kind": "run", **asdict(replace(run, difference=None))}
+    return {"kind": "run", **_whole(replace(run, difference=None))}
 
 
 def costs_line(costs: Costs) -> dict[str, Any]:
-    return {"kind": "costs", "draft": costs.draft, "target": {str(k): v for k, v in costs.target.items()}}
+    return {"kind": "costs", **_whole(costs)}
+
+
+def _whole(facts: Any) -> dict[str, Any]:
+    return asdict(
+        facts, dict_factory=lambda items: {key: value for key, value in items if value or key not in OF_HIERARCHIES}
+    )
 
 
 def oracle_line(prompt: str, passes: int) -> dict[str, Any]:
@@ -254,12 +312,14 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
         if results is None:
             if kind != "header" or line["schema_version"] != SCHEMA_VERSION:
                 raise ValueError("its first line is no header of this version")
-            entrants = [Entrant(**entrant) for entrant in line.pop("entrants")]
+            entrants = [_entrant(entrant) for entrant in line.pop("entrants")]
             results = RunSet(Header(**line, entrants=entrants))
         elif kind == "run":
             results.runs.append(_run(line))
         elif kind == "costs":
-            results.costs = Costs(line["draft"], {int(k): v for k, v in line["target"].items()})
+            results.costs = Costs(
+                line["draft"], _by_width(line["target"]), tuple(map(_by_width, line.get("drafts", ())))
+            )
         elif kind == "oracle":
             results.oracle[line["prompt"]] = line["passes"]
         elif kind == "skipped":
@@ -274,9 +334,21 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
     return results
 
 
+def _entrant(line: dict[str, Any]) -> Entrant:
+    return Entrant(**{**line, "levels": tuple(Level(**level) for level in line.get("levels", ()))})
+
+
+def _by_width(times: dict[str, float]) -> dict[int, float]:
+    return {int(width): time for width, time in times.items()}
+
+
 def _run(line: dict[str, Any]) -> Run:
     turns = []
     for turn in line.pop("turns"):
-        rounds = tuple(RoundFacts(**round_) for round_ in turn.pop("rounds"))
+        rounds = tuple(map(_round, turn.pop("rounds")))
         turns.append(Turn(**{**turn, "tokens": tuple(turn["tokens"])}, rounds=rounds))
     return Run(**line, turns=tuple(turns))
+
+
+def _round(line: dict[str, Any]) -> RoundFacts:
+    return RoundFacts(**{**line, "inner": tuple(map(_round, line.get("inner", ())))})

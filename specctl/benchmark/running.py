@@ -13,6 +13,7 @@ from specctl.benchmark.results import (
     BASELINE,
     Difference,
     Entrant,
+    Level,
     Run,
     RunSet,
     Turn,
@@ -25,7 +26,7 @@ from specctl.benchmark.results import (
 from specctl.benchmark.suites import SuitePrompt
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompts import PromptFormat
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session, Stage, compose
 from specctl.errors import RecordError
 from specctl.jsonl import Record
 from specctl.models.pair import Pair
@@ -69,16 +70,23 @@ class Benchmark:
         self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
         self._format, self._emit = prompt_format, emit
         self._lanes = [self._lane(entrant) for entrant in results.header.entrants]
-        longest = max([lane.entrant.settings.get("max_draft", 0) for lane in self._lanes], default=0)
-        fixed = max([lane.entrant.settings.get("draft_length", 0) for lane in self._lanes], default=0)
-        self._meter = CostMeter(pair, context=128, widest=max(longest, fixed) + 1)
+        settings_of = [
+            settings
+            for entrant in results.header.entrants
+            for settings in (entrant.settings, *(level.settings for level in entrant.levels))
+        ]
+        longest = max(max(one.get("max_draft", 0), one.get("draft_length", 0)) for one in settings_of)
+        self._meter = CostMeter(pair, context=128, widest=longest + 1)
 
     def _lane(self, entrant: Entrant) -> _Lane:
         peer, session = None, None
         if entrant.kind == "peer":
             peer = Peer(self._pair, entrant.name)
         else:
-            session = Session(self._pair, build_drafter(self._pair, POLICIES[entrant.name](**entrant.settings)))
+            levels = entrant.levels or (Level(0, entrant.name, entrant.settings),)
+            runners = [self._pair.drafts[level.draft] for level in levels if self._pair.drafts]
+            stages = [Stage(POLICIES[level.policy](**level.settings), level.once) for level in levels]
+            session = Session(self._pair, compose(runners, stages))
         generates = peer or session
         assert generates is not None
         chat = PromptFormat(self._pair.tokenizer, chat=bool(self._pair.tokenizer.chat_template))

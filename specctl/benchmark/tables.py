@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from specctl.benchmark.digest import Digest, digest
-from specctl.benchmark.results import RunSet
+from specctl.benchmark.results import OF_HIERARCHIES, RunSet, short_name
 from specctl.benchmark.statistics import Interval, Spread, Summary
 from specctl.records import StopReason
 
@@ -40,6 +40,7 @@ def tables(results: RunSet | Digest) -> list[Table]:
         _shares(whole),
         *([_by_category(whole)] if len(whole.by_category) > 1 else []),
         *([_by_length(whole)] if len(whole.by_length) > 1 else []),
+        *([_levels(whole)] if whole.levels else []),
         _cost_model(whole),
         _differences(whole),
         *([_skipped(whole)] if whole.results.skipped else []),
@@ -77,6 +78,7 @@ def as_json(results: RunSet | Digest) -> dict[str, Any]:
         "bare_costs": whole.results.costs,
         "costs": whole.costs,
         "oracle": whole.oracle,
+        **({"levels": whole.levels} if whole.levels else {}),
         "compared": whole.compared,
         "differences": [
             {"entrant": run.entrant, "prompt": run.prompt, "repeat": run.repeat, "length": run.length, **asdict(found)}
@@ -215,6 +217,31 @@ def _by_length(whole: Digest) -> Table:
     return _parts("length", whole.by_length, "By length limit")
 
 
+def _levels(whole: Digest) -> Table:
+    names = list(map(short_name, whole.results.header.drafts))
+    rows = []
+    for one in whole.levels:
+        of = {level.draft: level for level in one.levels}
+        cells = [_number(passes, 3) for passes in one.passes]
+        for draft in range(len(names)):
+            level = of.get(draft)
+            cells += [_number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
+        rows.append((one.entrant, *cells, _number(one.pays_from_ms, 2)))
+    columns = (
+        "entrant",
+        *(f"{name} passes/token" for name in names),
+        "target passes/token",
+        *(column for name in names for column in (f"{name} sigma", f"{name} eta")),
+        "pays from target ms",
+    )
+    note = (
+        "Sigma: share of a draft's tokens that its verifier refused. Eta: its passes for each token it handed up, 1 "
+        "where nobody drafts for it; the target's is its passes/token. Pays from: where a target pass takes that long, "
+        "the hierarchy is faster than every entrant with one draft or none, by the cost model."
+    )
+    return Table("Levels", columns, tuple(rows), note=note)
+
+
 def _cost_model(whole: Digest) -> Table:
     columns = (
         "entrant",
@@ -240,15 +267,17 @@ def _cost_model(whole: Digest) -> Table:
     notes = ["Without the prompt's own time, which only a peer's holds."]
     if whole.model:
         fitted = f"R² {whole.model.r_squared:.4f}" if whole.model.r_squared is not None else "R² unknown"
-        notes.append(
-            f"Fit over {whole.model.runs} runs: t_draft {whole.model.draft_ms:.3f} ms, "
-            f"t_target {whole.model.target_ms:.3f} ms, {fitted}."
-        )
+        names = list(map(short_name, whole.results.header.drafts)) or ["draft"]
+        drafts = "".join(f"t_{name} {ms:.3f} ms, " for name, ms in zip(names, whole.model.drafts_ms, strict=True))
+        notes.append(f"Fit over {whole.model.runs} runs: {drafts}t_target {whole.model.target_ms:.3f} ms, {fitted}.")
     else:
         notes.append("No fit: the runs cannot tell the cost of a draft step from that of a target pass.")
     if costs := whole.results.costs:
-        target = ", ".join(f"{costs.target[width]:.3f} ms at width {width}" for width in sorted(costs.target))
-        notes.append(f"Bare forward times: draft {costs.draft:.3f} ms, target {target}.")
+        bare = [f"draft {costs.draft:.3f} ms"]
+        if costs.drafts:
+            by_name = zip(map(short_name, whole.results.header.drafts), costs.drafts, strict=True)
+            bare = [f"{name} {_by_width(times)}" for name, times in by_name]
+        notes.append(f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}.")
         notes.append("Loop overhead is wall time over the bare time of the same passes.")
     if bound := whole.oracle:
         speed = f", {bound.tokens_per_second:.1f} tokens/s by the fit" if bound.tokens_per_second else ""
@@ -257,6 +286,10 @@ def _cost_model(whole: Digest) -> Table:
             f"prompts{speed}."
         )
     return Table("Cost model", columns, rows, note=" ".join(notes))
+
+
+def _by_width(times: Mapping[int, float]) -> str:
+    return ", ".join(f"{times[width]:.3f} ms at width {width}" for width in sorted(times))
 
 
 def _differences(whole: Digest) -> Table:
@@ -351,7 +384,8 @@ def _percent(value: float | None) -> str:
 def _plain(value: Any) -> Any:
     """Dataclasses and named tuples as dicts, numbers rounded, so that any JSON writer takes it."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        return {name: _plain(item) for name, item in fields.items() if item or name not in OF_HIERARCHIES}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {name: _plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, Mapping):

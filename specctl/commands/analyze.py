@@ -143,7 +143,9 @@ def _read(profile: "Profile", suite: "Suite", quiet: bool) -> tuple["Readings | 
         from specctl.decoding.prompts import PromptFormat
         from specctl.models.pair import load_pair
 
-        pair = load_pair(profile, progress=lambda what: say(f"loading {what}"))
+        # In a hierarchy too it is the draft the target verifies that is looked at.
+        drafts = [profile.draft] if profile.draft is not None else []
+        pair = load_pair(profile, drafts=drafts, progress=lambda what: say(f"loading {what}"))
         header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
     run = ReadingRun(pair, profile.sampling, PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system))
     columns = TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()

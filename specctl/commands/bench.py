@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from specctl.benchmark.results import Entrant, Header, RunSet
     from specctl.benchmark.suites import Suite
     from specctl.profile import Profile
+    from specctl.profile.schema import DraftTable, ModelTable
 
 
 def bench(
     profile: ProfileOptions = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="NAME:KEY=VALUE,...", help="A policy to run; repeatable. none always runs."),
+        typer.Option(
+            "--policy",
+            metavar="NAME:KEY=VALUE,...",
+            help="A policy to run, in a hierarchy at its top draft; repeatable. none always runs.",
+        ),
     ] = None,
     set_: SetOption = None,
     suite: Annotated[str, typer.Option(help="Named prompts to run.")] = "embedded",
@@ -85,7 +90,7 @@ def bench(
         if resume and output is None:
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
         flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
-        pair_profile, policies = _profiles(profile or [None], policy or [], set_ or [], flags)
+        pair_profile, contenders = _contenders(profile or [None], policy or [], set_ or [], flags)
         from specctl.benchmark.suites import load_records, load_suite
 
         chosen: dict[str, Any] = {
@@ -98,44 +103,82 @@ def bench(
             prompts = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), **chosen)
         else:
             prompts = load_suite(suite, data=data, **chosen)
-        entrants = _entrants(policies, peer or [])
+        entrants, drafts = _entrants(contenders, peer or [])
         limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
-        results = _run(pair_profile, entrants, prompts, limits, repeats, oracle, output, resume, quiet)
+        results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet)
     _show(results, report, spec_bench_out, json_)
 
 
-def _profiles(
+def _contenders(
     names: Iterable[str | None], texts: Iterable[str], overrides: list[str], flags: dict[str, Any]
-) -> tuple["Profile", list[dict[str, Any]]]:
-    """The one pair that all profiles name, and every policy to run on it as a table with its name."""
+) -> tuple["Profile", list["DraftTable"]]:
+    """The first profile, and what runs on its target: a draft table each, with the policies of all its levels.
+
+    Every profile brings its own. A policy given by itself takes the place of the first profile's own at the draft that
+    the target verifies; what drafts below stays.
+    """
     from specctl.profile import parse_policy, resolve
+    from specctl.profile.schema import PolicyTable
 
     resolved = [resolve(name, overrides=overrides, flags=flags).profile for name in names]
     first = resolved[0]
-    models = [(p.target.model, p.draft.model if p.draft else None) for p in resolved]
-    if len(set(models)) > 1:
+    targets = list(dict.fromkeys(p.target.model for p in resolved))
+    if len(targets) > 1:
         raise UsageError(
-            f"the profiles name different models ({', '.join(' + '.join(map(str, m)) for m in models)})",
-            "benchmark one pair at a time",
+            f"the profiles name different models as target ({', '.join(targets)})", "benchmark one target at a time"
         )
-    given = [parse_policy(text) for text in texts]
-    own = [{"name": p.draft.policy.name, **p.draft.policy.settings()} for p in resolved if p.draft is not None]
-    if not given:
-        given = [*own, {"name": "constant"}, {"name": "heuristic"}]
-    elif len(resolved) > 1:
-        given = [*own, *given]
-    return first, given
+    given = [PolicyTable(**parse_policy(text)) for text in texts]
+    own = [p.draft for p in resolved if p.draft is not None]
+    draft = first.draft
+    if draft is None:
+        if given:
+            raise UsageError("--policy has no draft to stop", "name a profile with a draft first")
+        return first, own
+
+    def with_policy(table: "DraftTable", policy: PolicyTable) -> "DraftTable":
+        return table.model_copy(update={"policy": policy})
+
+    if given:
+        beside = own if len(resolved) > 1 else []
+        return first, [*beside, *(with_policy(draft, policy) for policy in given)]
+    if draft.draft is None:
+        return first, [*own, *(with_policy(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
+    if len(resolved) > 1:
+        return first, own
+    # Whether a third model pays is to be seen against each of the drafts by itself.
+    alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
+    return first, [*own, *(with_policy(level, PolicyTable(name="constant")) for level in alone)]
 
 
-def _entrants(policies: Iterable[dict[str, Any]], peers: Iterable[str]) -> list["Entrant"]:
-    """The baseline, then every policy once, then the peers."""
+def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple[list["Entrant"], list["ModelTable"]]:
+    """The baseline, then every contender once, then the peers; with the draft models to load for them."""
     from specctl.benchmark.entrants import policy_entrant
-    from specctl.benchmark.results import BASELINE, Entrant
+    from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
 
+    working = [(table.at_work(), table.levels) for table in contenders]
+    # An idle draft is loaded all the same: costs, peers and the oracle speak of the first.
+    drafts: dict[str, ModelTable] = {}
+    for _, levels in working:
+        for level in levels:
+            drafts.setdefault(_model_key(level), level)
+    places = {key: place for place, key in enumerate(drafts)}
     found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
-    for table in policies:
-        entrant = policy_entrant(table)
-        found.setdefault(entrant.label, entrant)
+    for table, _ in working:
+        if table is None:
+            continue
+        labels, levels_of_it = [], []
+        for level in table.levels:
+            stopped = policy_entrant({"name": level.policy.name, **level.policy.settings()})
+            once = level.pre_verify == "once"
+            labels.append(stopped.label + "(once)" * once)
+            levels_of_it.append(Level(places[_model_key(level)], stopped.name, stopped.settings, once))
+        used = [level.draft for level in levels_of_it]
+        if len(drafts) > 1 and used != list(range(len(drafts))):
+            labels = [f"{label}@{short_name(level.model)}" for label, level in zip(labels, table.levels, strict=True)]
+        label = " < ".join(labels)
+        top = levels_of_it[0]
+        entrant = Entrant(label, "policy", top.policy, top.settings, () if used == [0] else tuple(levels_of_it))
+        found.setdefault(label, entrant)
     if peers:
         from specctl.benchmark.peers import SETTINGS
 
@@ -143,7 +186,14 @@ def _entrants(policies: Iterable[dict[str, Any]], peers: Iterable[str]) -> list[
             if peer not in SETTINGS:
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
             found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
-    return list(found.values())
+    return list(found.values()), list(drafts.values())
+
+
+def _model_key(table: "ModelTable") -> str:
+    """What tells one loaded model from another."""
+    from specctl.profile.schema import ModelTable
+
+    return table.model_dump_json(include=set(ModelTable.model_fields))
 
 
 def _lengths(text: str | None) -> list[int]:
@@ -159,6 +209,7 @@ def _lengths(text: str | None) -> list[int]:
 def _run(
     profile: "Profile",
     entrants: list["Entrant"],
+    drafts: list["ModelTable"],
     suite: "Suite",
     lengths: list[int],
     repeats: int,
@@ -182,8 +233,9 @@ def _run(
         from specctl.benchmark.provenance import describe
         from specctl.models.pair import load_pair
 
-        pair = load_pair(profile, progress=lambda what: say(f"loading {what}"))
-        header = describe(pair, profile, suite, entrants, lengths, repeats, oracle)
+        pair = load_pair(profile, drafts=drafts, progress=lambda what: say(f"loading {what}"))
+        names = [draft.model for draft in drafts] if len(drafts) > 1 else []
+        header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)
     if resume and output is not None and output.exists():
         drop_torn_line(output)

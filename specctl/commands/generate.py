@@ -226,11 +226,13 @@ def _load(profile: "Profile", console: "Console", *, quiet: bool, traced: bool) 
         from specctl.decoding.prompts import PromptFormat
         from specctl.decoding.session import READABLE, Session, build_drafter
         from specctl.models.pair import load_pair
+        from specctl.policies import Signal
 
-        policy = profile.draft.policy.build() if profile.draft is not None else None
-        drafting = policy is not None and policy.draft_limit() > 0
-        pair = load_pair(profile, with_drafts=drafting, progress=lambda what: progress(f"loading {what}"))
-        drafter = build_drafter(pair, policy, READABLE if traced else frozenset()) if policy is not None else None
+        draft = profile.draft.at_work() if profile.draft is not None else None
+        profile = profile.model_copy(update={"draft": draft})  # an idle model need not be loaded
+        pair = load_pair(profile, progress=lambda what: progress(f"loading {what}"))
+        signals = READABLE if traced else frozenset[Signal]()
+        drafter = build_drafter(pair, draft.policy.build(), signals, draft=draft) if draft is not None else None
     prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)
 
@@ -238,8 +240,8 @@ def _load(profile: "Profile", console: "Console", *, quiet: bool, traced: bool) 
 def _view(profile: "Profile", console: "Console", prompt: str) -> "LiveView":
     from specctl.terminal.live import LiveView
 
-    drafts = [profile.draft.model] if profile.draft is not None and profile.draft.policy.name != "none" else []
-    policy = profile.draft.policy.name if profile.draft is not None else "none"
-    return LiveView(
-        console, " + ".join([profile.target.model, *drafts]), policy, prompt, profile.sampling.max_new_tokens
-    )
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    levels = draft.levels if draft is not None else ()
+    models = [profile.target.model, *(level.model for level in levels)]
+    policies = [level.policy.name for level in levels] or ["none"]
+    return LiveView(console, " + ".join(models), " / ".join(policies), prompt, profile.sampling.max_new_tokens)

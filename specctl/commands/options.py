@@ -47,7 +47,7 @@ ProfileOptions = Annotated[
         "-p",
         metavar="NAME",
         autocompletion=_complete_profile,
-        help="Profile by name or path; of several with the same models, each brings its policy.",
+        help="Profile by name or path; of several with the same target, each brings its drafts and policies.",
     ),
 ]
 

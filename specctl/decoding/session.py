@@ -1,26 +1,66 @@
 """A loaded pair with one policy, ready for requests."""
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
 import torch
 
 from specctl.decoding.completion import Request, complete
 from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import special_ids
 from specctl.models.pair import Pair
+from specctl.models.runner import Runner
 from specctl.policies import Signal, StoppingPolicy
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import DraftTable, SamplingTable
 from specctl.records import Completion, Round
 
 READABLE: frozenset[Signal] = frozenset({"entropy", "top_prob", "token_prob"})
 
 
-def build_drafter(pair: Pair, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> Drafter | None:
-    """The drafter a policy needs over a pair's drafts; None for target-only decoding."""
-    if not pair.drafts or policy.draft_limit() == 0:
+def build_drafter(
+    pair: Pair, policy: StoppingPolicy, record: Set[Signal] = frozenset(), *, draft: DraftTable | None = None
+) -> Drafter | None:
+    """The drafter a policy needs over a pair's drafts; None for target-only decoding.
+
+    Args:
+        pair: loaded models.
+        policy: stops the draft that the target verifies, whatever policy its table names.
+        record: signals to compute at every level whether or not a policy reads them.
+        draft: the table of that draft. It and the tables in it say how the models below take part, each with the
+            policy of its own table; without it the first draft drafts alone.
+    """
+    levels = draft.levels if draft is not None else ()
+    stages = [Stage(policy, bool(levels) and levels[0].pre_verify == "once")]
+    stages += [Stage(level.policy.build(), level.pre_verify == "once") for level in levels[1:]]
+    return compose(pair.drafts, stages, record)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How one draft takes part.
+
+    Attributes:
+        policy: stops it.
+        once: if models below draft for it, whether its block goes up after a single round of theirs.
+    """
+
+    policy: StoppingPolicy
+    once: bool = False
+
+
+def compose(runners: Sequence[Runner], stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Drafter | None:
+    """A drafter of as many levels as there are both runners and stages, the first for the target.
+
+    A policy that never drafts ends the levels above it; None where that is the first.
+    """
+    if not runners or not stages or stages[0].policy.draft_limit() == 0:
         return None
-    return ModelDrafter(pair.drafts[0], policy, record)
+    inner = compose(runners[1:], stages[1:], record)
+    if inner is None:
+        return ModelDrafter(runners[0], stages[0].policy, record)
+    return PreVerifiedDrafter(inner, runners[0], stages[0].policy, once=stages[0].once, record=record)
 
 
 class Session:

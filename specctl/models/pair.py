@@ -9,7 +9,7 @@ from specctl.errors import RecordError
 from specctl.models.loading import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
 from specctl.models.runner import EagerRunner, Runner
 from specctl.models.vocabulary import check_vocabulary
-from specctl.profile.schema import Profile
+from specctl.profile.schema import ModelTable, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class Pair:
 
     Attributes:
         target: the model that decides.
-        drafts: the draft, then the model that drafts for it, and so on down; empty when only the target was loaded.
+        drafts: the draft, then the model that drafts for it, and so on down; empty when only the target was loaded. A
+            benchmark may hold drafts of several profiles side by side.
         tokenizer: the target's.
         eos: ids that end a sequence.
         context: the longest sequence that every model of the pair can hold, in tokens.
@@ -40,23 +41,40 @@ class Pair:
         return room
 
 
-def load_pair(profile: Profile, *, with_drafts: bool = True, progress: Callable[[str], None] = lambda _: None) -> Pair:
-    """Load every model of a profile; ``progress`` hears what is being loaded.
+def load_pair(
+    profile: Profile,
+    *,
+    with_drafts: bool = True,
+    drafts: Sequence[ModelTable] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Pair:
+    """Load every model of a profile.
+
+    Args:
+        profile: names the models.
+        with_drafts: whether its drafts are wanted.
+        drafts: to load instead of the profile's own, in the order that `Pair.drafts` will have.
+        progress: hears what is being loaded.
 
     Raises:
         ModelError: a model cannot be loaded, does not fit, or its tokenizer is not the target's.
     """
-    tables = model_tables(profile) if with_drafts else [("target", profile.target)]
-    loaded: dict[str, LoadedModel] = {}
+    tables = model_tables(profile)[-1:]
+    if drafts is not None:
+        # The target comes last: where it is spread it takes what is left.
+        tables = [*(("draft", table) for table in reversed(drafts)), *tables]
+    elif with_drafts:
+        tables = model_tables(profile)
+    loaded: list[LoadedModel] = []
     for role, table in tables:
         progress(table.model)
-        loaded[role] = load_model(table, role=role)
-    target = loaded.pop("target")
+        loaded.append(load_model(table, role=role))
+    target = loaded[-1]
     tokenizer = load_tokenizer(profile.target)
     vocabulary = check_vocabulary(tokenizer, tokenizer, target.vocabulary, target.vocabulary)
-    for role, table in tables[:-1]:
-        check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, loaded[role].vocabulary)
-    models = [target, *reversed(loaded.values())]
+    for (role, table), draft in zip(tables[:-1], loaded[:-1], strict=True):
+        check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
+    models = loaded[::-1]
     runners = [EagerRunner(model.model, vocabulary) for model in models]
     return Pair(
         target=runners[0],

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from specctl.errors import ProfileError
 from specctl.models.embedded import model_path
@@ -77,10 +77,36 @@ class PolicyTable(Table):
 
 
 class DraftTable(ModelTable):
-    """A draft model with the policy that stops it and, in a hierarchy, the faster model that drafts for it."""
+    """A draft model with the policy that stops it and, in a hierarchy, the faster model that drafts for it.
+
+    In a hierarchy the model verifies what the faster one drafts, and the policy decides when what it has collected
+    goes up.
+    """
 
     policy: PolicyTable = PolicyTable()
     draft: "DraftTable | None" = None
+    pre_verify: Literal["loop", "once"] | None = None
+    """How often the faster model drafts before the block goes up: until the policy stops (``loop``, so without the
+    key), or ``once``, the policy then only limiting the block's length."""
+
+    @field_validator("pre_verify")
+    @classmethod
+    def _has_something_to_verify(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("draft", True) is None:
+            raise ValueError("needs a model whose drafts it can verify: add a [draft] table below this one")
+        return value
+
+    @property
+    def levels(self) -> "tuple[DraftTable, ...]":
+        """This table, the one below it, and so on down."""
+        return (self, *(self.draft.levels if self.draft is not None else ()))
+
+    def at_work(self) -> "DraftTable | None":
+        """The table without the levels at and below a policy that never drafts."""
+        if self.policy.build().draft_limit() == 0:
+            return None
+        below = self.draft.at_work() if self.draft is not None else None
+        return self.model_copy(update={"draft": below, "pre_verify": self.pre_verify if below is not None else None})
 
 
 class SamplingTable(Table):

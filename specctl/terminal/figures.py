@@ -1,11 +1,13 @@
 """Running figures of a generation, as people read them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from rich.text import Text
 
 from specctl.metrics import Metrics
+from specctl.records import Round
 
 
 class Figure(NamedTuple):
@@ -19,8 +21,12 @@ class Figure(NamedTuple):
         return Text.assemble((self.label, "dim"), " ", (self.value, "bold"))
 
 
-def running_figures(metrics: Metrics, max_new_tokens: int, threshold: float | None) -> list[Figure]:
-    """The figures to watch, most wanted first; a policy without a threshold has no such line."""
+def running_figures(metrics: Metrics, max_new_tokens: int, rounds: Sequence[Round]) -> list[Figure]:
+    """The figures to watch, most wanted first; a policy without a threshold has no such line.
+
+    In a hierarchy each draft, named by its key in the profile, has a line with its forward passes for each generated
+    token and the redundancy of what it drafts, and one with its threshold.
+    """
     figures = [
         Figure("tokens", f"{metrics.generated_tokens} of {max_new_tokens}"),
         Figure("tokens/s", f"{metrics.tokens_per_second:.1f}"),
@@ -29,9 +35,34 @@ def running_figures(metrics: Metrics, max_new_tokens: int, threshold: float | No
         Figure("verification rate", f"{metrics.verification_rate:.3f}"),
         Figure("discard rate", f"{metrics.discard_rate:.3f}"),
     ]
-    if threshold is not None:
-        figures.append(Figure("threshold", f"{threshold:.3f}"))
+    thresholds = _thresholds(rounds)
+    if len(metrics.levels) < 2:
+        return [*figures, *(Figure("threshold", f"{value:.3f}") for value in thresholds[:1] if value is not None)]
+    for key, level in zip(_keys(), metrics.levels, strict=False):
+        passes = level.forwards / metrics.generated_tokens if metrics.generated_tokens else 0.0
+        figures.append(Figure(f"{key} passes/token", f"{passes:.3f}"))
+        figures.append(Figure(f"{key} redundancy", f"{level.redundancy:.3f}"))
+    figures += [
+        Figure(f"{key} threshold", f"{value:.3f}")
+        for key, value in zip(_keys(), thresholds, strict=False)
+        if value is not None
+    ]
     return figures
+
+
+def _thresholds(rounds: Sequence[Round]) -> list[float | None]:
+    """Of a draft and of the levels below it, as they stood in the last round that tells of all."""
+    round_ = next((one for one in reversed(rounds) if one.inner), rounds[-1] if rounds else None)
+    found: list[float | None] = []
+    while round_ is not None:
+        found.append(round_.threshold)
+        round_ = round_.inner[-1] if round_.inner else None
+    return found
+
+
+def _keys() -> Iterator[str]:
+    """The drafts' keys in a profile, from the target's own draft down."""
+    return (".".join(["draft"] * depth) for depth in count(1))
 
 
 def column(figures: Iterable[Figure], width: int) -> list[Text]:

@@ -65,11 +65,10 @@ class LiveView:
         self._live.stop()
         if not self._console.is_terminal:
             return
-        threshold = completion.rounds[-1].threshold if completion.rounds else None
         metrics = Metrics.of([completion])
         stops = ", ".join(f"{reason} {count}" for reason, count in metrics.stops.most_common())
         figures = [
-            *running_figures(metrics, self._max_new_tokens, threshold),
+            *running_figures(metrics, self._max_new_tokens, completion.rounds),
             *([Figure("drafting stopped by", stops)] if stops else []),
             Figure("first tokens after", f"{completion.first_token_seconds:.2f} s"),
             Figure("total", f"{completion.total_seconds:.2f} s"),

@@ -22,6 +22,8 @@ _FRAME = 4
 _SIDE_BY_SIDE = (72, 14)
 _SMALLEST_FRAMED = (12, 5)
 _MOST_BARS = 5
+_LEAST_TEXT = 5
+"""Rows of text and rule that a column of figures has to leave."""
 _GAP = "   "
 
 
@@ -86,9 +88,8 @@ class GenerationPanel:
     def _below(self, width: int, height: int) -> list[Text]:
         """Figures and strip: beside each other where there is room, else one above the other."""
         rounds = list(self._rounds)
-        threshold = rounds[-1].threshold if rounds else None
-        figures = running_figures(self._metrics, self._max_new_tokens, threshold)
-        if width >= _SIDE_BY_SIDE[0] and height >= _SIDE_BY_SIDE[1]:
+        figures = running_figures(self._metrics, self._max_new_tokens, rounds)
+        if width >= _SIDE_BY_SIDE[0] and height >= max(_SIDE_BY_SIDE[1], len(figures) + _LEAST_TEXT):
             right = strip(rounds, len(figures), width - FIGURES_WIDTH - len(_GAP))
             right += [Text()] * (len(figures) - len(right))
             return [Text(_GAP).join(pair) for pair in zip(column(figures, FIGURES_WIDTH), right, strict=True)]

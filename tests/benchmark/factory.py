@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specctl.benchmark.results import Costs, Entrant, Header, RoundFacts, Run, RunSet, Turn
+from specctl.benchmark.results import Costs, Entrant, Header, Level, RoundFacts, Run, RunSet, Turn
 
 DRAFT_MS, TARGET_MS, PREFILL_MS = 2.0, 10.0, 5.0
 Shape = tuple[int, int, str]
 """A round: drafted, accepted, stop reason."""
 
 
-def entrant(label: str, name: str | None = None, kind: Any = "policy", **settings: Any) -> Entrant:
-    return Entrant(label, kind, name or label, settings)
+def entrant(
+    label: str, name: str | None = None, kind: Any = "policy", levels: Sequence[Level] = (), **settings: Any
+) -> Entrant:
+    return Entrant(label, kind, name or label, settings, tuple(levels))
 
 
 def drafted_run(
@@ -23,6 +25,31 @@ def drafted_run(
         for drafted, accepted, stop in shapes
     )
     return _run(label, prompt, rounds, sum(round_.accepted + 1 for round_ in rounds), other_ms, **changes)
+
+
+MID_MS = 4.0
+HIERARCHY = [Level(0, "self-verify", {"max_draft": 10}), Level(1, "self-verify", {"max_draft": 10})]
+
+
+def nested_run(label: str, prompt: str, blocks: Iterable[tuple[int, Sequence[tuple[int, int]]]], **changes: Any) -> Run:
+    """Target rounds over a middle model over a draft: accepted by the target, then (drafted, accepted) of each inner
+    round. A draft costs DRAFT_MS, a pass of the middle model MID_MS, one of the target TARGET_MS.
+    """
+    rounds = []
+    for accepted, inner in blocks:
+        below = tuple(RoundFacts(k, n, "policy", 0.1, DRAFT_MS * k, MID_MS) for k, n in inner)
+        drafted = sum(n + 1 for _, n in inner)
+        draft_ms = sum(one.draft_ms + one.verify_ms for one in below)
+        rounds.append(RoundFacts(drafted, accepted, "policy", 0.2, draft_ms, TARGET_MS, below))
+    return _run(label, prompt, tuple(rounds), sum(round_.accepted + 1 for round_ in rounds), 0.0, **changes)
+
+
+def middle_run(label: str, prompt: str, shapes: Iterable[Shape], **changes: Any) -> Run:
+    """The middle model drafting alone."""
+    rounds = tuple(
+        RoundFacts(drafted, accepted, stop, None, MID_MS * drafted, TARGET_MS) for drafted, accepted, stop in shapes
+    )
+    return _run(label, prompt, rounds, sum(round_.accepted + 1 for round_ in rounds), 0.0, **changes)
 
 
 def plain_run(prompt: str, count: int, label: str = "none", slowdown: float = 1.0, **changes: Any) -> Run:
@@ -58,7 +85,7 @@ def _run(
         first_token_ms=PREFILL_MS + first_ms,
         total_ms=PREFILL_MS + decode_ms,
         target_forwards=len(rounds),
-        draft_forwards=sum(round_.drafted for round_ in rounds),
+        draft_forwards=sum(round_.draft_forwards for round_ in rounds),
         rounds=rounds,
     )
     return Run(label, prompt, category, repeat, length, (turn,), difference)
@@ -73,6 +100,7 @@ def run_set(
     oracle: dict[str, int] | None = None,
     lengths: Sequence[int] = (64,),
     prompts: int | None = None,
+    drafts: Sequence[str] = (),
 ) -> RunSet:
     header = Header(
         created="2026-01-02T03:04:05+00:00",
@@ -86,5 +114,6 @@ def run_set(
         repeats=1,
         lengths=list(lengths),
         oracle=oracle is not None,
+        drafts=list(drafts),
     )
     return RunSet(header, list(runs), costs, oracle or {})

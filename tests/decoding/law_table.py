@@ -12,13 +12,16 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from toys import EOS, TableRunner, law, related_table, seeded, table
 
-from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.policies import POLICIES, StoppingPolicy
 
 TARGET = table(seed=3, eos_logit=-0.7, spread=1.1)
 DRAFT = related_table(TARGET, seed=4)
+MID = related_table(TARGET, seed=5, noise=0.7)
+FASTEST = related_table(DRAFT, seed=6, noise=0.7)
 PROMPT = [2, 3]
 LENGTH = 4
 PLAIN = Sampling(temperature=1.0)
@@ -63,10 +66,73 @@ class Case:
     def policy(self) -> StoppingPolicy:
         return POLICIES[self.name](**self.settings)
 
+    def drafter(self) -> Drafter:
+        return ModelDrafter(TableRunner(DRAFT), self.policy())
+
 
 # A policy without an entry above is still tested, with its defaults.
 CASES = [Case(name, "T=1", settings) for name in POLICIES for settings in SETTINGS.get(name, [{}])]
 CASES += [Case(name, "T=0.7 top_k=4 top_p=0.9", SETTINGS.get(name, [{}])[-1]) for name in POLICIES]
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Several drafts, each the verifier of the one below it.
+
+    Attributes:
+        levels: policy and settings of each draft, the target's own first.
+        once: whether the levels above the lowest offer their block after one inner round.
+    """
+
+    name: str
+    levels: tuple[tuple[str, dict[str, object]], ...]
+    once: bool = False
+    sampling: str = "T=1"
+
+    @property
+    def setting(self) -> str:
+        shown = [
+            name + "".join(f" {key}={value}" for key, value in settings.items()) + " once" * (self.once and not place)
+            for place, (name, settings) in enumerate(self.levels)
+        ]
+        return f"{' < '.join(shown)}; {self.sampling}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.setting}"
+
+    def drafter(self) -> Drafter:
+        tables = (MID, DRAFT, FASTEST)[: len(self.levels)]
+        *upper, ((name, settings), lowest) = zip(self.levels, tables, strict=True)
+        drafter: Drafter = ModelDrafter(TableRunner(lowest), POLICIES[name](**settings))
+        for (name, settings), middle in reversed(upper):
+            drafter = PreVerifiedDrafter(drafter, TableRunner(middle), POLICIES[name](**settings), once=self.once)
+        return drafter
+
+
+# The completions are short, so the caps are too: every way a block can end must happen often.
+SELF_VERIFY = ("self-verify", {"max_draft": 3, "carry_over": True})
+DROPPING_SVIP = ("svip", {"c": 1.0, "threshold": 1.1, "keep_trigger": False})
+HIERARCHIES = [
+    Hierarchy("draft by M2", (SELF_VERIFY,)),
+    Hierarchy("pre-verify once", (("constant", {"draft_length": 4}), ("constant", {"draft_length": 2})), once=True),
+    Hierarchy("pre-verify + self-verify once", (("constant", {"draft_length": 4}), SELF_VERIFY), once=True),
+    Hierarchy("full", (("self-verify", {"max_draft": 10}), ("self-verify", {"max_draft": 10}))),
+    Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY)),
+    Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY), sampling="T=0.7 top_k=4 top_p=0.9"),
+    Hierarchy(
+        "mixed", (("max-confidence", {"threshold": 0.5, "adapt": False}), ("svip", {"c": 1.0, "threshold": 1.1}))
+    ),
+    Hierarchy("mixed", (("svip", {"c": 1.0, "threshold": 1.1}), ("adaedl", {"threshold": 0.48, "eps": 0.3}))),
+    Hierarchy("M2 drops its trigger", (DROPPING_SVIP, SELF_VERIFY)),
+    Hierarchy("both drop their trigger", (DROPPING_SVIP, DROPPING_SVIP)),
+    Hierarchy("M1 never drafts", (("svip", {"c": 1.0, "threshold": 1.1}), ("none", {}))),
+    Hierarchy("four levels", (SELF_VERIFY, ("svip", {"c": 1.0, "threshold": 1.1}), ("constant", {"draft_length": 2}))),
+    Hierarchy(
+        "four levels",
+        (SELF_VERIFY, SELF_VERIFY, ("heuristic", {"draft_length": 2})),
+        sampling="T=0.7 top_k=4 top_p=0.9",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -80,11 +146,10 @@ class Fit:
 
 
 def sample(
-    policy: StoppingPolicy, sampling: Sampling, sequences: int, *, eos: frozenset[int] = frozenset({EOS}), seed: int = 7
+    drafter: Drafter, sampling: Sampling, sequences: int, *, eos: frozenset[int] = frozenset({EOS}), seed: int = 7
 ) -> Counter[tuple[int, ...]]:
-    """How often `decode` gave each completion; one policy object plays all the sequences, as in the program."""
+    """How often `decode` gave each completion; one drafter plays all the sequences, as in the program."""
     target = TableRunner(TARGET)
-    drafter = ModelDrafter(TableRunner(DRAFT), policy)
     generator = seeded(seed)
     counts: Counter[tuple[int, ...]] = Counter()
     with torch.inference_mode():
@@ -119,9 +184,9 @@ def fit(counts: Counter[tuple[int, ...]], sampling: Sampling, *, eos: frozenset[
 
 def main(sequences: int = 20_000) -> None:
     print("| policy | setting | sequences | chi2 | dof | p |\n| --- | --- | ---: | ---: | ---: | ---: |")
-    for case in CASES:
+    for case in (*CASES, *HIERARCHIES):
         sampling = SAMPLINGS[case.sampling]
-        found = fit(sample(case.policy(), sampling, sequences), sampling)
+        found = fit(sample(case.drafter(), sampling, sequences), sampling)
         print(
             f"| {case.name} | {case.setting} | {found.sequences} | {found.chi2:.1f} | {found.dof} | {found.p:.3g} |",
             flush=True,

@@ -135,3 +135,25 @@ def test_an_unknown_profile_suggests_a_known_one(tmp_path, monkeypatch):
         resolve("embeded", environ={"XDG_CONFIG_HOME": str(tmp_path)})
     with pytest.raises(ProfileError, match=r"no profile file nowhere/x\.toml"):
         resolve("nowhere/x.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '[target]\nmodel = "m"\n[draft]\nmodel = "n"\npre_verify = "once"\n',
+            'x.toml:5: draft.pre_verify: "once" needs a model whose drafts it can verify: add a [draft] table below',
+        ),
+        (
+            '[target]\nmodel = "m"\n[draft]\nmodel = "n"\npre_verify = "onec"\n[draft.draft]\nmodel = "o"\n',
+            "x.toml:5: draft.pre_verify: \"onec\" must be 'loop' or 'once'; did you mean 'once'?",
+        ),
+        (
+            '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n[draft.draft]\nmodel = "o"\npolicy.name = "svpi"\n',
+            "x.toml:7: draft.draft.policy.name: \"svpi\" is no policy; did you mean 'svip'?",
+        ),
+    ],
+)
+def test_mistakes_in_a_hierarchy(mistakes, text, expected):
+    (line,) = mistakes(text)
+    assert line.startswith(expected)

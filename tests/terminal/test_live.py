@@ -1,6 +1,7 @@
 import os
 import re
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -89,6 +90,33 @@ def test_the_panel_shows_the_figures_of_the_rounds(width: int, height: int) -> N
         "30 ████▒ 4/5 policy",
         "accepted · correction · bonus",
         "big + small · adaedl",
+    ):
+        assert figure in page
+
+
+def nested(index: int) -> Round:
+    inner = round_of(0, 2, 3, threshold=0.7), round_of(1, 0, 1, threshold=0.8)
+    return replace(round_of(index, 3, 4, threshold=0.4), inner=inner)
+
+
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (80, 19)])
+def test_a_hierarchy_fits_every_terminal(width: int, height: int) -> None:
+    lines = drawn_lines(terminal(width, height), panel([nested(index) for index in range(30)]))
+    assert len(lines) <= max(1, height - 1)
+    assert max(map(cell_len, lines)) <= max(2, width)
+
+
+def test_a_hierarchy_shows_both_levels() -> None:
+    """A round that drafted nothing comes last: what the lower level stood at is shown all the same."""
+    page = " ".join("\n".join(drawn_lines(terminal(80, 30), panel([nested(0), nested(1), round_of(2, 0, 0)]))).split())
+    for figure in (
+        "draft passes/token 0.444",
+        "draft.draft passes/token 0.889",
+        "draft redundancy 0.250",
+        "draft.draft redundancy 0.500",
+        "draft threshold 0.400",
+        "draft.draft threshold 0.800",
+        "2 ███ ▒ 3/4 policy",
     ):
         assert figure in page
 

@@ -1,0 +1,168 @@
+"""HSDDW's middle model: it verifies what a faster drafter wrote and is itself a drafter (Syu and Lee 2025)."""
+
+from collections.abc import Sequence, Set
+from time import perf_counter
+
+import torch
+
+from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.sampling import Sampling, sibling
+from specctl.decoding.verification import Verdict, verify, verify_greedy
+from specctl.models.runner import Runner
+from specctl.policies import Signal, StoppingPolicy
+from specctl.records import DraftStep, Round, StopReason
+
+
+class PreVerifiedDrafter:
+    """A model that sends an inner drafter back to work until its own policy hesitates, then offers what it collected.
+
+    Each inner round is speculative sampling with this model as the verifier, so the tokens it keeps and the one it
+    adds are lawful draws of this model, and every one carries this model's own distribution to whoever verifies the
+    block. The policy is asked about each collected token in order, with this model's signals at that token's place;
+    when it wants to stop, the block is offered whole, the tokens behind the trigger included. Only a rule that says
+    ``keep_trigger = false``, which reads distributions and no drawn tokens, has the trigger and all behind it dropped.
+
+    The paper's pseudocode counts only the inner drafter's accepted tokens towards its limit (n_tot); here the token
+    this model draws counts too, since it is drafted text like the others. Inner rounds leave a place for it, so that a
+    block never passes the policy's ``draft_limit`` nor the budget.
+
+    Args:
+        inner: a model with a policy, or a hierarchy again.
+        runner: the middle model.
+        policy: asked after each inner round about the tokens it added.
+        once: offer the block after a single inner round; the policy then only limits its length.
+        record: signals to compute whether or not the policy reads them, for people to see.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        runner: Runner,
+        policy: StoppingPolicy,
+        *,
+        once: bool = False,
+        record: Set[Signal] = frozenset(),
+    ) -> None:
+        self.inner = inner
+        self.runner = runner
+        self.policy = policy
+        self._once = once
+        self._signals = policy.signals | record
+        self._sampling = Sampling()
+        self._eos: Set[int] = frozenset()
+        self._generator: torch.Generator | None = None
+        self._start = 0
+
+    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
+        self._sampling, self._eos = sampling, eos
+        self._generator = sibling(generator, self.runner.device)
+        self.policy.reset()
+        self.inner.begin(sampling, eos, self._generator)
+
+    def prefill(self, sequence: Sequence[int]) -> None:
+        if pending := sequence[self.runner.length : -1]:
+            self.runner.extend(pending, keep=0)
+        self.inner.prefill(sequence)
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        limit = self.policy.draft_limit()
+        stop = StopReason.MAX_DRAFT if limit <= budget else StopReason.BUDGET
+        limit = min(limit, budget)
+        threshold = self.policy.current_threshold
+        text = list(sequence)
+        steps: list[DraftStep] = []
+        rows: list[torch.Tensor] = []
+        inner: list[Round] = []
+        self._start = len(sequence)
+        while len(steps) < limit:
+            # One place is left for this model's own token.
+            round_, added, probs = self._round(text, len(inner), limit - len(steps) - 1, len(steps) + 1)
+            inner.append(round_)
+            text.extend(round_.emitted)
+            steps.extend(added)
+            if probs is not None:
+                rows.append(probs)
+            trigger = None if self._once else next(filter(self.policy.should_stop, added), None)
+            if trigger is not None and not self.policy.keep_trigger:
+                del steps[trigger.index - 1 :]
+                stop = StopReason.POLICY
+                break
+            if steps[-1].token in self._eos:
+                stop = StopReason.EOS
+                break
+            if trigger is not None or (self._once and len(steps) < limit):
+                stop = StopReason.POLICY
+                break
+        block = torch.cat(rows)[: len(steps)] if rows else None  # (K, V)
+        return Draft([step.token for step in steps], block, tuple(steps), stop, threshold, tuple(inner))
+
+    def _round(
+        self, text: Sequence[int], index: int, budget: int, first: int
+    ) -> tuple[Round, list[DraftStep], torch.Tensor | None]:
+        """One inner round: what happened, its tokens as this model saw them, and their distributions ``(n, V)``."""
+        began = perf_counter()
+        draft = self.inner.draft(text, budget)
+        drafted = perf_counter()
+        pending = text[self.runner.length :]
+        logits = self.runner.extend([*pending, *draft.tokens], keep=len(draft.tokens) + 1).logits  # (K + 1, V)
+        verdict, probs = self._judge(draft, logits)
+        ended = verdict.accepted == len(draft.tokens) and bool(draft.tokens) and draft.tokens[-1] in self._eos
+        tokens = [*draft.tokens[: verdict.accepted], *([] if ended else [verdict.extra])]
+        steps = self._steps(logits[: len(tokens)], probs, tokens, first)
+        verified = perf_counter()
+        round_ = Round(
+            index=index,
+            steps=draft.steps,
+            accepted=verdict.accepted,
+            extra=None if ended else verdict.extra,
+            extra_kind=None if ended else verdict.kind,
+            stop=draft.stop,
+            threshold=draft.threshold,
+            draft_seconds=drafted - began,
+            verify_seconds=verified - drafted,
+            total_seconds=verified - began,
+            inner=draft.inner,
+        )
+        self.runner.rollback(len(text) + verdict.accepted)
+        self.inner.observe(round_)
+        return round_, steps, probs if probs is None else probs[: len(tokens)]
+
+    def _judge(self, draft: Draft, logits: torch.Tensor) -> tuple[Verdict, torch.Tensor | None]:
+        """The verdict, with the distributions behind it when sampling: they go up with the tokens."""
+        if self._sampling.greedy:
+            return verify_greedy(draft.tokens, logits.argmax(-1).tolist()), None
+        probs = self._sampling.probs(logits)
+        tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
+        below = probs[:0] if draft.probs is None else draft.probs.to(logits.device)
+        return verify(tokens, below, probs, self._generator), probs
+
+    def _steps(
+        self, logits: torch.Tensor, probs: torch.Tensor | None, tokens: Sequence[int], first: int
+    ) -> list[DraftStep]:  # logits (n, V), probs (n or more, V)
+        """Read the signals wanted at every token in a single transfer."""
+        found: dict[str, list[float]] = {}
+        if self._signals:
+            plain = probs is not None and self._sampling.plain
+            raw = probs[: len(tokens)] if plain and probs is not None else logits.float().softmax(-1)  # (n, V)
+            columns: dict[str, torch.Tensor] = {}
+            if "entropy" in self._signals:
+                columns["entropy"] = torch.special.entr(raw).sum(-1)
+            if "top_prob" in self._signals:
+                columns["top_prob"] = raw.amax(-1)
+            if "token_prob" in self._signals:
+                chosen = torch.tensor(tokens, device=raw.device)
+                columns["token_prob"] = raw.gather(1, chosen[:, None])[:, 0]
+            if columns:
+                found = dict(zip(columns, torch.stack(list(columns.values())).tolist(), strict=True))
+        return [
+            DraftStep(first + place, token, **{name: values[place] for name, values in found.items()})
+            for place, token in enumerate(tokens)
+        ]
+
+    def observe(self, round_: Round) -> None:
+        self.policy.observe(round_)
+        self.rollback(self._start + round_.accepted)
+
+    def rollback(self, length: int) -> None:
+        self.runner.rollback(length)
+        self.inner.rollback(length)
