@@ -18,7 +18,7 @@ answers. Context: 1,024 tokens. Weights: bfloat16 safetensors, tied embeddings.
 
 ## How they were made
 
-`python -m specctl.models.embedded.train --corpus DIR --compile` with seed {seed} (torch {torch}, two CPU cores). The
+`python -m specctl.models.embedded.train --corpus DIR` with seed {seed} (torch {torch}). The
 target learned {corpus_tokens:,} tokens of text; then it wrote {generated_tokens:,} tokens of its own
 ({greedy:.0%} greedily) from training prompts and from questions it made up, and mid and draft learned its distributions
 on that text and some of the corpus (forward KL), its likeliest token counting extra. The matrices train with Muon,

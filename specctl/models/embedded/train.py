@@ -56,7 +56,7 @@ class Recipe:
 
     seed: int = 0
     target_steps: int = 2000
-    mid_steps: int = 2400
+    mid_steps: int = 1600
     draft_steps: int = 9000
     tokens_per_step: int = 4096
     window: int = 256
