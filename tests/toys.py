@@ -135,6 +135,40 @@ class DropsWhatItSaw(Rule):
         return step.token_prob < 0.4
 
 
+class FixedHead:
+    """A head on a `TableRunner`, whose hidden states are its logits; with signals the chance to be drawn counts too."""
+
+    def __init__(self, reads_signals: bool = False) -> None:
+        self.reads_signals = reads_signals
+
+    def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
+        chance = hidden[..., 0] - hidden[..., 1]
+        if self.reads_signals:
+            assert signals is not None
+            chance = chance + signals @ torch.tensor([-0.5, 0.3, 2.0])
+        return chance.sigmoid()
+
+
+class Foretold(Rule):
+    """Stops when a head thinks that something drafted before the newest token has probably been refused."""
+
+    signals: frozenset[Signal] = frozenset({"accept_prob"})
+
+    def __init__(self, threshold: float = 0.6) -> None:
+        self.threshold = threshold
+        self.chance = 1.0
+        self.asked: list[DraftStep] = []
+
+    def draft_limit(self) -> int:
+        return 9
+
+    def should_stop(self, step: DraftStep) -> bool:
+        assert step.accept_prob is not None
+        self.asked.append(step)
+        self.chance = step.accept_prob if step.index == 1 else self.chance * step.accept_prob
+        return 1 - self.chance > self.threshold
+
+
 def round_of(accepted: int, drafted: int, *, entropies: Sequence[float] | None = None) -> Round:
     """A round in which the first ``accepted`` of ``drafted`` tokens were kept."""
     steps = tuple(

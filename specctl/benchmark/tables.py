@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from specctl.benchmark.digest import Digest, digest
+from specctl.benchmark.levels import EntrantLevels
 from specctl.benchmark.results import OF_HIERARCHIES, RunSet, short_name
 from specctl.benchmark.statistics import Interval, Spread, Summary
 from specctl.records import StopReason
@@ -226,20 +227,27 @@ def _levels(whole: Digest) -> Table:
         for draft in range(len(names)):
             level = of.get(draft)
             cells += [_number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
-        rows.append((one.entrant, *cells, _number(one.pays_from_ms, 2)))
+        rows.append((one.entrant, *cells, _pays(one)))
     columns = (
         "entrant",
         *(f"{name} passes/token" for name in names),
         "target passes/token",
         *(column for name in names for column in (f"{name} sigma", f"{name} eta")),
-        "pays from target ms",
+        "pays at target ms",
     )
     note = (
         "Sigma: share of a draft's tokens that its verifier refused. Eta: its passes for each token it handed up, 1 "
-        "where nobody drafts for it; the target's is its passes/token. Pays from: where a target pass takes that long, "
+        "where nobody drafts for it; the target's is its passes/token. Pays at: where a target pass takes that long, "
         "the hierarchy is faster than every entrant with one draft or none, by the cost model."
     )
     return Table("Levels", columns, tuple(rows), note=note)
+
+
+def _pays(one: EntrantLevels) -> str:
+    if one.pays_ms is None:
+        return "never" if one.nested else UNKNOWN
+    low, high = one.pays_ms
+    return f"from {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
 
 
 def _cost_model(whole: Digest) -> Table:

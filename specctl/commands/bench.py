@@ -141,10 +141,10 @@ def _contenders(
     if given:
         beside = own if len(resolved) > 1 else []
         return first, [*beside, *(with_policy(draft, policy) for policy in given)]
+    if len(resolved) > 1 and any(_models(table) != _models(draft) for table in own):
+        return first, own  # the profiles are the field themselves
     if draft.draft is None:
         return first, [*own, *(with_policy(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
-    if len(resolved) > 1:
-        return first, own
     # Whether a third model pays is to be seen against each of the drafts by itself.
     alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
     return first, [*own, *(with_policy(level, PolicyTable(name="constant")) for level in alone)]
@@ -155,17 +155,15 @@ def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple
     from specctl.benchmark.entrants import policy_entrant
     from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
 
-    working = [(table.at_work(), table.levels) for table in contenders]
-    # An idle draft is loaded all the same: costs, peers and the oracle speak of the first.
+    working = [table for contender in contenders if (table := contender.at_work()) is not None]
     drafts: dict[str, ModelTable] = {}
-    for _, levels in working:
-        for level in levels:
+    for table in working:
+        for level in table.levels:
             drafts.setdefault(_model_key(level), level)
     places = {key: place for place, key in enumerate(drafts)}
+    chains = {tuple(_models(table)) for table in working if table.draft is not None}
     found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
-    for table, _ in working:
-        if table is None:
-            continue
+    for table in working:
         labels, levels_of_it = [], []
         for level in table.levels:
             stopped = policy_entrant({"name": level.policy.name, **level.policy.settings()})
@@ -173,7 +171,8 @@ def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple
             labels.append(stopped.label + "(once)" * once)
             levels_of_it.append(Level(places[_model_key(level)], stopped.name, stopped.settings, once))
         used = [level.draft for level in levels_of_it]
-        if len(drafts) > 1 and used != list(range(len(drafts))):
+        # A model goes without saying where there is no other to take, or all take part in one and the same order.
+        if len(used) != len(drafts) or len(chains) > 1:
             labels = [f"{label}@{short_name(level.model)}" for label, level in zip(labels, table.levels, strict=True)]
         label = " < ".join(labels)
         top = levels_of_it[0]
@@ -187,6 +186,10 @@ def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
             found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
     return list(found.values()), list(drafts.values())
+
+
+def _models(table: "DraftTable") -> list[str]:
+    return [_model_key(level) for level in table.levels]
 
 
 def _model_key(table: "ModelTable") -> str:

@@ -57,7 +57,8 @@ PolicyOption = Annotated[
         "--policy",
         metavar="NAME:KEY=VALUE,...",
         autocompletion=_complete_policy,
-        help="Stopping policy instead of the profile's, with settings if wanted: svip:threshold=0.4",
+        help="Stopping policy instead of the profile's (in a hierarchy its top draft's), with settings if wanted: "
+        "svip:threshold=0.4",
     ),
 ]
 
