@@ -10,6 +10,7 @@ from specctl.commands.analyze import analyze
 from specctl.commands.bench import bench
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
+from specctl.commands.train_head import train_head
 
 app = typer.Typer(
     name="specctl",
@@ -43,5 +44,6 @@ def specctl(
 app.command()(generate)
 app.command()(bench)
 app.command()(analyze)
+app.command("train-head")(train_head)
 app.command()(doctor)
 app.add_typer(profiles.app, name="profiles")

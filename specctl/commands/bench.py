@@ -1,7 +1,7 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -9,9 +9,24 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.options import JsonOption, ProfileOptions, QuietOption, SetOption
+from specctl.commands.options import (
+    CategoryOption,
+    ForceOption,
+    InputOption,
+    JsonOption,
+    LimitOption,
+    MaxNewTokensOption,
+    ProfileOptions,
+    QuietOption,
+    SamplesOption,
+    SetOption,
+    SuiteDataOption,
+    SuiteOption,
+    chosen_prompts,
+    warn,
+)
 from specctl.errors import UsageError
-from specctl.policies import POLICIES
+from specctl.policies import POLICIES, StoppingPolicy
 from specctl.profile.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -27,22 +42,14 @@ def bench(
         typer.Option("--policy", metavar="NAME:KEY=VALUE,...", help="A policy to run; repeatable. none always runs."),
     ] = None,
     set_: SetOption = None,
-    suite: Annotated[str, typer.Option(help="Named prompts to run.")] = "embedded",
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A local copy of the suite, in the data set's own format.")
-    ] = None,
-    input_: Annotated[
-        str | None, typer.Option("-i", "--input", metavar="FILE|-", help="Records to run instead of a suite.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    category: Annotated[list[str] | None, typer.Option(help="Only prompts of this category; repeatable.")] = None,
-    samples_per_category: Annotated[
-        int | None, typer.Option(min=1, help="A seeded sample of so many prompts of each category.")
-    ] = None,
+    suite: SuiteOption = None,
+    data: SuiteDataOption = None,
+    input_: InputOption = None,
+    limit: LimitOption = None,
+    category: CategoryOption = None,
+    samples_per_category: SamplesOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Run everything so many times.")] = 1,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-new-tokens", min=1, help="Most tokens to generate for a prompt.")
-    ] = None,
+    max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
         float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
     ] = None,
@@ -75,6 +82,7 @@ def bench(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Show earlier results; no model runs.")
     ] = None,
+    force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -88,21 +96,10 @@ def bench(
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
         flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
         pair_profile, policies = _profiles(profile or [None], policy or [], set_ or [], flags)
-        from specctl.benchmark.suites import load_records, load_suite
-
-        chosen: dict[str, Any] = {
-            "limit": limit,
-            "categories": category or [],
-            "samples_per_category": samples_per_category,
-            "seed": pair_profile.sampling.seed,
-        }
-        if input_ is not None:
-            prompts = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), **chosen)
-        else:
-            prompts = load_suite(suite, data=data, **chosen)
+        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, pair_profile.sampling.seed)
         entrants = _entrants(policies, peer or [])
         limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
-        results = _run(pair_profile, entrants, prompts, limits, repeats, oracle, output, resume, quiet)
+        results = _run(pair_profile, entrants, prompts, limits, repeats, oracle, output, resume, quiet, force)
     _show(results, report, spec_bench_out, json_)
 
 
@@ -113,7 +110,7 @@ def _profiles(
     from specctl.profile import parse_policy, resolve
 
     resolved = [resolve(name, overrides=overrides, flags=flags).profile for name in names]
-    first = resolved[0]
+    first = _with_head(resolved)
     models = [(p.target.model, p.draft.model if p.draft else None) for p in resolved]
     if len(set(models)) > 1:
         raise UsageError(
@@ -129,6 +126,17 @@ def _profiles(
     return first, given
 
 
+def _with_head(resolved: list["Profile"]) -> "Profile":
+    """The first profile, with the draft's head of whichever names one."""
+    first = resolved[0]
+    heads = list(dict.fromkeys(p.draft.head for p in resolved if p.draft is not None and p.draft.head is not None))
+    if len(heads) > 1:
+        raise UsageError(f"the profiles name different heads ({', '.join(heads)})", "benchmark one head at a time")
+    if heads and first.draft is not None:
+        return first.model_copy(update={"draft": first.draft.model_copy(update={"head": heads[0]})})
+    return first
+
+
 def _entrants(policies: Iterable[dict[str, Any]], peers: Iterable[str]) -> list["Entrant"]:
     """The baseline, then every policy once, then the peers."""
     from specctl.benchmark.results import BASELINE, Entrant
@@ -136,7 +144,7 @@ def _entrants(policies: Iterable[dict[str, Any]], peers: Iterable[str]) -> list[
     found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
     for table in policies:
         name = table["name"]
-        policy = POLICIES[name](**{key: value for key, value in table.items() if key != "name"})
+        policy = _policy(name, {key: value for key, value in table.items() if key != "name"})
         settings: dict[str, Any] = {}
         changed = []
         for field in fields(policy):  # type: ignore[arg-type]
@@ -154,6 +162,10 @@ def _entrants(policies: Iterable[dict[str, Any]], peers: Iterable[str]) -> list[
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
             found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
     return list(found.values())
+
+
+def _policy(name: str, settings: Mapping[str, Any]) -> StoppingPolicy:
+    return POLICIES[name](**settings)
 
 
 def _lengths(text: str | None) -> list[int]:
@@ -176,6 +188,7 @@ def _run(
     output: Path | None,
     resume: bool,
     quiet: bool,
+    force: bool,
 ) -> "RunSet":
     from rich.console import Console
 
@@ -187,12 +200,20 @@ def _run(
 
     if oracle and profile.sampling.temperature:
         raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
+    judging = [e.label for e in entrants if e.kind == "policy" and "accept_prob" in _policy(e.name, e.settings).signals]
+    if judging and (profile.draft is None or profile.draft.head is None):
+        raise UsageError(f"{judging[0]} needs a head that foretells acceptance", "name it with --set draft.head=PATH")
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
         from specctl.benchmark.provenance import describe
         from specctl.models.pair import load_pair
 
-        pair = load_pair(profile, progress=lambda what: say(f"loading {what}"))
+        pair = load_pair(
+            profile,
+            with_head=bool(judging),
+            on_foreign_head=warn if force else None,
+            progress=lambda what: say(f"loading {what}"),
+        )
         header = describe(pair, profile, suite, entrants, lengths, repeats, oracle)
     results = RunSet(header)
     if resume and output is not None and output.exists():

@@ -1,13 +1,13 @@
 """Who writes ahead: drafters propose a block of tokens for someone else to verify."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.models.runner import Runner
+from specctl.models.runner import Forward, Runner
 from specctl.policies import Signal, StoppingPolicy
 from specctl.records import DraftStep, Round, StopReason
 
@@ -55,6 +55,10 @@ class Drafter(Protocol):
         """Forget all but the first ``length`` tokens of the sequence."""
 
 
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""From a last hidden state ``(H,)`` to the chance ``()`` that the token it belongs to will be accepted."""
+
+
 class ModelDrafter:
     """A draft model that a stopping policy stops.
 
@@ -62,12 +66,21 @@ class ModelDrafter:
         runner: the draft model.
         policy: asked after each token.
         record: signals to compute whether or not the policy reads them, for people to see.
+        head: foretells acceptance, on the runner's device; needed for the signal ``accept_prob`` alone.
+
+    Raises:
+        ValueError: ``accept_prob`` is wanted and there is no head.
     """
 
-    def __init__(self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
+    def __init__(
+        self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset(), head: Head | None = None
+    ) -> None:
         self.runner = runner
         self.policy = policy
         self._signals = policy.signals | record
+        self._head = head if "accept_prob" in self._signals else None
+        if self._head is None and "accept_prob" in self._signals:
+            raise ValueError("accept_prob needs a head")
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -91,8 +104,10 @@ class ModelDrafter:
         self._start = len(sequence)
         pending = sequence[self.runner.length :]
         while len(steps) < min(limit, budget):
-            logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
-            step, probs = self._step(logits, len(steps) + 1)
+            # On a round's first step nothing drafted has been fed yet that a head could judge.
+            judging = self._head is not None and bool(steps)
+            forward = self.runner.extend(pending, keep=1, hidden=judging)
+            step, probs = self._step(forward, len(steps) + 1)
             steps.append(step)
             if probs is not None:
                 rows.append(probs)
@@ -111,8 +126,9 @@ class ModelDrafter:
             pending = [step.token]
         return Draft([step.token for step in steps], torch.stack(rows) if rows else None, tuple(steps), stop, threshold)
 
-    def _step(self, logits: torch.Tensor, index: int) -> tuple[DraftStep, torch.Tensor | None]:
+    def _step(self, forward: Forward, index: int) -> tuple[DraftStep, torch.Tensor | None]:
         """Draw one token and read it, with the signals wanted, in a single transfer."""
+        logits = forward.logits[0]  # (V,)
         probs: torch.Tensor | None = None
         if self._sampling.greedy:
             token = logits.argmax(-1)
@@ -129,10 +145,16 @@ class ModelDrafter:
             found.append(raw.amax())
         if "token_prob" in self._signals:
             found.append(raw.gather(0, token[None])[0])
+        if self._head is not None and forward.hidden is not None:
+            found.append(self._head(forward.hidden[0]))
         # float64 holds ids and probabilities alike
         values = torch.stack([value.double() for value in found]).tolist()
         names = [name for name in ("entropy", "top_prob", "token_prob") if name in self._signals]
-        return DraftStep(index, int(values[0]), **dict(zip(names, values[1:], strict=True))), probs
+        accept_prob = None
+        if self._head is not None:
+            accept_prob = 1.0 if forward.hidden is None else values.pop()
+        signals = dict(zip(names, values[1:], strict=True))
+        return DraftStep(index, int(values[0]), **signals, accept_prob=accept_prob), probs
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -8,19 +8,32 @@ from specctl.decoding.completion import Request, complete
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import special_ids
+from specctl.errors import ProfileError
 from specctl.models.pair import Pair
 from specctl.policies import Signal, StoppingPolicy
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
 
-READABLE: frozenset[Signal] = frozenset({"entropy", "top_prob", "token_prob"})
+_READABLE: frozenset[Signal] = frozenset({"entropy", "top_prob", "token_prob"})
+
+
+def readable(pair: Pair) -> frozenset[Signal]:
+    """Every signal that can be recorded of a pair's draft."""
+    return _READABLE if pair.head is None else _READABLE | {"accept_prob"}
 
 
 def build_drafter(pair: Pair, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> Drafter | None:
-    """The drafter a policy needs over a pair's drafts; None for target-only decoding."""
+    """The drafter a policy needs over a pair's drafts; None for target-only decoding.
+
+    Raises:
+        ProfileError: the policy reads what a head foretells, and the pair has none.
+    """
     if not pair.drafts or policy.draft_limit() == 0:
         return None
-    return ModelDrafter(pair.drafts[0], policy, record)
+    if "accept_prob" in policy.signals and pair.head is None:
+        raise ProfileError("this policy reads a head's predictions, and the draft has no head", "set head in [draft]")
+    head = None if pair.head is None else pair.head.accept_prob
+    return ModelDrafter(pair.drafts[0], policy, record, head)
 
 
 class Session:

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specctl.errors import RecordError
+from specctl.errors import ModelError, RecordError
+from specctl.models.acceptance_head import AcceptanceHead
+from specctl.models.checkpoint import locate
+from specctl.models.head_checkpoint import locate_head, mismatch
 from specctl.models.loading import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
 from specctl.models.runner import EagerRunner, Runner
 from specctl.models.vocabulary import check_vocabulary
-from specctl.profile.schema import Profile
+from specctl.profile.schema import DraftTable, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Pair:
         eos: ids that end a sequence.
         context: the longest sequence that every model of the pair can hold, in tokens.
         models: the transformers models behind the runners, the target's first.
+        head: foretells acceptance from the first draft's hidden states, on its device; None where none was loaded.
     """
 
     target: Runner
@@ -31,6 +35,7 @@ class Pair:
     eos: frozenset[int]
     context: int
     models: tuple[PreTrainedModel, ...]
+    head: AcceptanceHead | None = None
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; raises RecordError where none can."""
@@ -40,11 +45,26 @@ class Pair:
         return room
 
 
-def load_pair(profile: Profile, *, with_drafts: bool = True, progress: Callable[[str], None] = lambda _: None) -> Pair:
-    """Load every model of a profile; ``progress`` hears what is being loaded.
+def load_pair(
+    profile: Profile,
+    *,
+    with_drafts: bool = True,
+    with_head: bool = True,
+    on_foreign_head: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Pair:
+    """Load every model of a profile.
+
+    Args:
+        profile: names them.
+        with_drafts: whether to load more than the target.
+        with_head: whether to load the draft's head, if the profile names one.
+        on_foreign_head: hears that the head was trained on another draft's weights; without it, such a head is refused.
+        progress: hears what is being loaded.
 
     Raises:
-        ModelError: a model cannot be loaded, does not fit, or its tokenizer is not the target's.
+        ModelError: a model cannot be loaded, does not fit, or its tokenizer is not the target's; or the draft's head
+            cannot be loaded or was trained on another draft.
     """
     tables = model_tables(profile) if with_drafts else [("target", profile.target)]
     loaded: dict[str, LoadedModel] = {}
@@ -58,6 +78,10 @@ def load_pair(profile: Profile, *, with_drafts: bool = True, progress: Callable[
         check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, loaded[role].vocabulary)
     models = [target, *reversed(loaded.values())]
     runners = [EagerRunner(model.model, vocabulary) for model in models]
+    head = None
+    if with_drafts and with_head and profile.draft is not None and profile.draft.head is not None:
+        progress(profile.draft.head)
+        head = _load_head(profile.draft, profile.draft.head, loaded["draft"], on_foreign_head).to(runners[1].device)
     return Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
@@ -65,4 +89,17 @@ def load_pair(profile: Profile, *, with_drafts: bool = True, progress: Callable[
         eos=eos_ids(target.model, tokenizer),
         context=min(runner.context for runner in runners),
         models=tuple(model.model for model in models),
+        head=head,
     )
+
+
+def _load_head(
+    table: DraftTable, name: str, draft: LoadedModel, on_foreign: Callable[[str], None] | None
+) -> AcceptanceHead:
+    checkpoint = locate_head(name)
+    head = checkpoint.load(draft.config.hidden_size)
+    if reason := mismatch(checkpoint, locate(table, "draft")):
+        if on_foreign is None:
+            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`, or try it with --force.")
+        on_foreign(f"{reason}; what it foretells may be far off")
+    return head

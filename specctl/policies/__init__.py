@@ -9,6 +9,7 @@ from specctl.policies.base import Signal, StoppingPolicy
 from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.heuristic import Heuristic
 from specctl.policies.self_verify import SelfVerify
+from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
 
 POLICIES: dict[str, type[StoppingPolicy]] = {
@@ -19,6 +20,7 @@ POLICIES: dict[str, type[StoppingPolicy]] = {
     "svip": Svip,
     "adaedl": AdaEdl,
     "self-verify": SelfVerify,
+    "specdec++": SpecDecPlusPlus,
 }
 
 __all__ = ["POLICIES", "Signal", "StoppingPolicy"]
