@@ -18,6 +18,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.runner import Forward
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
@@ -82,6 +83,19 @@ class TableRunner:
     def rollback(self, length: int) -> None:
         assert length >= 0
         del self.tokens[length:]
+
+
+def toy_head(draft: torch.Tensor, seed: int, *, reads_signals: bool = True) -> AcceptanceHead:
+    """A head on a `TableRunner`, whose hidden states are its logits: predictions depend on the last two tokens.
+
+    With signals they depend on the one before too, through its chance to be drawn.
+    """
+    head = AcceptanceHead(draft.shape[-1], depth=1, reads_signals=reads_signals)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=seeded(seed)))
+        head.output.bias -= head(draft, torch.zeros(*draft.shape[:-1], 3)).median()
+    return head
 
 
 def law(

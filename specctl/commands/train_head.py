@@ -64,6 +64,13 @@ def train_head(
     mix: Annotated[
         float, typer.Option(min=0, max=0.99, help="Share of the target's tokens in what the draft reads.")
     ] = 0.15,
+    signals: Annotated[
+        bool,
+        typer.Option(
+            "--signals",
+            help="Let the head read the draft's entropy and probabilities too; the paper's does not.",
+        ),
+    ] = False,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, each mixed anew.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Answers in a step.")] = 32,
     lr: Annotated[float, typer.Option(help="Adam's learning rate at first; it follows half a cosine to 0.")] = 5e-5,
@@ -122,7 +129,7 @@ def train_head(
     from specctl.heads.training import Recipe, Schedule
 
     recipes = sweep_recipes() if sweep else [Recipe(depth, reject_weight)]
-    schedule = Schedule(mix, epochs, batch_size, lr, seed)
+    schedule = Schedule(mix, epochs, batch_size, lr, seed, signals)
     evaluations = _train(output, folder, draft, recipes, schedule, console, quiet)
     _show(evaluations, sweep, json_)
 

@@ -1,12 +1,13 @@
 """Who writes ahead: drafters propose a block of tokens for someone else to verify."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from specctl.decoding.sampling import Sampling, draw, sibling
+from specctl.models.acceptance_head import SIGNALS as HEAD_SIGNALS
 from specctl.models.runner import Forward, Runner
 from specctl.policies import Signal, StoppingPolicy
 from specctl.records import DraftStep, Round, StopReason
@@ -55,8 +56,18 @@ class Drafter(Protocol):
         """Forget all but the first ``length`` tokens of the sequence."""
 
 
-Head = Callable[[torch.Tensor], torch.Tensor]
-"""From a last hidden state ``(H,)`` to the chance ``()`` that the token it belongs to will be accepted."""
+class Judge(Protocol):
+    """Foretells whether a drafted token will be accepted, as `AcceptanceHead` does.
+
+    Attributes:
+        reads_signals: whether it wants the token's own signals too.
+    """
+
+    @property
+    def reads_signals(self) -> bool: ...
+
+    def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
+        """The chance ``()`` for the token of the last hidden state ``(H,)``, drawn with the signals ``(3,)``."""
 
 
 class ModelDrafter:
@@ -73,7 +84,7 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset(), head: Head | None = None
+        self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset(), head: Judge | None = None
     ) -> None:
         self.runner = runner
         self.policy = policy
@@ -81,6 +92,8 @@ class ModelDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
+        self._head_reads_signals = self._head is not None and self._head.reads_signals
+        self._drawn_with = torch.empty(0)
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -138,23 +151,27 @@ class ModelDrafter:
         if not self._signals:
             return DraftStep(index, int(token)), probs
         raw = probs if probs is not None and self._sampling.plain else logits.float().softmax(-1)  # (V,)
-        found = [token]
-        if "entropy" in self._signals:
-            found.append(torch.special.entr(raw).sum())
-        if "top_prob" in self._signals:
-            found.append(raw.amax())
-        if "token_prob" in self._signals:
-            found.append(raw.gather(0, token[None])[0])
-        if self._head is not None and forward.hidden is not None:
-            found.append(self._head(forward.hidden[0]))
+        wanted = self._signals.union(HEAD_SIGNALS) if self._head_reads_signals else self._signals
+        found: dict[str, torch.Tensor] = {}
+        if "entropy" in wanted:
+            found["entropy"] = torch.special.entr(raw).sum()
+        if "top_prob" in wanted:
+            found["top_prob"] = raw.amax()
+        if "token_prob" in wanted:
+            found["token_prob"] = raw.gather(0, token[None])[0]
+        read = {name: signal for name, signal in found.items() if name in self._signals}
+        if self._head is not None and index > 1:
+            assert forward.hidden is not None
+            # The hidden state belongs to the token drawn one step ago, and so must the signals.
+            read["accept_prob"] = self._head.accept_prob(forward.hidden[0], self._drawn_with)
+        if self._head_reads_signals:
+            self._drawn_with = torch.stack([found[name] for name in HEAD_SIGNALS])
         # float64 holds ids and probabilities alike
-        values = torch.stack([value.double() for value in found]).tolist()
-        names = [name for name in ("entropy", "top_prob", "token_prob") if name in self._signals]
-        accept_prob = None
+        drawn, *values = torch.stack([token.double(), *(signal.double() for signal in read.values())]).tolist()
+        signals = dict(zip(read, values, strict=True))
         if self._head is not None:
-            accept_prob = 1.0 if forward.hidden is None else values.pop()
-        signals = dict(zip(names, values[1:], strict=True))
-        return DraftStep(index, int(values[0]), **signals, accept_prob=accept_prob), probs
+            signals.setdefault("accept_prob", 1.0)
+        return DraftStep(index, int(drawn), **signals), probs
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -32,8 +32,7 @@ def build_drafter(pair: Pair, policy: StoppingPolicy, record: Set[Signal] = froz
         return None
     if "accept_prob" in policy.signals and pair.head is None:
         raise ProfileError("this policy reads a head's predictions, and the draft has no head", "set head in [draft]")
-    head = None if pair.head is None else pair.head.accept_prob
-    return ModelDrafter(pair.drafts[0], policy, record, head)
+    return ModelDrafter(pair.drafts[0], policy, record, pair.head)
 
 
 class Session:

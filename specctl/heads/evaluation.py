@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 from specctl.benchmark.association import Bin, auroc
 from specctl.benchmark.readings import Floats
-from specctl.heads.examples import SIGNALS, Example, Split
+from specctl.heads.examples import Example, Split
 from specctl.heads.logistic import fit_logistic
-from specctl.heads.mixing import mix, states
+from specctl.heads.mixing import mix, signals, states
 from specctl.heads.training import Recipe
-from specctl.models.acceptance_head import AcceptanceHead
+from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
 
 BINS = 10
 SEQUENCES_AT_ONCE = 32
@@ -96,9 +96,11 @@ def evaluate(
     logits: list[list[torch.Tensor]] = [[] for _ in heads]
     for first in range(0, len(mixed), SEQUENCES_AT_ONCE):
         with torch.inference_mode():
-            hidden = states(draft, mixed[first : first + SEQUENCES_AT_ONCE])
+            batch = slice(first, first + SEQUENCES_AT_ONCE)
+            hidden = states(draft, mixed[batch])
+            seen = signals(split.dev[batch], mixed[batch]).to(hidden.device)
             for found, head in zip(logits, heads, strict=True):
-                found.append(head(hidden).cpu())
+                found.append(head(hidden, seen).cpu())
         after_batch()
     judged = [one.drafted for one in mixed]
     truth = _column(split.dev, "acceptance", judged)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from specctl.errors import UsageError
+from specctl.models.acceptance_head import SIGNALS
 from specctl.models.head_checkpoint import write_whole
 
 FORMAT_VERSION = 1
@@ -19,7 +20,6 @@ PROMPTS_PER_SHARD = 16
 """What a kill can cost."""
 DEV_EVERY = 10
 """One prompt of so many is for development only."""
-SIGNALS = ("entropy", "top_prob", "token_prob")
 _PER_TOKEN = ("proposals", "acceptance", *SIGNALS)
 
 
@@ -128,7 +128,7 @@ class DataFolder:
         for field in _PER_TOKEN:
             kind = torch.int32 if field == "proposals" else torch.float32
             tensors[field] = _joined([getattr(example, field) for example in examples], kind)
-        save_file(tensors, self.path / name)
+        (self.path / name).write_bytes(save(tensors))
         shards.append({"file": name, "prompts": prompts, "left_out": left_out, "seconds": round(seconds, 3)})
         self._write_index()
 

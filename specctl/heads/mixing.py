@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.heads.examples import Example
+from specctl.models.acceptance_head import SIGNALS
 from specctl.models.states import last_hidden_states
 
 
@@ -47,6 +48,12 @@ def states(draft: PreTrainedModel, mixed: Sequence[Mixed]) -> torch.Tensor:
         whole = last_hidden_states(draft, [one.tokens for one in mixed])
     answers = (state[-len(one.drafted) :] for state, one in zip(whole, mixed, strict=True))
     return torch.cat([state[one.drafted.to(state.device)] for state, one in zip(answers, mixed, strict=True)]).float()
+
+
+def signals(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:
+    """``(N, 3)`` float32: `SIGNALS` where Z holds Y, as the draft had them when it drew Y."""
+    pairs = list(zip(examples, mixed, strict=True))
+    return torch.stack([torch.cat([getattr(e, name)[one.drafted] for e, one in pairs]) for name in SIGNALS], dim=1)
 
 
 def acceptance(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:

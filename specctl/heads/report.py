@@ -8,6 +8,7 @@ from specctl.benchmark.analysis_tables import SIGNAL_NAMES
 from specctl.benchmark.tables import UNKNOWN, Table, as_markdown
 from specctl.heads.evaluation import Evaluation, Score
 from specctl.heads.training import Recipe, Schedule
+from specctl.models.acceptance_head import SIGNALS
 
 SWEEP_DEPTHS = (0, 1, 2, 3, 4)
 SWEEP_WEIGHTS = (1.0, 3.0, 6.0, 12.0)
@@ -103,7 +104,11 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
     """The card that is written beside the weights, Markdown."""
     sampling, prompts = config["sampling"], config["prompts"]
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in config["seconds"].items())
-    training = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in config["training"].items())
+    shown = {name: value for name, value in config["training"].items() if name != "signals"}
+    training = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown.items())
+    reads = "the draft's last hidden state"
+    if config["training"]["signals"]:
+        reads += f", and the {', '.join(SIGNAL_NAMES[name] for name in SIGNALS)} of the step that drew the token"
     tables = [f"## {t.title}\n\n{as_markdown(t)}" if t.columns else f"**{t.title}**\n" for t in head_tables(evaluation)]
     return "\n".join(
         [
@@ -114,6 +119,7 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
             f"`{config['draft_sha256']}`.\n",
             f"- Data: the target's answers to {prompts['count']} prompts ({prompts['name']}) of at most "
             f"{sampling['max_new_tokens']} tokens, temperature {sampling['temperature']:g}, top-k {sampling['top_k']}.",
+            f"- It reads {reads}.",
             f"- Training: {training}.",
             f"- Time: {seconds}.\n",
             *tables,

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
 from specctl.errors import UsageError
 from specctl.heads.examples import Example
-from specctl.heads.mixing import acceptance, mix, states
+from specctl.heads.mixing import Mixed, acceptance, mix, signals, states
 from specctl.models.acceptance_head import AcceptanceHead
 
 SAVE_SECONDS = 20.0
@@ -51,6 +51,7 @@ class Schedule:
         batch_size: sequences in a step.
         lr: Adam's at first; it follows half a cosine to 0.
         seed: of the heads, the order and the mixing.
+        signals: whether the heads read the draft's signals too, which is not in the paper.
     """
 
     mix: float = 0.15
@@ -58,6 +59,7 @@ class Schedule:
     batch_size: int = 32
     lr: float = 5e-5
     seed: int = 0
+    signals: bool = False
 
     def steps(self, examples: int) -> int:
         return self.epochs * math.ceil(examples / self.batch_size)
@@ -109,7 +111,7 @@ class Training:
         self._draft, self._schedule, self._examples, self._checkpoint = draft, schedule, examples, checkpoint
         self._recipes = list(recipes)
         device = next(draft.parameters()).device
-        self.heads = [new_head(draft.config.get_text_config().hidden_size, r, schedule.seed) for r in recipes]
+        self.heads = [new_head(draft.config.get_text_config().hidden_size, r, schedule) for r in recipes]
         for head in self.heads:
             head.to(device).train()
         self._optimizers = [torch.optim.Adam(head.parameters(), lr=schedule.lr) for head in self.heads]
@@ -134,10 +136,7 @@ class Training:
             for first in range(done * self._schedule.batch_size, len(order), self._schedule.batch_size):
                 began = perf_counter()
                 places = order[first : first + self._schedule.batch_size]
-                chosen = [mixed[place] for place in places]
-                accepted = acceptance([self._examples[place] for place in places], chosen)
-                if len(accepted):
-                    self._update(states(self._draft, chosen), accepted)
+                self._update([self._examples[place] for place in places], [mixed[place] for place in places])
                 self.step += 1
                 self.seconds += perf_counter() - began
                 after_step()
@@ -147,13 +146,17 @@ class Training:
         for head in self.heads:
             head.eval()
 
-    def _update(self, hidden: torch.Tensor, accepted: torch.Tensor) -> None:
-        accepted = accepted.to(hidden.device)
+    def _update(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> None:
+        accepted = acceptance(examples, mixed)
+        if not len(accepted):
+            return
+        hidden = states(self._draft, mixed)
+        accepted, seen = accepted.to(hidden.device), signals(examples, mixed).to(hidden.device)
         for head, optimizer, recipe in zip(self.heads, self._optimizers, self._recipes, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = self._schedule.rate(self.step, self.steps)
             optimizer.zero_grad()
-            weighted_loss(head(hidden), accepted, recipe.reject_weight).backward()  # type: ignore[no-untyped-call]
+            weighted_loss(head(hidden, seen), accepted, recipe.reject_weight).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     def _save(self) -> None:
@@ -165,7 +168,8 @@ class Training:
         metadata = {"facts": self._facts, "step": str(self.step), "seconds": str(self.seconds)}
         self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
         part = self._checkpoint.with_name(f"{self._checkpoint.name}.part")
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, metadata)
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        part.write_bytes(save(plain, metadata))
         part.replace(self._checkpoint)
 
     def _restore(self) -> None:
@@ -189,11 +193,11 @@ class Training:
         self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
 
 
-def new_head(hidden_size: int, recipe: Recipe, seed: int) -> AcceptanceHead:
+def new_head(hidden_size: int, recipe: Recipe, schedule: Schedule) -> AcceptanceHead:
     """An untrained head; the same seed makes the same one whatever was drawn before."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random.Random(f"head/{seed}/{recipe.depth}").getrandbits(63))
-        return AcceptanceHead(hidden_size, recipe.depth)
+        torch.manual_seed(random.Random(f"head/{schedule.seed}/{recipe.depth}").getrandbits(63))
+        return AcceptanceHead(hidden_size, recipe.depth, reads_signals=schedule.signals)
 
 
 def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from specctl.models.embedded import head_path
 from specctl.models.failures import explained
 
 if TYPE_CHECKING:
-    from specctl.models.acceptance_head import AcceptanceHead
+    from specctl.models.acceptance_head import AcceptanceHead, Weights
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG, CARD = "head.safetensors", "config.json", "README.md"
@@ -67,7 +67,7 @@ class HeadCheckpoint:
         import torch
         from safetensors import SafetensorError, safe_open
 
-        from specctl.models.acceptance_head import head_from, head_from_published
+        from specctl.models.acceptance_head import head_from_published
 
         path = self.folder / (PUBLISHED_WEIGHTS if self.published else WEIGHTS)
         weights: dict[str, torch.Tensor] = {}
@@ -83,7 +83,7 @@ class HeadCheckpoint:
             raise ModelError(f"{self}: {path} is damaged ({error}).", "Copy or train it again.") from error
         try:
             depth = self.config.get("num_layers", 0)
-            head = head_from_published(weights, int(depth)) if self.published else head_from(weights)
+            head = head_from_published(weights, int(depth)) if self.published else self._own(weights)
         except (ModelError, TypeError, ValueError) as error:
             raise ModelError(f"{self}: {error}.", "Copy or train it again.") from error
         if head.hidden_size != hidden_size:
@@ -92,6 +92,11 @@ class HeadCheckpoint:
                 f"It was trained on {self.draft_model}. {_REMAKE}",
             )
         return head
+
+    def _own(self, weights: "Weights") -> "AcceptanceHead":
+        from specctl.models.acceptance_head import head_from
+
+        return head_from(weights, reads_signals=self.config.get("reads_signals") is True)
 
 
 _REMAKE = "Make one for this pair with `specctl train-head`."
@@ -165,17 +170,18 @@ def weights_hash(files: Iterable[Path]) -> str:
 
 def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card: str) -> None:
     """Write head.safetensors, config.json and the card; what a kill leaves behind is never half a head."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
     described = {
         "format_version": FORMAT_VERSION,
         "hidden_size": head.hidden_size,
         "depth": head.depth,
+        "reads_signals": head.reads_signals,
         **config,
     }
     part = folder / f"{WEIGHTS}.part"
-    save_file({name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}, part)
+    part.write_bytes(save({name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}))
     part.replace(folder / WEIGHTS)
     write_whole(folder / CARD, card)
     write_whole(folder / CONFIG, json.dumps(described, indent=1) + "\n")

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from toys import EOS, TableRunner, law, related_table, seeded, table
+from toys import EOS, TableRunner, law, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -19,6 +19,7 @@ from specctl.policies import POLICIES, StoppingPolicy
 
 TARGET = table(seed=3, eos_logit=-0.7, spread=1.1)
 DRAFT = related_table(TARGET, seed=4)
+HEAD = toy_head(DRAFT, seed=5)
 PROMPT = [2, 3]
 LENGTH = 4
 PLAIN = Sampling(temperature=1.0)
@@ -43,6 +44,8 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
         {"threshold": 0.48, "keep_trigger": False},
     ],
     "self-verify": [{}, {"carry_over": True}],
+    # With a threshold of 0 the head's slightest doubt ends a round after two tokens, or even one.
+    "specdec++": [{"threshold": 0.0}, {"threshold": 0.6, "min_draft": 1, "max_draft": 3}, {"threshold": 0.45}],
 }
 
 
@@ -84,7 +87,7 @@ def sample(
 ) -> Counter[tuple[int, ...]]:
     """How often `decode` gave each completion; one policy object plays all the sequences, as in the program."""
     target = TableRunner(TARGET)
-    drafter = ModelDrafter(TableRunner(DRAFT), policy)
+    drafter = ModelDrafter(TableRunner(DRAFT), policy, head=HEAD)
     generator = seeded(seed)
     counts: Counter[tuple[int, ...]] = Counter()
     with torch.inference_mode():
