@@ -90,11 +90,20 @@ def toy_head(draft: torch.Tensor, seed: int, *, reads_signals: bool = True) -> A
 
     With signals they depend on the one before too, through its chance to be drawn.
     """
-    head = AcceptanceHead(draft.shape[-1], depth=1, reads_signals=reads_signals)
+    head = random_head(draft.shape[-1], seed=seed, reads_signals=reads_signals)
+    with torch.no_grad():
+        head.output.bias -= head(draft, torch.zeros(*draft.shape[:-1], 3)).median()
+    return head
+
+
+def random_head(
+    hidden_size: int, depth: int = 1, seed: int = 0, *, reads_signals: bool = True, spread: float = 1.0
+) -> AcceptanceHead:
+    """A head whose every weight is drawn from a normal distribution of this spread."""
+    head = AcceptanceHead(hidden_size, depth, reads_signals=reads_signals)
     with torch.no_grad():
         for weight in head.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=seeded(seed)))
-        head.output.bias -= head(draft, torch.zeros(*draft.shape[:-1], 3)).median()
+            weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))
     return head
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0}
+RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0, "accept_prob": 1.0}
 """Signals, with whether acceptance should rise or fall with them."""
 
 
@@ -19,7 +19,8 @@ class Judged:
 
     Attributes:
         prompt: which prompt, counted from 0.
-        signals: by name, those of `RISING` that are known.
+        signals: by name, those of `RISING` that are known. ``accept_prob``, a head's prediction, is of the token itself
+            and NaN where the head never judged it.
         accepted: 1 or 0; where the verdict is a coin, the probability of 1.
         run: (expected) tokens accepted in a row from this one on.
         discarded: ``(M,)`` entropies of tokens after a refused one, which were never judged.

@@ -138,7 +138,7 @@ class TestPolicies:
 
     def test_naming_the_same_policy_keeps_its_settings(self, environ):
         resolved = resolve(environ=environ, overrides=["policy.name=svip", "policy.threshold=0.9"])
-        assert self.settings(resolved)["max_draft"].endswith("embedded.toml:18")
+        assert self.settings(resolved)["max_draft"].endswith("embedded.toml:19")
 
     def test_settings_without_a_name_belong_to_the_default_policy(self, write, environ):
         write("x", PAIR)
