@@ -195,7 +195,7 @@ def _group(values: Floats, weights: Floats) -> Group:
 
 def _predictor(name: str, values: Floats, judged: Judged) -> Predictor:
     has = np.isfinite(values)
-    values, accepted = values[has], judged.accepted[has]
+    values, accepted = values[has], judged.verdicts.get(name, judged.accepted)[has]
     return Predictor(
         auroc(RISING[name] * values, accepted),
         binned(values, accepted, frequency=judged.certain) if len(values) else [],

@@ -51,6 +51,12 @@ def _predictors(analysis: Analysis) -> Table:
     )
     share = show_interval(analysis.acceptance)
     seen = " Only what the traced policy drafted is seen." if analysis.theory is None else ""
+    if "accept_prob" in analysis.predictors:
+        seen += (
+            " A head judges a token that was fed to the draft: not the last of a round."
+            if analysis.theory is None
+            else " A head judges a token drawn from the draft at each place, by what becomes of that token."
+        )
     return Table(
         "How well each signal tells accepted from rejected",
         ("signal", "acceptance", "tokens", "AUROC"),

@@ -1,6 +1,5 @@
 """The target answers prompts; the draft, reading along, proposes a token of its own at every place."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from specctl.benchmark.suites import Suite, SuitePrompt
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompts import PromptFormat
-from specctl.decoding.sampling import Sampling, draw
+from specctl.decoding.proposals import proposal_generator, propose
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
@@ -20,12 +20,8 @@ from specctl.jsonl import Record
 from specctl.models.checkpoint import locate
 from specctl.models.head_checkpoint import weights_hash
 from specctl.models.pair import Pair
-from specctl.models.runner import Runner
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
 from specctl.records import Completion, Round
-
-CHUNK = 64
-"""Tokens whose distributions are held at once."""
 
 
 @dataclass(slots=True)
@@ -57,12 +53,13 @@ class WatchedSession:
         completion = session.generate(prompt, settings, seed_offset=seed_offset, on_round=on_round)
         if completion.tokens:
             sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-            seed = random.Random(f"proposals/{settings.seed}/{seed_offset}").getrandbits(63)
-            generator = torch.Generator(self.pair.target.device).manual_seed(seed)
             target, draft = self.pair.target, self.pair.drafts[0]
+            generator = proposal_generator(target, settings.seed, seed_offset)
             found = propose(target, draft, prompt, completion.tokens, sampling, generator)
             ids = torch.tensor(prompt, dtype=torch.int32), torch.tensor(completion.tokens, dtype=torch.int32)
-            self.examples.append(Example(self.number, *ids, *found))
+            self.examples.append(
+                Example(self.number, *ids, found.tokens.int(), found.acceptance, *found.signals.unbind(1))
+            )
         return completion
 
 
@@ -96,44 +93,6 @@ def collect(
             yield
         count = min(PROMPTS_PER_SHARD, len(prompts) - first)
         folder.add(session.examples, count, left_out, perf_counter() - began)
-
-
-def propose(
-    target: Runner,
-    draft: Runner,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    sampling: Sampling,
-    generator: torch.Generator | None,
-) -> tuple[torch.Tensor, ...]:
-    """What the draft would say in place of each token of an answer, and whether the target would let it pass.
-
-    Returns:
-        Y int32, min(1, p(Y)/q(Y)), and entropy, top probability and probability of Y as the draft has them, float32:
-        each ``(T,)`` on the CPU (SpecDec++, arXiv 2405.19715, section 4.4).
-    """
-    parts: list[torch.Tensor] = []
-    fed = [prompt[-1], *answer[:-1]]
-    with torch.inference_mode():
-        for runner in (target, draft):
-            runner.rollback(0)
-            if len(prompt) > 1:
-                runner.extend(prompt[:-1], keep=0)
-        for start in range(0, len(fed), CHUNK):
-            chunk = fed[start : start + CHUNK]
-            target_logits = target.extend(chunk, keep=len(chunk)).logits  # (C, V)
-            draft_logits = draft.extend(chunk, keep=len(chunk)).logits.to(target_logits.device)
-            draft_probs = sampling.probs(draft_logits)
-            proposals = draw(draft_probs, generator)[:, None]  # (C, 1)
-            ratio = sampling.probs(target_logits).gather(1, proposals) / draft_probs.gather(1, proposals)
-            raw = draft_logits.float().softmax(-1)
-            entropy, top_prob = torch.special.entr(raw).sum(-1), raw.amax(-1)
-            token_prob = raw.gather(1, proposals)[:, 0]
-            rows = proposals[:, 0], ratio[:, 0].clamp(max=1), entropy, top_prob, token_prob
-            # float64 holds ids and probabilities alike
-            parts.append(torch.stack([row.double() for row in rows]).cpu())
-    first, *others = torch.cat(parts, dim=1)  # (5, T)
-    return first.int(), *(other.float() for other in others)
 
 
 def describe(profile: Profile, suite: Suite) -> dict[str, Any]:

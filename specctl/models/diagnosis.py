@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.checkpoint import Checkpoint, hushed_hub, locate
+from specctl.models.head_checkpoint import locate_head, mismatch
 from specctl.models.loading import hushed, load_tokenizer, model_tables
 from specctl.models.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
 from specctl.models.placement import Placement, after, place
@@ -88,6 +89,7 @@ def diagnose(profile: Profile) -> Diagnosis:
             except ModelError as error:
                 report.problems.append(Problem(key, error.message, error.hint))
     _compare(report, tokenizers)
+    _examine_head(profile, report)
     return report
 
 
@@ -138,6 +140,23 @@ def _examine(
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
     _advise_on_cache(checkpoint, need, placement, free, report)
     return placement
+
+
+def _examine_head(profile: Profile, report: Diagnosis) -> None:
+    """Whether the draft's head is there, is for the draft's width, and was trained on its weights."""
+    if profile.draft is None or profile.draft.head is None:
+        return
+    try:
+        head = locate_head(profile.draft.head)
+        draft = locate(profile.draft, "draft")
+        text = load_config(draft, profile.draft.trust_remote_code).get_text_config(decoder=True)
+        head.load(text.hidden_size)
+        if draft.has_weights() and (reason := mismatch(head, draft)):
+            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`.")
+    except ModelError as error:
+        known = {problem.message for problem in report.problems}
+        if error.message not in known:
+            report.problems.append(Problem("head", error.message, error.hint))
 
 
 def _require_causal(checkpoint: Checkpoint, config: Any, table: ModelTable) -> None:

@@ -104,6 +104,28 @@ def test_the_policy_stops_by_it(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_analyze_asks_it_too(folder: Path, temperature: str) -> None:
+    (folder / "two.jsonl").write_text('{"prompt": "the moon"}\n{"prompt": "a star"}\n')
+    pair = ["-p", str(folder / "pair.toml"), "-i", str(folder / "two.jsonl"), "-n", "10", "-t", temperature]
+    found = json.loads(run("analyze", *pair, "--json", "-q").stdout)["predictors"]
+    assert found["accept_prob"]["tokens"] == found["entropy"]["tokens"]
+    assert 0 < found["accept_prob"]["bins"][0]["low"] < found["accept_prob"]["bins"][-1]["high"] < 1
+
+
+@pytest.mark.usefixtures("whole")
+def test_doctor_looks_at_it(folder: Path) -> None:
+    found = json.loads(run("doctor", "-p", str(folder / "pair.toml"), "--json").stdout)
+    assert found["ready"]
+    arguments = ["doctor", "-p", str(folder / "pair.toml"), "--set", "draft.head=./nowhere", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 3
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert problem["model"] == "head"
+    assert "'./nowhere'" in problem["message"]
+
+
+@pytest.mark.usefixtures("whole")
 def test_bench_runs_it_beside_others(folder: Path) -> None:
     (folder / "one.jsonl").write_text('{"prompt": "the moon"}\n')
     pair = str(folder / "pair.toml")

@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 import torch
 from scipy.stats import chisquare
-from toys import TableRunner, related_table, seeded, table
+from toys import FAMILIES, TableRunner, noisy_copy, random_head, random_model, related_table, seeded, table
 
+from specctl.decoding.proposals import CHUNK, foretell, propose
 from specctl.decoding.sampling import Sampling
-from specctl.heads.collection import CHUNK, propose
+from specctl.models.runner import EagerRunner
 
 TARGET = table(seed=31)
 DRAFT = related_table(TARGET, seed=32)
@@ -18,7 +19,7 @@ PAPER = Sampling(temperature=1.0, top_k=3)
 
 def proposed(sampling: Sampling, seed: int = 0, answer: list[int] = ANSWER) -> list[list[float]]:
     found = propose(TableRunner(TARGET), TableRunner(DRAFT), PROMPT, answer, sampling, seeded(seed))
-    return [column.tolist() for column in found]
+    return [column.tolist() for column in (found.tokens, found.acceptance, *found.signals.unbind(1))]
 
 
 def contexts(answer: list[int]) -> list[tuple[int, int]]:
@@ -54,3 +55,20 @@ def test_long_answers_are_read_in_chunks() -> None:
     context = contexts(answer)[-1]
     ratio = PAPER.probs(TARGET[context])[int(tokens[-1])] / PAPER.probs(DRAFT[context])[int(tokens[-1])]
     assert accepted[-1] == pytest.approx(min(1.0, float(ratio)), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_judges_each_proposal_after_the_text_before_it(family: str) -> None:
+    draft, head = EagerRunner(random_model(family), 64), random_head(32, spread=0.2)
+    prompt, answer = [3, 1], torch.randint(1, 64, (20,), generator=seeded(6)).tolist()
+    proposals = propose(EagerRunner(noisy_copy(family), 64), draft, prompt, answer, PAPER, seeded(0))
+    said = foretell(draft, head, prompt, answer, proposals)
+    text = [*prompt, *answer]
+    for place in (0, 7, 19):
+        fresh = EagerRunner(random_model(family), 64)
+        with torch.inference_mode():
+            ids = [*text[: len(prompt) + place], int(proposals.tokens[place])]
+            hidden = fresh.extend(ids, keep=1, hidden=True).hidden
+            assert hidden is not None
+            expected = head.accept_prob(hidden[0], proposals.signals[place])
+        assert said[place].item() == pytest.approx(expected.item(), abs=1e-4)
