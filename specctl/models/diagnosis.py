@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.checkpoint import Checkpoint, hushed_hub, locate
-from specctl.models.head_checkpoint import locate_head, mismatch
+from specctl.models.head_checkpoint import locate_head, mismatch, on_hub
 from specctl.models.loading import hushed, load_tokenizer, model_tables
 from specctl.models.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
 from specctl.models.placement import Placement, after, place
@@ -143,8 +143,14 @@ def _examine(
 
 
 def _examine_head(profile: Profile, report: Diagnosis) -> None:
-    """Whether the draft's head is there, is for the draft's width, and was trained on its weights."""
+    """Whether the draft's head is there, is for the draft's width, and was trained on its weights.
+
+    A policy that does without it can run all the same.
+    """
     if profile.draft is None or profile.draft.head is None:
+        return
+    if on_hub(profile.draft.head):
+        report.advice.append(f"The acceptance head {profile.draft.head!r} comes from the hub at first use.")
         return
     try:
         head = locate_head(profile.draft.head)
@@ -154,8 +160,9 @@ def _examine_head(profile: Profile, report: Diagnosis) -> None:
         if draft.has_weights() and (reason := mismatch(head, draft)):
             raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`.")
     except ModelError as error:
-        known = {problem.message for problem in report.problems}
-        if error.message not in known:
+        if "accept_prob" not in profile.draft.policy.build().signals:
+            report.advice.append(f"{error.message} {error.hint}")
+        elif error.message not in {problem.message for problem in report.problems}:
             report.problems.append(Problem("head", error.message, error.hint))
 
 

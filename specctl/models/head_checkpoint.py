@@ -126,13 +126,19 @@ def locate_head(name: str) -> HeadCheckpoint:
     return HeadCheckpoint(name, folder, config)
 
 
+def on_hub(name: str) -> bool:
+    """Whether a head's name is a hub id: one slash, and no folder of that name here."""
+    looks_local = name.startswith(("/", "./", "../", "~", _EMBEDDED)) or name.count("/") != 1
+    return not looks_local and not Path(name).is_dir()
+
+
 def _folder(name: str) -> Path:
     if name.startswith(_EMBEDDED):
         return head_path(name.removeprefix(_EMBEDDED))
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if name.startswith(("/", "./", "../", "~")) or name.count("/") != 1:
+    if not on_hub(name):
         hint = f"Paths are relative to the current directory, {Path.cwd()}. {_REMAKE}"
         raise ModelError(f"The acceptance head {name!r}: there is no such folder.", hint)
     import huggingface_hub

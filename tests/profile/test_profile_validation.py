@@ -135,3 +135,16 @@ def test_an_unknown_profile_suggests_a_known_one(tmp_path, monkeypatch):
         resolve("embeded", environ={"XDG_CONFIG_HOME": str(tmp_path)})
     with pytest.raises(ProfileError, match=r"no profile file nowhere/x\.toml"):
         resolve("nowhere/x.toml")
+
+
+def test_a_policy_that_reads_a_heads_word_needs_a_head(mistakes):
+    pair = '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n'
+    (line,) = mistakes(pair + '[draft.policy]\nname = "specdec++"\n')
+    assert line.startswith("x.toml:3: draft.head: is required by the policy specdec++")
+    (line,) = mistakes(pair + 'head = "embedded:haed"\n')
+    assert "there is no embedded head 'haed' (known: draft-head)" in line
+
+
+def test_the_least_draft_cannot_be_longer_than_the_longest(mistakes):
+    (line,) = mistakes(overrides=["policy.name=specdec++", "policy.min_draft=9", "policy.max_draft=4"])
+    assert "min_draft = 9 is more than max_draft = 4" in line
