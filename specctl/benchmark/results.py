@@ -149,10 +149,12 @@ class Costs:
     Attributes:
         draft: of one draft step.
         target: by number of tokens in the pass.
+        head: what the draft's head adds to a draft step; None where there was none.
     """
 
     draft: float
     target: Mapping[int, float]
+    head: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,8 @@ def run_line(run: Run) -> dict[str, Any]:
 
 
 def costs_line(costs: Costs) -> dict[str, Any]:
-    return {"kind": "costs", "draft": costs.draft, "target": {str(k): v for k, v in costs.target.items()}}
+    head = {} if costs.head is None else {"head": costs.head}
+    return {"kind": "costs", "draft": costs.draft, "target": {str(k): v for k, v in costs.target.items()}, **head}
 
 
 def oracle_line(prompt: str, passes: int) -> dict[str, Any]:
@@ -259,7 +262,7 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
         elif kind == "run":
             results.runs.append(_run(line))
         elif kind == "costs":
-            results.costs = Costs(line["draft"], {int(k): v for k, v in line["target"].items()})
+            results.costs = Costs(line["draft"], {int(k): v for k, v in line["target"].items()}, line.get("head"))
         elif kind == "oracle":
             results.oracle[line["prompt"]] = line["passes"]
         elif kind == "skipped":

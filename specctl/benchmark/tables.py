@@ -248,7 +248,8 @@ def _cost_model(whole: Digest) -> Table:
         notes.append("No fit: the runs cannot tell the cost of a draft step from that of a target pass.")
     if costs := whole.results.costs:
         target = ", ".join(f"{costs.target[width]:.3f} ms at width {width}" for width in sorted(costs.target))
-        notes.append(f"Bare forward times: draft {costs.draft:.3f} ms, target {target}.")
+        head = "" if costs.head is None else f" The draft's head adds {costs.head:.3f} ms to a draft step."
+        notes.append(f"Bare forward times: draft {costs.draft:.3f} ms, target {target}.{head}")
         notes.append("Loop overhead is wall time over the bare time of the same passes.")
     if bound := whole.oracle:
         speed = f", {bound.tokens_per_second:.1f} tokens/s by the fit" if bound.tokens_per_second else ""

@@ -131,6 +131,11 @@ def test_bench_runs_it_beside_others(folder: Path) -> None:
     pair = str(folder / "pair.toml")
     shown = run("bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", "-q").stdout
     assert "specdec++" in shown
+    assert "The draft's head adds" in shown
+    (folder / "results.jsonl").unlink(missing_ok=True)
+    kept = ["-o", str(folder / "results.jsonl"), "-q"]
+    run("bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", *kept)
+    assert "The draft's head adds" in run("bench", "--from", str(folder / "results.jsonl")).stdout
 
 
 @pytest.mark.slow
