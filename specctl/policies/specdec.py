@@ -25,8 +25,7 @@ class SpecDecPlusPlus(Rule):
 
     By the cost per token, t_draft + t_draft * discard rate + (t_target - t_draft) * verification rate, c1 = t_draft
     and c2 = t_target - t_draft, the times of one forward pass. D >= 0, in the same unit, is what the process itself
-    has to tell; D = 0 gives h = (t_target - t_draft) / t_target, 0.9 where the target is ten times as slow as the
-    draft.
+    has to tell; `implied_threshold` is for D = 0.
     """
 
     signals: ClassVar[frozenset[Signal]] = frozenset({"accept_prob"})
@@ -51,3 +50,11 @@ class SpecDecPlusPlus(Rule):
             self._all_accepted = 1.0
         self._all_accepted *= read(step.accept_prob)
         return step.index >= self.min_draft and 1 - self._all_accepted > self.threshold
+
+
+def implied_threshold(draft: float, target: float) -> float:
+    """The threshold of Theorem 4.3 with D = 0, from the times of one forward pass of either model in the same unit.
+
+    0.9 where the target is ten times as slow as the draft; 0, to stop at once, where it is no slower.
+    """
+    return max(0.0, target - draft) / target

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specctl.policies.specdec import SpecDecPlusPlus
+from specctl.policies.specdec import SpecDecPlusPlus, implied_threshold
 from specctl.records import DraftStep
 
 
@@ -38,3 +38,8 @@ def test_a_signal_left_out_is_noticed() -> None:
 def test_the_least_length_cannot_be_more_than_the_most() -> None:
     with pytest.raises(ValueError, match="min_draft = 5"):
         SpecDecPlusPlus(min_draft=5, max_draft=4)
+
+
+@pytest.mark.parametrize(("draft", "target", "threshold"), [(1.0, 10.0, 0.9), (2.0, 3.0, 1 / 3), (5.0, 4.0, 0.0)])
+def test_the_threshold_of_the_theorem(draft: float, target: float, threshold: float) -> None:
+    assert implied_threshold(draft, target) == pytest.approx(threshold)
