@@ -91,7 +91,7 @@ ProfileArguments = Annotated[
 
 SuiteOption = Annotated[
     str | None,
-    typer.Option("--suite", help="Named prompts to run; without it, the embedded ones.", show_default=False),
+    typer.Option("--suite", help="Named prompts, such as gsm8k or embedded, the default of bench and analyze."),
 ]
 
 SuiteDataOption = Annotated[

@@ -100,6 +100,9 @@ def train_head(
         raise UsageError("--data-only collects data, and --data brings it", "leave one of them out")
     if data is not None and any(option is not None for option in (suite, suite_data, input_)):
         raise UsageError("--data takes the place of prompts", "leave out --suite, --suite-data and --input, or --data")
+    if data is None and suite is None and input_ is None:
+        # No default: a head trained on what bench runs would be judged by what it has seen.
+        raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --data DIR")
     from specctl.profile import resolve
 
     flags = {

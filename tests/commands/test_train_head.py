@@ -220,7 +220,8 @@ def test_another_draft_does_not_keep_the_head(folder: Path) -> None:
         ["--data", "x", "--data-only"],
         ["--data", "x", "-i", "prompts.jsonl"],
         ["--data", "nowhere"],
-        ["--lr", "0"],
+        ["--lr", "0", "-i", "prompts.jsonl"],
+        [],
         ["-i", "prompts.jsonl", "--suite", "gsm8k"],
     ],
 )
