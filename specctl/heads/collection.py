@@ -98,11 +98,13 @@ def collect(
 def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
     """What an example depends on; two data sets of the same facts are the same."""
     assert profile.draft is not None
+    draft = locate(profile.draft, "draft")
+    draft.fetch_weights()
     sampling = profile.sampling.model_dump(mode="json")
     return {
         "target": profile.target.model,
         "draft": profile.draft.model,
-        "draft_sha256": weights_hash(locate(profile.draft, "draft").weight_files()),
+        "draft_sha256": weights_hash(draft.weight_files()),
         "sampling": sampling,
         "prompts": {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)},
         "prompt": profile.prompt.model_dump(mode="json"),
