@@ -18,6 +18,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.runner import Forward
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
@@ -84,6 +85,28 @@ class TableRunner:
         del self.tokens[length:]
 
 
+def toy_head(draft: torch.Tensor, seed: int, *, reads_signals: bool = True) -> AcceptanceHead:
+    """A head on a `TableRunner`, whose hidden states are its logits: predictions depend on the last two tokens.
+
+    With signals they depend on the one before too, through its chance to be drawn.
+    """
+    head = random_head(draft.shape[-1], seed=seed, reads_signals=reads_signals)
+    with torch.no_grad():
+        head.output.bias -= head(draft, torch.zeros(*draft.shape[:-1], 3)).median()
+    return head
+
+
+def random_head(
+    hidden_size: int, depth: int = 1, seed: int = 0, *, reads_signals: bool = True, spread: float = 1.0
+) -> AcceptanceHead:
+    """A head whose every weight is drawn from a normal distribution of this spread."""
+    head = AcceptanceHead(hidden_size, depth, reads_signals=reads_signals)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))
+    return head
+
+
 def law(
     logits: torch.Tensor, prompt: Sequence[int], length: int, sampling: Sampling, eos: Set[int]
 ) -> dict[tuple[int, ...], float]:
@@ -133,40 +156,6 @@ class DropsWhatItSaw(Rule):
     def should_stop(self, step: DraftStep) -> bool:
         assert step.token_prob is not None
         return step.token_prob < 0.4
-
-
-class FixedHead:
-    """A head on a `TableRunner`, whose hidden states are its logits; with signals the chance to be drawn counts too."""
-
-    def __init__(self, reads_signals: bool = False) -> None:
-        self.reads_signals = reads_signals
-
-    def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
-        chance = hidden[..., 0] - hidden[..., 1]
-        if self.reads_signals:
-            assert signals is not None
-            chance = chance + signals @ torch.tensor([-0.5, 0.3, 2.0])
-        return chance.sigmoid()
-
-
-class Foretold(Rule):
-    """Stops when a head thinks that something drafted before the newest token has probably been refused."""
-
-    signals: frozenset[Signal] = frozenset({"accept_prob"})
-
-    def __init__(self, threshold: float = 0.6) -> None:
-        self.threshold = threshold
-        self.chance = 1.0
-        self.asked: list[DraftStep] = []
-
-    def draft_limit(self) -> int:
-        return 9
-
-    def should_stop(self, step: DraftStep) -> bool:
-        assert step.accept_prob is not None
-        self.asked.append(step)
-        self.chance = step.accept_prob if step.index == 1 else self.chance * step.accept_prob
-        return 1 - self.chance > self.threshold
 
 
 def round_of(accepted: int, drafted: int, *, entropies: Sequence[float] | None = None) -> Round:

@@ -190,11 +190,13 @@ class Costs:
         draft: of one step of the first draft.
         target: by number of tokens in the pass.
         drafts: where several drafts are loaded, of each of them by number of tokens in the pass.
+        head: what the first draft's head adds to a draft step; None where there was none.
     """
 
     draft: float
     target: Mapping[int, float]
     drafts: tuple[Mapping[int, float], ...] = ()
+    head: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +320,10 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
             results.runs.append(_run(line))
         elif kind == "costs":
             results.costs = Costs(
-                line["draft"], _by_width(line["target"]), tuple(map(_by_width, line.get("drafts", ())))
+                line["draft"],
+                _by_width(line["target"]),
+                tuple(map(_by_width, line.get("drafts", ()))),
+                line.get("head"),
             )
         elif kind == "oracle":
             results.oracle[line["prompt"]] = line["passes"]

@@ -285,7 +285,8 @@ def _cost_model(whole: Digest) -> Table:
         if costs.drafts:
             by_name = zip(map(short_name, whole.results.header.drafts), costs.drafts, strict=True)
             bare = [f"{name} {_by_width(times)}" for name, times in by_name]
-        notes.append(f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}.")
+        head = "" if costs.head is None else f" The draft's head adds {costs.head:.3f} ms to a draft step."
+        notes.append(f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}.{head}")
         notes.append("Loop overhead is wall time over the bare time of the same passes.")
     if bound := whole.oracle:
         speed = f", {bound.tokens_per_second:.1f} tokens/s by the fit" if bound.tokens_per_second else ""

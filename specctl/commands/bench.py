@@ -8,7 +8,22 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.options import JsonOption, ProfileOptions, QuietOption, SetOption
+from specctl.commands.options import (
+    CategoryOption,
+    ForceOption,
+    InputOption,
+    JsonOption,
+    LimitOption,
+    MaxNewTokensOption,
+    ProfileOptions,
+    QuietOption,
+    SamplesOption,
+    SetOption,
+    SuiteDataOption,
+    SuiteOption,
+    chosen_prompts,
+    warn,
+)
 from specctl.errors import UsageError
 from specctl.profile.wording import did_you_mean
 
@@ -30,22 +45,14 @@ def bench(
         ),
     ] = None,
     set_: SetOption = None,
-    suite: Annotated[str, typer.Option(help="Named prompts to run.")] = "embedded",
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A local copy of the suite, in the data set's own format.")
-    ] = None,
-    input_: Annotated[
-        str | None, typer.Option("-i", "--input", metavar="FILE|-", help="Records to run instead of a suite.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    category: Annotated[list[str] | None, typer.Option(help="Only prompts of this category; repeatable.")] = None,
-    samples_per_category: Annotated[
-        int | None, typer.Option(min=1, help="A seeded sample of so many prompts of each category.")
-    ] = None,
+    suite: SuiteOption = None,
+    data: SuiteDataOption = None,
+    input_: InputOption = None,
+    limit: LimitOption = None,
+    category: CategoryOption = None,
+    samples_per_category: SamplesOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Run everything so many times.")] = 1,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-new-tokens", min=1, help="Most tokens to generate for a prompt.")
-    ] = None,
+    max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
         float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
     ] = None,
@@ -78,6 +85,7 @@ def bench(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Show earlier results; no model runs.")
     ] = None,
+    force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -91,21 +99,10 @@ def bench(
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
         flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
         pair_profile, contenders = _contenders(profile or [None], policy or [], set_ or [], flags)
-        from specctl.benchmark.suites import load_records, load_suite
-
-        chosen: dict[str, Any] = {
-            "limit": limit,
-            "categories": category or [],
-            "samples_per_category": samples_per_category,
-            "seed": pair_profile.sampling.seed,
-        }
-        if input_ is not None:
-            prompts = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), **chosen)
-        else:
-            prompts = load_suite(suite, data=data, **chosen)
+        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, pair_profile.sampling.seed)
         entrants, drafts = _entrants(contenders, peer or [])
         limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
-        results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet)
+        results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet, force)
     _show(results, report, spec_bench_out, json_)
 
 
@@ -150,16 +147,13 @@ def _contenders(
     return first, [*own, *(with_policy(level, PolicyTable(name="constant")) for level in alone)]
 
 
-def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple[list["Entrant"], list["ModelTable"]]:
+def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple[list["Entrant"], list["DraftTable"]]:
     """The baseline, then every contender once, then the peers; with the draft models to load for them."""
     from specctl.benchmark.entrants import policy_entrant
     from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
 
     working = [table for contender in contenders if (table := contender.at_work()) is not None]
-    drafts: dict[str, ModelTable] = {}
-    for table in working:
-        for level in table.levels:
-            drafts.setdefault(_model_key(level), level)
+    drafts = _drafts(working)
     places = {key: place for place, key in enumerate(drafts)}
     chains = {tuple(_models(table)) for table in working if table.draft is not None}
     found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
@@ -188,6 +182,28 @@ def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple
     return list(found.values()), list(drafts.values())
 
 
+def _drafts(tables: Iterable["DraftTable"]) -> dict[str, "DraftTable"]:
+    """The models of all levels, each with its head where one of the policies reads what that foretells."""
+    drafts: dict[str, DraftTable] = {}
+    heads: dict[str, set[str]] = {}
+    judging: dict[str, str] = {}
+    for table in tables:
+        for level in table.levels:
+            key = _model_key(level)
+            drafts.setdefault(key, level.model_copy(update={"head": None}))
+            heads.setdefault(key, set()).update({level.head} if level.head is not None else ())
+            if "accept_prob" in level.policy.build().signals:
+                judging[key] = level.policy.name
+    for key, name in judging.items():
+        known = sorted(heads[key])
+        if not known:
+            raise UsageError(f"{name} needs a head that foretells acceptance", "name it with --set draft.head=PATH")
+        if len(known) > 1:
+            raise UsageError(f"the profiles name different heads ({', '.join(known)})", "benchmark one head at a time")
+        drafts[key] = drafts[key].model_copy(update={"head": known[0]})
+    return drafts
+
+
 def _models(table: "DraftTable") -> list[str]:
     return [_model_key(level) for level in table.levels]
 
@@ -212,7 +228,7 @@ def _lengths(text: str | None) -> list[int]:
 def _run(
     profile: "Profile",
     entrants: list["Entrant"],
-    drafts: list["ModelTable"],
+    drafts: list["DraftTable"],
     suite: "Suite",
     lengths: list[int],
     repeats: int,
@@ -220,6 +236,7 @@ def _run(
     output: Path | None,
     resume: bool,
     quiet: bool,
+    force: bool,
 ) -> "RunSet":
     from rich.console import Console
 
@@ -236,7 +253,12 @@ def _run(
         from specctl.benchmark.provenance import describe
         from specctl.models.pair import load_pair
 
-        pair = load_pair(profile, drafts=drafts, progress=lambda what: say(f"loading {what}"))
+        pair = load_pair(
+            profile,
+            drafts=drafts,
+            on_foreign_head=warn if force else None,
+            progress=lambda what: say(f"loading {what}"),
+        )
         names = [draft.model for draft in drafts] if len(drafts) > 1 else []
         header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)

@@ -3,33 +3,17 @@
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
-from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.drafters import Draft, Drafter, Judge
 from specctl.decoding.sampling import Sampling, sibling
+from specctl.decoding.signals import read_signals
 from specctl.decoding.verification import Verdict, verify, verify_greedy
+from specctl.models.acceptance_head import SIGNALS
 from specctl.models.runner import Forward, Runner
 from specctl.policies import Signal, StoppingPolicy
 from specctl.records import DraftStep, Round, StopReason
-
-HEAD_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")
-"""What a head may read beside the hidden state, in this order."""
-
-
-class Judge(Protocol):
-    """Foretells whether a drafted token will be accepted (SpecDec++'s head).
-
-    Attributes:
-        reads_signals: whether it wants the token's own signals too.
-    """
-
-    @property
-    def reads_signals(self) -> bool: ...
-
-    def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
-        """The chances ``(n,)`` for tokens of the last hidden states ``(n, H)``, drawn with the signals ``(n, 3)``."""
 
 
 class PreVerifiedDrafter:
@@ -75,7 +59,7 @@ class PreVerifiedDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
-        self._drawn_with = torch.empty(0)  # (3,) HEAD_SIGNALS of the last token collected
+        self._drawn_with = torch.empty(0)  # (3,) SIGNALS of the last token collected
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -190,28 +174,18 @@ class PreVerifiedDrafter:
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]
     ) -> dict[Signal, torch.Tensor]:  # (n,) each
         reads_signals = self._head is not None and self._head.reads_signals
-        wanted = self._signals.union(HEAD_SIGNALS) if reads_signals else self._signals
-        rows: dict[Signal, torch.Tensor] = {}
-        if not wanted:
-            return rows
-        logits = forward.logits[: len(tokens)]
-        raw = (
-            logits.float().softmax(-1) if probs is None or not self._sampling.plain else probs[: len(tokens)]
-        )  # (n, V)
-        if "entropy" in wanted:
-            rows["entropy"] = torch.special.entr(raw).sum(-1)
-        if "top_prob" in wanted:
-            rows["top_prob"] = raw.amax(-1)
-        if "token_prob" in wanted:
-            rows["token_prob"] = raw.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0]
+        wanted = self._signals.union(SIGNALS) if reads_signals else self._signals
+        logits, count = forward.logits, len(tokens)
+        chosen = torch.tensor(tokens, device=logits.device)
+        rows = read_signals(logits[:count], chosen, wanted, None if probs is None else probs[:count], self._sampling)
         if self._head is not None and forward.hidden is not None:
             # A row's hidden state is of the token before it, and so must the signals be.
-            drawn_with = torch.empty(0, device=raw.device)
+            drawn_with = torch.empty(0, device=logits.device)
             if reads_signals:
-                own = torch.stack([rows[name] for name in HEAD_SIGNALS], dim=1)  # (n, 3)
+                own = torch.stack(list(rows.values()), dim=1)  # (n, 3)
                 before = self._drawn_with if len(self._drawn_with) else torch.zeros_like(own[0])
                 drawn_with, self._drawn_with = torch.cat([before[None], own[:-1]]), own[-1]
-            rows["accept_prob"] = self._head.accept_prob(forward.hidden[: len(tokens)], drawn_with)
+            rows["accept_prob"] = self._head.accept_prob(forward.hidden[:count], drawn_with)
         return {name: row for name, row in rows.items() if name in self._signals}
 
     def observe(self, round_: Round) -> None:

@@ -52,8 +52,8 @@ class Sampling:
         return probs
 
 
-def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (V,) -> ()
-    """One index with probability proportional to its weight, without waiting for the device.
+def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (..., V) -> (...)
+    """One index of each row with probability proportional to its weight, without waiting for the device.
 
     An exponential race: the first of V arrivals at rates ``weights`` is index i with probability w_i / sum(w).
     """

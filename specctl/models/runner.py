@@ -91,7 +91,9 @@ class EagerRunner:
         """Whether every layer keeps the whole sequence, as `extend_branches` needs."""
         return not self._window
 
-    def extend_branches(self, tokens: Sequence[int], starts: Sequence[int], step: int) -> torch.Tensor:
+    def extend_branches(
+        self, tokens: Sequence[int], starts: Sequence[int], step: int, *, hidden: bool = False
+    ) -> Forward:
         """One more token of B branches that leave the sequence at different places.
 
         Each branch reads the first ``start`` tokens of the sequence and what it has been given itself; `rollback` ends
@@ -101,9 +103,10 @@ class EagerRunner:
             tokens: one of each branch.
             starts: how many tokens of the sequence each of them follows.
             step: how many tokens each has been given before.
+            hidden: whether hidden states are wanted.
 
         Returns:
-            ``(B, V)``.
+            A row of each branch.
         """
         count, prefix = len(tokens), self.length - step * len(tokens)
         columns = torch.arange(self.length + count, device=self.device)
@@ -118,10 +121,10 @@ class EagerRunner:
             attention_mask=mask[None, None],  # (1, 1, B, C)
             past_key_values=self._cache,
             use_cache=True,
+            output_hidden_states=hidden,
         )
         self.length += count
-        logits: torch.Tensor = output.logits[0, :, : self._vocabulary]
-        return logits
+        return Forward(output.logits[0, :, : self._vocabulary], output.hidden_states[-1][0] if hidden else None)
 
     def rollback(self, length: int) -> None:
         if length == 0 or length < self._floor:

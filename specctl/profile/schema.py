@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from specctl.errors import ProfileError
-from specctl.models.embedded import model_path
+from specctl.models.embedded import head_path, model_path
 from specctl.policies import POLICIES, StoppingPolicy
 
 SCHEMA_VERSION = 1
@@ -30,6 +30,15 @@ def _known_model(model: str) -> str:
         except ProfileError as error:
             raise ValueError(f"cannot be: {error.message}") from error
     return model
+
+
+def _known_head(head: str) -> str:
+    if head.startswith(_EMBEDDED):
+        try:
+            head_path(head.removeprefix(_EMBEDDED))
+        except ProfileError as error:
+            raise ValueError(f"cannot be: {error.message}") from error
+    return head
 
 
 class Table(BaseModel):
@@ -80,10 +89,12 @@ class DraftTable(ModelTable):
     """A draft model with the policy that stops it and, in a hierarchy, the faster model that drafts for it.
 
     In a hierarchy the model verifies what the faster one drafts, and the policy decides when what it has collected
-    goes up.
+    goes up. ``head`` is a network trained on just these weights that foretells acceptance: a hub id, a path, or
+    ``embedded:NAME`` for one that ships with the package. Policies that read ``accept_prob`` need it.
     """
 
     policy: PolicyTable = PolicyTable()
+    head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
     draft: "DraftTable | None" = None
     pre_verify: Literal["loop", "once"] | None = None
     """How often the faster model drafts before the block goes up: until the policy stops (``loop``, so without the

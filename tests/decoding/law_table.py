@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from toys import EOS, TableRunner, law, related_table, seeded, table
+from toys import EOS, TableRunner, law, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -22,6 +22,7 @@ TARGET = table(seed=3, eos_logit=-0.7, spread=1.1)
 DRAFT = related_table(TARGET, seed=4)
 MID = related_table(TARGET, seed=5, noise=0.7)
 FASTEST = related_table(DRAFT, seed=6, noise=0.7)
+HEAD = toy_head(DRAFT, seed=5)
 PROMPT = [2, 3]
 LENGTH = 4
 PLAIN = Sampling(temperature=1.0)
@@ -46,6 +47,8 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
         {"threshold": 0.48, "keep_trigger": False},
     ],
     "self-verify": [{}, {"carry_over": True}],
+    # With a threshold of 0 the head's slightest doubt ends a round after two tokens, or even one.
+    "specdec++": [{"threshold": 0.0}, {"threshold": 0.6, "min_draft": 1, "max_draft": 3}, {"threshold": 0.45}],
 }
 
 
@@ -68,7 +71,7 @@ class Case:
         return POLICIES[self.name](**self.settings)
 
     def drafter(self) -> Drafter:
-        return ModelDrafter(TableRunner(DRAFT), self.policy())
+        return ModelDrafter(TableRunner(DRAFT), self.policy(), head=HEAD)
 
 
 # A policy without an entry above is still tested, with its defaults.

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from toys import (
     EOS,
     FAMILIES,
-    FixedHead,
-    Foretold,
     Script,
     TableRunner,
     noisy_copy,
@@ -16,6 +14,7 @@ from toys import (
     related_table,
     seeded,
     table,
+    toy_head,
 )
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
@@ -27,6 +26,7 @@ from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant
 from specctl.policies.self_verify import SelfVerify
+from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
@@ -194,7 +194,7 @@ def test_signals_are_the_middle_models_raw_softmax(sampling: Sampling) -> None:
 @pytest.mark.parametrize("reads_signals", [False, True])
 def test_a_head_judges_the_token_fed_before(reads_signals: bool) -> None:
     """Across inner rounds too: the first row of one is the last token of the one before."""
-    head, policy = FixedHead(reads_signals), Foretold(threshold=1.0)
+    head, policy = toy_head(MID, 9, reads_signals=reads_signals), SpecDecPlusPlus(threshold=1.0, max_draft=9)
     drafter = PreVerifiedDrafter(
         ModelDrafter(TableRunner(LOW), Constant(2)), TableRunner(MID), policy, head=head, record={"token_prob"}
     )
@@ -210,7 +210,7 @@ def test_a_head_judges_the_token_fed_before(reads_signals: bool) -> None:
             before = MID[context[place - 3], context[place - 2]].softmax(-1)
             chance = before[context[place - 1]]
             signals = torch.stack([torch.special.entr(before).sum(), before.max(), chance])
-            assert step.accept_prob == pytest.approx(float(head.accept_prob(hidden, signals)), abs=1e-6)
+            assert step.accept_prob == pytest.approx(head.accept_prob(hidden, signals).item(), abs=1e-6)
             checked += 1
         text += round_.emitted
     assert checked > 20
@@ -218,7 +218,7 @@ def test_a_head_judges_the_token_fed_before(reads_signals: bool) -> None:
 
 def test_accept_prob_needs_a_head() -> None:
     with pytest.raises(ValueError, match="needs a head"):
-        PreVerifiedDrafter(ModelDrafter(TableRunner(LOW), Constant(2)), TableRunner(MID), Foretold())
+        PreVerifiedDrafter(ModelDrafter(TableRunner(LOW), Constant(2)), TableRunner(MID), SpecDecPlusPlus())
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, FILTERED], ids=["plain", "filtered"])

@@ -2,11 +2,12 @@
 
 import pytest
 from law_table import CASES, DRAFT, HIERARCHIES, MID, PLAIN, SAMPLINGS, Case, Hierarchy, fit, sample
-from toys import DropsWhatItSaw, FixedHead, Foretold, TableRunner
+from toys import DropsWhatItSaw, TableRunner, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.policies.constant import Constant
+from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
 
 NO_EOS: frozenset[int] = frozenset()
@@ -33,7 +34,9 @@ def test_a_hierarchy_follows_the_law_of_the_target(case: Hierarchy) -> None:
 @pytest.mark.parametrize("reads_signals", [False, True])
 def test_a_head_at_the_middle_model_follows_the_law_of_the_target(reads_signals: bool) -> None:
     inner = ModelDrafter(TableRunner(DRAFT), Svip(c=1.0, threshold=1.1))
-    drafter = PreVerifiedDrafter(inner, TableRunner(MID), Foretold(), head=FixedHead(reads_signals))
+    policy = SpecDecPlusPlus(threshold=0.6, min_draft=1, max_draft=9)
+    head = toy_head(MID, 9, reads_signals=reads_signals)
+    drafter = PreVerifiedDrafter(inner, TableRunner(MID), policy, head=head)
     found = fit(sample(drafter, PLAIN, 3000, limit=12), PLAIN)
     assert found.p > 1e-3, found
 

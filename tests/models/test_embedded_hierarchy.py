@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 from specctl.decoding.answers import Answerer
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.prompts import PromptFormat
-from specctl.decoding.session import READABLE, Session, build_drafter
+from specctl.decoding.session import Session, build_drafter, readable
 from specctl.jsonl import Record, result_line, trace_line
 from specctl.models.pair import load_pair
 from specctl.profile import resolve
@@ -42,7 +42,7 @@ def answerer(profile: Profile, sampling: SamplingTable) -> tuple[Answerer, Draft
     draft = profile.draft.at_work()
     pair = load_pair(profile.model_copy(update={"draft": draft}))
     assert len(pair.drafts) == len(draft.levels)
-    drafter = build_drafter(pair, draft.policy.build(), READABLE, draft=draft)
+    drafter = build_drafter(pair, draft.policy.build(), readable(pair), draft=draft)
     assert isinstance(drafter, PreVerifiedDrafter) is (len(draft.levels) > 1)
     return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer), sampling), draft
 
