@@ -30,7 +30,7 @@ class WatchedSession:
 
     Attributes:
         pair: with a draft.
-        policy: how the draft stops; it does not matter for what is said.
+        policy: how the draft stops; it does not change the law of what is said.
         number: of the prompt that is being answered.
         examples: of the answers so far that have a token.
     """
