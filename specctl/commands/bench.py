@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +10,12 @@ import typer
 
 from specctl.commands.options import JsonOption, ProfileOptions, QuietOption, SetOption
 from specctl.errors import UsageError
-from specctl.profile.wording import did_you_mean
 
 if TYPE_CHECKING:
     from specctl.benchmark.results import Entrant, Header, RunSet
     from specctl.benchmark.suites import Suite
     from specctl.profile import Profile
-    from specctl.profile.schema import DraftTable, ModelTable, PolicyTable
+    from specctl.profile.schema import DraftTable, ModelTable
 
 
 def bench(
@@ -92,6 +90,7 @@ def bench(
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
         flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
         pair_profile, contenders = _contenders(profile or [None], policy or [], set_ or [], flags)
+        from specctl.benchmark.entrants import field_of
         from specctl.benchmark.suites import load_records, load_suite
 
         chosen: dict[str, Any] = {
@@ -104,7 +103,7 @@ def bench(
             prompts = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), **chosen)
         else:
             prompts = load_suite(suite, data=data, **chosen)
-        entrants, drafts = _entrants(contenders, peer or [])
+        entrants, drafts = field_of(contenders, peer or [])
         limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
         results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet)
     _show(results, report, spec_bench_out, json_)
@@ -118,6 +117,7 @@ def _contenders(
     Every profile brings its own. A policy given by itself takes the place of the first profile's own at the draft that
     the target verifies; what drafts below stays.
     """
+    from specctl.benchmark.entrants import model_keys
     from specctl.profile import parse_policy, resolve
     from specctl.profile.schema import PolicyTable
 
@@ -142,74 +142,13 @@ def _contenders(
     if given:
         beside = own if len(resolved) > 1 else []
         return first, [*beside, *(with_policy(draft, policy) for policy in given)]
-    if len(resolved) > 1 and any(_models(table) != _models(draft) for table in own):
+    if len(resolved) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
         return first, own  # the profiles are the field themselves
     if draft.draft is None:
         return first, [*own, *(with_policy(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
     # Whether a third model pays is to be seen against each of the drafts by itself.
     alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
     return first, [*own, *(with_policy(level, PolicyTable(name="constant")) for level in alone)]
-
-
-def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple[list["Entrant"], list["ModelTable"]]:
-    """The baseline, then every contender once, then the peers; with the draft models to load for them."""
-    from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
-
-    working = [table for contender in contenders if (table := contender.at_work()) is not None]
-    drafts: dict[str, ModelTable] = {}
-    for table in working:
-        for level in table.levels:
-            drafts.setdefault(_model_key(level), level)
-    places = {key: place for place, key in enumerate(drafts)}
-    chains = {tuple(_models(table)) for table in working if table.draft is not None}
-    found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
-    for table in working:
-        labels, levels_of_it = [], []
-        for level in table.levels:
-            label, settings = _described(level.policy)
-            once = level.pre_verify == "once"
-            labels.append(label + "(once)" * once)
-            levels_of_it.append(Level(places[_model_key(level)], level.policy.name, settings, once))
-        used = [level.draft for level in levels_of_it]
-        # A model goes without saying where there is no other to take, or all take part in one and the same order.
-        if len(used) != len(drafts) or len(chains) > 1:
-            labels = [f"{label}@{short_name(level.model)}" for label, level in zip(labels, table.levels, strict=True)]
-        label = " < ".join(labels)
-        top = levels_of_it[0]
-        entrant = Entrant(label, "policy", top.policy, top.settings, () if used == [0] else tuple(levels_of_it))
-        found.setdefault(label, entrant)
-    if peers:
-        from specctl.benchmark.peers import SETTINGS
-
-        for peer in peers:
-            if peer not in SETTINGS:
-                raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
-            found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
-    return list(found.values()), list(drafts.values())
-
-
-def _described(table: "PolicyTable") -> tuple[str, dict[str, Any]]:
-    """A policy's name with the settings that are not its defaults, and all its settings."""
-    policy = table.build()
-    settings: dict[str, Any] = {}
-    changed = []
-    for field in fields(policy):  # type: ignore[arg-type]
-        if field.init:
-            settings[field.name] = getattr(policy, field.name)
-            if settings[field.name] != field.default:
-                changed.append(f"{field.name}={settings[field.name]}")
-    return f"{table.name}:{','.join(changed)}" if changed else table.name, settings
-
-
-def _models(table: "DraftTable") -> list[str]:
-    return [_model_key(level) for level in table.levels]
-
-
-def _model_key(table: "ModelTable") -> str:
-    """What tells one loaded model from another."""
-    from specctl.profile.schema import ModelTable
-
-    return table.model_dump_json(include=set(ModelTable.model_fields))
 
 
 def _lengths(text: str | None) -> list[int]:
