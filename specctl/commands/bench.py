@@ -25,13 +25,12 @@ from specctl.commands.options import (
     warn,
 )
 from specctl.errors import UsageError
-from specctl.profile.wording import did_you_mean
 
 if TYPE_CHECKING:
     from specctl.benchmark.results import Entrant, Header, RunSet
     from specctl.benchmark.suites import Suite
     from specctl.profile import Profile
-    from specctl.profile.schema import DraftTable, ModelTable
+    from specctl.profile.schema import DraftTable
 
 
 def bench(
@@ -99,8 +98,10 @@ def bench(
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
         flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
         pair_profile, contenders = _contenders(profile or [None], policy or [], set_ or [], flags)
+        from specctl.benchmark.entrants import field_of
+
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, pair_profile.sampling.seed)
-        entrants, drafts = _entrants(contenders, peer or [])
+        entrants, drafts = field_of(contenders, peer or [])
         limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
         results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet, force)
     _show(results, report, spec_bench_out, json_)
@@ -114,6 +115,7 @@ def _contenders(
     Every profile brings its own. A policy given by itself takes the place of the first profile's own at the draft that
     the target verifies; what drafts below stays.
     """
+    from specctl.benchmark.entrants import model_keys
     from specctl.profile import parse_policy, resolve
     from specctl.profile.schema import PolicyTable
 
@@ -138,81 +140,13 @@ def _contenders(
     if given:
         beside = own if len(resolved) > 1 else []
         return first, [*beside, *(with_policy(draft, policy) for policy in given)]
-    if len(resolved) > 1 and any(_models(table) != _models(draft) for table in own):
+    if len(resolved) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
         return first, own  # the profiles are the field themselves
     if draft.draft is None:
         return first, [*own, *(with_policy(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
     # Whether a third model pays is to be seen against each of the drafts by itself.
     alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
     return first, [*own, *(with_policy(level, PolicyTable(name="constant")) for level in alone)]
-
-
-def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple[list["Entrant"], list["DraftTable"]]:
-    """The baseline, then every contender once, then the peers; with the draft models to load for them."""
-    from specctl.benchmark.entrants import policy_entrant
-    from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
-
-    working = [table for contender in contenders if (table := contender.at_work()) is not None]
-    drafts = _drafts(working)
-    places = {key: place for place, key in enumerate(drafts)}
-    chains = {tuple(_models(table)) for table in working if table.draft is not None}
-    found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
-    for table in working:
-        labels, levels_of_it = [], []
-        for level in table.levels:
-            stopped = policy_entrant({"name": level.policy.name, **level.policy.settings()})
-            once = level.pre_verify == "once"
-            labels.append(stopped.label + "(once)" * once)
-            levels_of_it.append(Level(places[_model_key(level)], stopped.name, stopped.settings, once))
-        used = [level.draft for level in levels_of_it]
-        # A model goes without saying where there is no other to take, or all take part in one and the same order.
-        if len(used) != len(drafts) or len(chains) > 1:
-            labels = [f"{label}@{short_name(level.model)}" for label, level in zip(labels, table.levels, strict=True)]
-        label = " < ".join(labels)
-        top = levels_of_it[0]
-        entrant = Entrant(label, "policy", top.policy, top.settings, () if used == [0] else tuple(levels_of_it))
-        found.setdefault(label, entrant)
-    if peers:
-        from specctl.benchmark.peers import SETTINGS
-
-        for peer in peers:
-            if peer not in SETTINGS:
-                raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
-            found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
-    return list(found.values()), list(drafts.values())
-
-
-def _drafts(tables: Iterable["DraftTable"]) -> dict[str, "DraftTable"]:
-    """The models of all levels, each with its head where one of the policies reads what that foretells."""
-    drafts: dict[str, DraftTable] = {}
-    heads: dict[str, set[str]] = {}
-    judging: dict[str, str] = {}
-    for table in tables:
-        for level in table.levels:
-            key = _model_key(level)
-            drafts.setdefault(key, level.model_copy(update={"head": None}))
-            heads.setdefault(key, set()).update({level.head} if level.head is not None else ())
-            if "accept_prob" in level.policy.build().signals:
-                judging[key] = level.policy.name
-    for key, name in judging.items():
-        known = sorted(heads[key])
-        if not known:
-            raise UsageError(f"{name} needs a head that foretells acceptance", "name it with --set draft.head=PATH")
-        if len(known) > 1:
-            raise UsageError(f"the profiles name different heads ({', '.join(known)})", "benchmark one head at a time")
-        drafts[key] = drafts[key].model_copy(update={"head": known[0]})
-    return drafts
-
-
-def _models(table: "DraftTable") -> list[str]:
-    return [_model_key(level) for level in table.levels]
-
-
-def _model_key(table: "ModelTable") -> str:
-    """What tells one loaded model from another."""
-    from specctl.profile.schema import ModelTable
-
-    return table.model_dump_json(include=set(ModelTable.model_fields))
 
 
 def _lengths(text: str | None) -> list[int]:
