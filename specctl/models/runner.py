@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from specctl.models.cache import empty_cache
+from specctl.models.masks import MaskMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class EagerRunner:
         self._window = min(
             filter(None, (getattr(layer, "sliding_window", 0) for layer in self._cache.layers)), default=0
         )
+        self._masks = MaskMaker(model)
         self._floor = 0  # sliding-window layers cannot go back behind it any more
         self.length = 0
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
@@ -74,12 +76,15 @@ class EagerRunner:
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         ids = torch.tensor([tokens], device=self.device)  # (1, T)
+        more: dict[str, Any] = self._masks.arguments(self.length, len(tokens))
+        if hidden:
+            more["output_hidden_states"] = True
         output = self._model(
             input_ids=ids,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=max(keep, 1),  # 0 would mean all of them
-            output_hidden_states=hidden,
+            **more,
         )
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
