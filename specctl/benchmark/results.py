@@ -164,6 +164,7 @@ class Header:
         suite: name, sha256 of the prompts and their number.
         sampling: the sampling table in force.
         oracle: whether `RunSet.oracle` was asked for.
+        engines: how each model's passes run, by its key in the profile.
     """
 
     created: str
@@ -178,6 +179,7 @@ class Header:
     lengths: list[int]
     oracle: bool = False
     schema_version: int = SCHEMA_VERSION
+    engines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -195,7 +195,8 @@ def generate(
         if finished is not None and trace not in (None, "-"):
             drop_unfinished(Path(str(trace)), finished)
         text = streaming.read_prompt() if prompt == "-" else prompt or ""
-        answerer = _load(resolved, console, quiet=quiet, traced=traced is not None)
+        expected = (streaming.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
+        answerer = _load(resolved, console, quiet=quiet, traced=traced is not None, expected_tokens=expected)
         if not resume:
             for stream in filter(None, (sink, traced)):
                 streaming.start_over(stream)
@@ -217,19 +218,26 @@ def generate(
         streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
 
 
-def _load(profile: "Profile", console: "Console", *, quiet: bool, traced: bool) -> "Answerer":
+def _load(profile: "Profile", console: "Console", *, quiet: bool, traced: bool, expected_tokens: int) -> "Answerer":
     """Load the profile's models, saying so on a terminal; torch is imported here and not before."""
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import loading, note
 
     with loading(console, "starting") if not quiet else nullcontext(lambda _: None) as progress:
         from specctl.decoding.answers import Answerer
         from specctl.decoding.prompts import PromptFormat
-        from specctl.decoding.session import READABLE, Session, build_drafter
+        from specctl.decoding.session import READABLE, Session, build_drafter, warm_up
+        from specctl.models.engines import EngineSettings
         from specctl.models.pair import load_pair
 
         policy = profile.draft.policy.build() if profile.draft is not None else None
         drafting = policy is not None and policy.draft_limit() > 0
-        pair = load_pair(profile, with_drafts=drafting, progress=lambda what: progress(f"loading {what}"))
+        say = (lambda _: None) if quiet else (lambda text: note(console, text))
+        engines = EngineSettings.of(profile, expected_tokens, say, progress)
+        pair = load_pair(
+            profile, with_drafts=drafting, progress=lambda what: progress(f"loading {what}"), engines=engines
+        )
+        if pair.preparing_seconds is not None:
+            warm_up(pair, profile.sampling)
         drafter = build_drafter(pair, policy, READABLE if traced else frozenset()) if policy is not None else None
     prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)

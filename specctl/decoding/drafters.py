@@ -6,8 +6,9 @@ from typing import Protocol
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.models.runner import Runner
+from specctl.decoding.reading import SIGNALS, numbers, reader
+from specctl.decoding.sampling import Sampling, arrivals, sibling
+from specctl.models.runner import FusedRunner, Runner
 from specctl.policies import Signal, StoppingPolicy
 from specctl.records import DraftStep, Round, StopReason
 
@@ -69,12 +70,16 @@ class ModelDrafter:
         self.policy = policy
         self._signals = policy.signals | record
         self._sampling = Sampling()
+        self._fused = runner if isinstance(runner, FusedRunner) else None
+        self._reader = reader(self._sampling, self._signals)
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
+        # Fused, all signals cost little, and one reader means one pass to compile or capture, whatever the policy.
+        self._reader = reader(sampling, self._signals if self._fused is None else frozenset(SIGNALS))
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
 
@@ -91,8 +96,7 @@ class ModelDrafter:
         self._start = len(sequence)
         pending = sequence[self.runner.length :]
         while len(steps) < min(limit, budget):
-            logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
-            step, probs = self._step(logits, len(steps) + 1)
+            step, probs = self._step(pending, len(steps) + 1)
             steps.append(step)
             if probs is not None:
                 rows.append(probs)
@@ -111,28 +115,23 @@ class ModelDrafter:
             pending = [step.token]
         return Draft([step.token for step in steps], torch.stack(rows) if rows else None, tuple(steps), stop, threshold)
 
-    def _step(self, logits: torch.Tensor, index: int) -> tuple[DraftStep, torch.Tensor | None]:
-        """Draw one token and read it, with the signals wanted, in a single transfer."""
-        probs: torch.Tensor | None = None
-        if self._sampling.greedy:
-            token = logits.argmax(-1)
+    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
+        """Draw one token after ``pending`` and read it, with the signals wanted, in a single transfer."""
+        if self._fused is not None and len(pending) == 1:
+            noise = self._noise(self._fused.vocabulary)
+            values, probs = self._fused.read(pending[0], self._reader, noise)
+            token, *signals = values.tolist()
         else:
-            probs = self._sampling.probs(logits)
-            token = draw(probs, self._generator)
-        if not self._signals:
-            return DraftStep(index, int(token)), probs
-        raw = probs if probs is not None and self._sampling.plain else logits.float().softmax(-1)  # (V,)
-        found = [token]
-        if "entropy" in self._signals:
-            found.append(torch.special.entr(raw).sum())
-        if "top_prob" in self._signals:
-            found.append(raw.amax())
-        if "token_prob" in self._signals:
-            found.append(raw.gather(0, token[None])[0])
-        # float64 holds ids and probabilities alike
-        values = torch.stack([value.double() for value in found]).tolist()
-        names = [name for name in ("entropy", "top_prob", "token_prob") if name in self._signals]
-        return DraftStep(index, int(values[0]), **dict(zip(names, values[1:], strict=True))), probs
+            logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
+            found, probs = self._reader(logits, self._noise(len(logits)))
+            token, *signals = numbers(found)
+        known = zip(self._reader.names(), signals, strict=True)
+        return DraftStep(index, int(token), **{name: value for name, value in known if name in self._signals}), probs
+
+    def _noise(self, vocabulary: int) -> torch.Tensor | None:
+        if self._sampling.greedy:
+            return None
+        return arrivals(vocabulary, self.runner.device, self._generator)  # (V,)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

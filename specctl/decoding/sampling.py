@@ -53,11 +53,17 @@ class Sampling:
 
 
 def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (V,) -> ()
-    """One index with probability proportional to its weight, without waiting for the device.
+    """One index with probability proportional to its weight, without waiting for the device."""
+    return race(weights, arrivals(len(weights), weights.device, generator))
 
-    An exponential race: the first of V arrivals at rates ``weights`` is index i with probability w_i / sum(w).
-    """
-    arrivals = torch.empty_like(weights).exponential_(generator=generator).clamp_min_(TINY)
+
+def arrivals(count: int, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:  # (count,)
+    """Standard exponential variates: all the randomness of a `race`."""
+    return torch.empty(count, device=device).exponential_(generator=generator).clamp_min_(TINY)
+
+
+def race(weights: torch.Tensor, arrivals: torch.Tensor) -> torch.Tensor:  # (V,), (V,) -> ()
+    """The first of V arrivals at rates ``weights``, which is index i with probability w_i / sum(w)."""
     return (weights / arrivals).argmax(-1)
 
 

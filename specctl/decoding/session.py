@@ -9,7 +9,7 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import special_ids
 from specctl.models.pair import Pair
-from specctl.policies import Signal, StoppingPolicy
+from specctl.policies import POLICIES, Signal, StoppingPolicy
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
 
@@ -21,6 +21,25 @@ def build_drafter(pair: Pair, policy: StoppingPolicy, record: Set[Signal] = froz
     if not pair.drafts or policy.draft_limit() == 0:
         return None
     return ModelDrafter(pair.drafts[0], policy, record)
+
+
+def warm_up(pair: Pair, settings: SamplingTable) -> None:
+    """Run each kind of pass once, so that what is compiled or captured at first use is no request's loss."""
+    few = [token for token in range(64) if token not in pair.eos][:4]
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    with torch.inference_mode():
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+            runner.extend(few, keep=0)  # makes the buffers
+        for verifier in (pair.target, *pair.drafts[:-1]):
+            verifier.extend(few[:1], keep=1)
+            verifier.extend(few[:2], keep=2)
+        if pair.drafts:
+            innermost = ModelDrafter(pair.drafts[-1], POLICIES["constant"]())
+            innermost.begin(sampling, frozenset(), torch.Generator(pair.target.device))
+            innermost.draft([*few, *few[:2]], budget=2)
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
 
 
 class Session:

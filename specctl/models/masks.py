@@ -8,7 +8,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 WIDEST = 64
-"""Tokens in a pass that gets a ready-made mask; a longer one is a prompt's, where a kernel's own causal mask is best."""
+"""Most tokens in a pass that gets a ready-made mask; longer are prompts, where a kernel's own causal mask is best."""
 
 
 def attends_to_everything(model: PreTrainedModel) -> bool:

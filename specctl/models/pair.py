@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specctl.errors import RecordError
+from specctl.models.engines import EngineSettings, build_runner, fixed_width, preparing_seconds
 from specctl.models.loading import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
-from specctl.models.runner import EagerRunner, Runner
+from specctl.models.runner import Runner
 from specctl.models.vocabulary import check_vocabulary
 from specctl.profile.schema import Profile
 
@@ -32,6 +33,14 @@ class Pair:
     context: int
     models: tuple[PreTrainedModel, ...]
 
+    @property
+    def preparing_seconds(self) -> float | None:
+        """Wall time its runners have spent on compiling or capturing; None where none of them does."""
+        spent = [
+            seconds for runner in (self.target, *self.drafts) if (seconds := preparing_seconds(runner)) is not None
+        ]
+        return sum(spent) if spent else None
+
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; raises RecordError where none can."""
         room = self.context - len(prompt)
@@ -40,11 +49,24 @@ class Pair:
         return room
 
 
-def load_pair(profile: Profile, *, with_drafts: bool = True, progress: Callable[[str], None] = lambda _: None) -> Pair:
-    """Load every model of a profile; ``progress`` hears what is being loaded.
+def load_pair(
+    profile: Profile,
+    *,
+    with_drafts: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+    engines: EngineSettings | None = None,
+) -> Pair:
+    """Load every model of a profile.
+
+    Args:
+        profile: names them.
+        with_drafts: whether the drafts are wanted too.
+        progress: hears what is being loaded.
+        engines: how passes are to run; without it, as the profile says.
 
     Raises:
-        ModelError: a model cannot be loaded, does not fit, or its tokenizer is not the target's.
+        ModelError: a model cannot be loaded, does not fit, its tokenizer is not the target's, or it cannot be run as
+            asked.
     """
     tables = model_tables(profile) if with_drafts else [("target", profile.target)]
     loaded: dict[str, LoadedModel] = {}
@@ -57,7 +79,10 @@ def load_pair(profile: Profile, *, with_drafts: bool = True, progress: Callable[
     for role, table in tables[:-1]:
         check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, loaded[role].vocabulary)
     models = [target, *reversed(loaded.values())]
-    runners = [EagerRunner(model.model, vocabulary) for model in models]
+    settings = engines or EngineSettings.of(profile)
+    runners = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
+    if settings.deterministic:
+        runners[0] = fixed_width(runners[0], target.model)
     return Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),

@@ -1,8 +1,8 @@
 """One causal language model and its KV cache, for one sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
@@ -22,6 +22,11 @@ class Forward:
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
+
+
+LogitReader = Callable[[torch.Tensor, torch.Tensor | None], tuple[list[torch.Tensor], torch.Tensor | None]]
+"""Scalars ``()`` read off a row of logits ``(V,)``, given a draw's randomness ``(V,)`` or None; and the distribution
+``(V,)`` they came from, if it is wanted later. Pure and hashable."""
 
 
 class Runner(Protocol):
@@ -50,6 +55,43 @@ class Runner(Protocol):
 
         A cache that cannot go back that far may forget more: what counts is ``length`` afterwards.
         """
+
+
+@runtime_checkable
+class FusedRunner(Runner, Protocol):
+    """A `Runner` that can read the logits of a single token in the pass that makes them.
+
+    Attributes:
+        vocabulary: V, the length of a row of logits.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def read(
+        self, token: int, reader: LogitReader, arrivals: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Extend by one token and read its logits; the reader's scalars as one float64 tensor, and its distribution."""
+
+
+@runtime_checkable
+class PreparedRunner(Protocol):
+    """A runner whose first pass of each kind may take long, being compiled or captured.
+
+    Attributes:
+        engine: its name in reports.
+        prepares: whether that is so.
+        preparing_seconds: wall time it has taken so far.
+    """
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def prepares(self) -> bool: ...
+
+    @property
+    def preparing_seconds(self) -> float: ...
 
 
 class EagerRunner:
