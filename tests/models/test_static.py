@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import FAMILIES, random_model, seeded
+from toys import FAMILIES, Replays, random_model, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -22,25 +22,6 @@ from specctl.models.static import PIECE, StaticRunner, obstacle
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(9)).tolist()
 PLAIN = ("llama", "qwen3", "gpt-neox")
-
-
-class Replays:
-    """Captures nothing: a replay is the pass itself, on the same tensors, its results copied into the same places."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-
-    def __call__(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        self.captured += 1
-        results = step()
-
-        def replay() -> Any:
-            for place, value in zip(results, step(), strict=True):
-                if place is not None:
-                    place.copy_(value)
-            return results
-
-        return replay
 
 
 ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
