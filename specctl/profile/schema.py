@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from specctl.errors import ProfileError
 from specctl.models.embedded import model_path
@@ -123,8 +123,9 @@ class Profile(Table):
     prompt: PromptTable = PromptTable()
     provenance: dict[str, Any] | None = None
 
-    @model_validator(mode="after")
-    def _compiled_engine(self) -> "Profile":
-        if self.compile is True and self.engine == "eager":
-            raise ValueError('compile = true needs engine = "static", "graph" or "auto": eager passes are not compiled')
-        return self
+    @field_validator("compile")
+    @classmethod
+    def _compiled_engine(cls, compile: bool | str, info: ValidationInfo) -> bool | str:  # noqa: A002 - the key's name
+        if compile is True and info.data.get("engine") == "eager":
+            raise ValueError('needs engine = "static", "graph" or "auto"; eager passes are not compiled')
+        return compile

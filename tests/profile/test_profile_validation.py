@@ -135,3 +135,30 @@ def test_an_unknown_profile_suggests_a_known_one(tmp_path, monkeypatch):
         resolve("embeded", environ={"XDG_CONFIG_HOME": str(tmp_path)})
     with pytest.raises(ProfileError, match=r"no profile file nowhere/x\.toml"):
         resolve("nowhere/x.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["engine=grpah"], "engine: \"grpah\" must be 'auto', 'eager', 'static' or 'graph'; did you mean 'graph'?"),
+        (["compile=maybe"], "compile: \"maybe\" must be a boolean or 'auto'"),
+        (["deterministic=1"], "deterministic: 1 must be a boolean"),
+        (
+            ["engine=eager", "compile=true"],
+            'compile: true needs engine = "static", "graph" or "auto"; eager passes are not compiled',
+        ),
+    ],
+)
+def test_how_passes_run(mistakes, changes, message):
+    (line,) = mistakes(overrides=changes)
+    assert line == f"--set: {message}"
+
+
+def test_how_passes_run_is_known_with_its_origin():
+    found = resolve("embedded", overrides=["engine=static"], environ={"SPECCTL_DETERMINISTIC": "true"})
+    assert (found.profile.engine, found.profile.compile, found.profile.deterministic) == ("static", "auto", True)
+    assert [found.origins[key] for key in ("engine", "compile", "deterministic")] == [
+        "--set",
+        "default",
+        "environment SPECCTL_DETERMINISTIC",
+    ]
