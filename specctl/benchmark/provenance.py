@@ -42,6 +42,7 @@ def describe(
         lengths=list(lengths),
         oracle=oracle,
         engines={key: engine_name(runner) for key, runner in runners.items()},
+        synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
     )
 
 

@@ -165,6 +165,7 @@ class Header:
         sampling: the sampling table in force.
         oracle: whether `RunSet.oracle` was asked for.
         engines: how each model's passes run, by its key in the profile.
+        synthetic: whether the weights are random, made to a shape for the sake of speed.
     """
 
     created: str
@@ -180,6 +181,7 @@ class Header:
     oracle: bool = False
     schema_version: int = SCHEMA_VERSION
     engines: dict[str, str] = field(default_factory=dict)
+    synthetic: bool = False
 
 
 @dataclass(slots=True)
