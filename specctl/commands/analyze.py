@@ -134,16 +134,18 @@ def _read(profile: "Profile", suite: "Suite", quiet: bool) -> tuple["Readings | 
         TimeRemainingColumn,
     )
 
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import loading, note
 
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
         from specctl.benchmark.provenance import describe
         from specctl.benchmark.teacher_forcing import ReadingRun
         from specctl.decoding.prompts import PromptFormat
+        from specctl.models.engines import EngineSettings
         from specctl.models.pair import load_pair
 
-        pair = load_pair(profile, progress=lambda what: say(f"loading {what}"))
+        engines = EngineSettings.of(profile, notice=lambda text: note(console, text), progress=say)
+        pair = load_pair(profile, progress=lambda what: say(f"loading {what}"), engines=engines)
         header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
     run = ReadingRun(pair, profile.sampling, PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system))
     columns = TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()

@@ -77,13 +77,25 @@ class Compiler:
                 fast = _torch_compile(step)
                 fast(*given)
         except Exception as error:  # whatever it trips over, the pass itself is sound
-            self._failed = True
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            self._notice(f"{self.name} runs uncompiled: torch.compile failed ({type(error).__name__}: {reason[:200]})")
+            self._give_up(error)
             return step
         finally:
             self.seconds += perf_counter() - began
-        return fast
+
+        def fast_or_plain(*given: torch.Tensor | None) -> Any:
+            if not self._failed:
+                try:
+                    return fast(*given)
+                except torch._dynamo.exc.TorchDynamoException as error:  # a size that it would compile for once more
+                    self._give_up(error)
+            return step(*given)
+
+        return fast_or_plain
+
+    def _give_up(self, error: Exception) -> None:
+        self._failed = True
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        self._notice(f"{self.name} runs uncompiled: torch.compile failed ({type(error).__name__}: {reason[:200]})")
 
 
 def _torch_compile(step: Pass) -> Pass:

@@ -136,7 +136,8 @@ class StaticRunner:
     ) -> Any:
         given = (ids, positions, places, arrivals)
         kind = replace(kind, width=1 if kind.width == 1 else 0)
-        if self._compiler is None or not self._layers[0].is_initialized:
+        # Sizes of 1 would be compiled for by themselves: a sequence's first token is not worth it.
+        if self._compiler is None or not self._layers[0].is_initialized or len(places) == 1:
             return self._pass(kind)(*given)
         step = self._compiled.get(kind)
         if step is None:
