@@ -209,6 +209,8 @@ class Header:
         sampling: the sampling table in force.
         oracle: whether `RunSet.oracle` was asked for.
         drafts: the loaded draft models by name, where there are several.
+        engines: how each model's passes run, by its key in the profile.
+        synthetic: whether the weights are random, made to a shape for the sake of speed.
     """
 
     created: str
@@ -224,6 +226,8 @@ class Header:
     oracle: bool = False
     schema_version: int = SCHEMA_VERSION
     drafts: list[str] = field(default_factory=list)
+    engines: dict[str, str] = field(default_factory=dict)
+    synthetic: bool = False
 
     def entrant(self, label: str) -> Entrant:
         return next(entrant for entrant in self.entrants if entrant.label == label)

@@ -120,6 +120,8 @@ def _speed(whole: Digest) -> Table:
         "by all seconds (totals), and the mean of each prompt's own ratio. Differ: runs whose greedy tokens are not "
         "those of none."
     )
+    if whole.results.header.synthetic:
+        note = f"SYNTHETIC pair: random weights, the agreement of target and draft set by hand. {note}"
     expected, done = whole.expected_runs, len(whole.results.runs)
     if expected is not None and done < expected:
         note += f" Unfinished: {done} of {expected} runs."

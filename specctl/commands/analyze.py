@@ -124,13 +124,14 @@ def _read(
     """Run the prompts; gives what was read, where it comes from, and the prompts that failed with their reasons."""
     from rich.console import Console
 
-    from specctl.terminal.loading import counting, loading
+    from specctl.terminal.loading import counting, loading, note
 
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
         from specctl.benchmark.provenance import describe
         from specctl.benchmark.teacher_forcing import ReadingRun
         from specctl.decoding.prompts import PromptFormat
+        from specctl.models.engines import EngineSettings
         from specctl.models.pair import load_pair
 
         # In a hierarchy too it is the draft the target verifies that is looked at.
@@ -139,6 +140,7 @@ def _read(
             profile,
             drafts=drafts,
             on_foreign_head=warn if force else None,
+            engines=EngineSettings.of(profile, notice=lambda text: note(console, text), progress=say),
             progress=lambda what: say(f"loading {what}"),
         )
         header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)

@@ -178,21 +178,27 @@ def _run(
     from specctl.commands.streaming import open_output
     from specctl.jsonl import drop_torn_line, write_line
     from specctl.terminal.bench import BenchProgress
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import loading, note
 
     if oracle and profile.sampling.temperature:
         raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
         from specctl.benchmark.provenance import describe
+        from specctl.decoding.session import warm_up
+        from specctl.models.engines import EngineSettings
         from specctl.models.pair import load_pair
 
+        expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
         pair = load_pair(
             profile,
             drafts=drafts,
             on_foreign_head=warn if force else None,
+            engines=EngineSettings.of(profile, expected, lambda text: note(console, text), say),
             progress=lambda what: say(f"loading {what}"),
         )
+        if pair.preparing_seconds is not None:
+            warm_up(pair, profile.sampling)
         names = [draft.model for draft in drafts] if len(drafts) > 1 else []
         header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)
@@ -222,6 +228,8 @@ def _run(
         with BenchProgress(console, [e.label for e in entrants], total, results.runs, greedy) as progress:
             for run in benchmark.run(before=progress.start):
                 progress.add(run)
+    if (seconds := pair.preparing_seconds) is not None:
+        note(console, f"compiling and capturing took {seconds:.1f} s, which no figure contains")
     return results
 
 

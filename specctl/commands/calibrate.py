@@ -91,7 +91,7 @@ def calibrate(
     from specctl.calibration.traces import read_traces
     from specctl.jsonl import SIGNALS
     from specctl.profile import resolve
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import loading, note
 
     if trace is not None and save_trace is not None:
         raise UsageError("--trace reads what --save-trace writes", "give one of them")
@@ -122,9 +122,18 @@ def calibrate(
     pair: Pair | None = None
     if kept is None or verify:
         with loading(console, "starting") as say:
+            from specctl.decoding.session import warm_up
+            from specctl.models.engines import EngineSettings
             from specctl.models.pair import load_pair
 
-            pair = load_pair(own, on_foreign_head=warn if force else None, progress=lambda what: say(f"loading {what}"))
+            pair = load_pair(
+                own,
+                on_foreign_head=warn if force else None,
+                engines=EngineSettings.of(own, notice=lambda text: note(console, text), progress=say),
+                progress=lambda what: say(f"loading {what}"),
+            )
+            if pair.preparing_seconds is not None:
+                warm_up(pair, own.sampling)
     traces = kept
     if traces is None:
         assert pair is not None

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.decoding.signals import read_signals
+from specctl.decoding.reading import numbers, reader
+from specctl.decoding.sampling import Sampling, arrivals, sibling
 from specctl.models.acceptance_head import SIGNALS
-from specctl.models.runner import Forward, Runner
+from specctl.models.runner import FusedRunner, Runner
 from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round, StopReason
 
@@ -93,16 +93,20 @@ class ModelDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
-        reads_signals = self._head is not None and self._head.reads_signals
-        self._computed = self._signals.union(SIGNALS) if reads_signals else self._signals
         self._drawn_with = torch.empty(0)  # (3,) SIGNALS of the last token drafted
+        self._fused = runner if isinstance(runner, FusedRunner) else None
+        # Fused, all signals cost little, and one reader means one pass to compile or capture, whatever the policy.
+        every = self._fused is not None or (self._head is not None and self._head.reads_signals)
+        self._read = frozenset(SIGNALS) if every else self._signals
         self._sampling = Sampling()
+        self._reader = reader(self._sampling, self._read)
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
+        self._reader = reader(sampling, self._read)
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
 
@@ -118,9 +122,7 @@ class ModelDrafter:
 
         def propose(index: int) -> DraftStep:
             nonlocal pending
-            # On a round's first step nothing drafted has been fed yet that a head could judge.
-            forward = self.runner.extend(pending, keep=1, hidden=self._head is not None and index > 1)
-            step, probs = self._step(forward, index)
+            step, probs = self._step(pending, index)
             if probs is not None:
                 rows.append(probs)
             pending = [step.token]
@@ -130,31 +132,36 @@ class ModelDrafter:
         probs = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
         return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold)
 
-    def _step(self, forward: Forward, index: int) -> tuple[DraftStep, torch.Tensor | None]:
-        """Draw one token and read it, with the signals wanted, in a single transfer."""
-        logits = forward.logits[0]  # (V,)
-        probs: torch.Tensor | None = None
-        if self._sampling.greedy:
-            token = logits.argmax(-1)
+    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
+        """Draw one token after ``pending`` and read it, with the signals wanted, in a single transfer."""
+        names: list[Signal] = self._reader.names()
+        if self._fused is not None and self._head is None and len(pending) == 1:
+            values, probs = self._fused.read(pending[0], self._reader, self._noise(self._fused.vocabulary))
+            token, *signals = values.tolist()
         else:
-            probs = self._sampling.probs(logits)
-            token = draw(probs, self._generator)
-        if not self._signals:
-            return DraftStep(index, int(token)), probs
-        found = read_signals(logits, token, self._computed, probs, self._sampling)
-        read = {name: signal for name, signal in found.items() if name in self._signals}
-        if self._head is not None and index > 1:
-            assert forward.hidden is not None
-            # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            read["accept_prob"] = self._head.accept_prob(forward.hidden[0], self._drawn_with)
-        if self._head is not None and self._head.reads_signals:
-            self._drawn_with = torch.stack(list(found.values()))
-        # float64 holds ids and probabilities alike
-        drawn, *values = torch.stack([token.double(), *(signal.double() for signal in read.values())]).tolist()
-        signals = dict(zip(read, values, strict=True))
+            # On a round's first step nothing drafted has been fed yet that a head could judge.
+            judging = self._head is not None and index > 1
+            forward = self.runner.extend(pending, keep=1, hidden=judging)
+            logits = forward.logits[0]  # (V,)
+            found, probs = self._reader(logits, self._noise(len(logits)))
+            own = found[1:]
+            if self._head is not None and forward.hidden is not None:
+                # The hidden state belongs to the token drawn one step ago, and so must the signals.
+                found = [*found, self._head.accept_prob(forward.hidden[0], self._drawn_with)]
+                names.append("accept_prob")
+            if self._head is not None and self._head.reads_signals:
+                self._drawn_with = torch.stack(own)
+            token, *signals = numbers(found)
+        known = dict(zip(names, signals, strict=True))
         if self._head is not None:
-            signals.setdefault("accept_prob", 1.0)
-        return DraftStep(index, int(drawn), **signals), probs
+            known.setdefault("accept_prob", 1.0)
+        wanted = {str(name): value for name, value in known.items() if name in self._signals}
+        return DraftStep(index, int(token), **wanted), probs
+
+    def _noise(self, vocabulary: int) -> torch.Tensor | None:
+        if self._sampling.greedy:
+            return None
+        return arrivals((vocabulary,), self.runner.device, self._generator)  # (V,)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

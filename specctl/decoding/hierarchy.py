@@ -174,7 +174,7 @@ class PreVerifiedDrafter:
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]
     ) -> dict[Signal, torch.Tensor]:  # (n,) each
         reads_signals = self._head is not None and self._head.reads_signals
-        wanted = self._signals.union(SIGNALS) if reads_signals else self._signals
+        wanted = self._signals.union(SIGNALS) if reads_signals else self._signals - {"accept_prob"}
         logits, count = forward.logits, len(tokens)
         chosen = torch.tensor(tokens, device=logits.device)
         rows = read_signals(logits[:count], chosen, wanted, None if probs is None else probs[:count], self._sampling)

@@ -14,7 +14,7 @@ from specctl.errors import ProfileError
 from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
 from specctl.models.pair import Pair
 from specctl.models.runner import Runner
-from specctl.policies import Signal, StoppingPolicy
+from specctl.policies import POLICIES, Signal, StoppingPolicy
 from specctl.profile.schema import DraftTable, SamplingTable
 from specctl.records import Completion, Round
 
@@ -82,6 +82,30 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
     if inner is None:
         return ModelDrafter(top.runner, top.policy, record, top.head)
     return PreVerifiedDrafter(inner, top.runner, top.policy, once=top.once, record=record, head=top.head)
+
+
+def warm_up(pair: Pair, settings: SamplingTable) -> None:
+    """Run each kind of pass once, so that what is compiled or captured at first use is no request's loss."""
+    few = [token for token in range(64) if token not in pair.eos][:4]
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    with torch.inference_mode():
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+            runner.extend(few, keep=0)  # makes the buffers
+            runner.extend(few[:1], keep=1)
+            runner.extend(few[:2], keep=2)
+        # Any draft may be the lowest, and one with a head may do without it.
+        for runner, head in zip(pair.drafts, pair.heads, strict=True):
+            for judging in (False, True) if head is not None else (False,):
+                runner.rollback(len(few))
+                record = frozenset[Signal]({"accept_prob"} if judging else ())
+                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head)
+                drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
+                drafter.draft([*few, *few[:2]], budget=2)
+                if judging:
+                    runner.extend(few[:2], keep=2, hidden=True)
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
 
 
 class Session:

@@ -21,14 +21,14 @@ def read_signals(
     Args:
         logits: ``(..., V)``, raw.
         tokens: ``(...)`` int64.
-        wanted: which of `SIGNALS`; others are left out of account.
+        wanted: which of `SIGNALS`.
         probs: ``(..., V)`` float32, what ``sampling`` makes of the logits; spares the softmax where that is it.
 
     Returns:
         ``(...)`` float32 of each signal wanted, in the order of `SIGNALS`.
     """
     found: dict[Signal, torch.Tensor] = {}
-    if wanted.isdisjoint(SIGNALS):
+    if not wanted:
         return found
     plain = probs is not None and sampling is not None and sampling.plain
     raw = probs if probs is not None and plain else logits.float().softmax(-1)  # (..., V)

@@ -8,9 +8,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specctl.errors import ModelError, RecordError
 from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.checkpoint import locate
+from specctl.models.engines import EngineSettings, build_runner, fixed_width, preparing_seconds
 from specctl.models.head_checkpoint import locate_head, mismatch
 from specctl.models.loading import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
-from specctl.models.runner import EagerRunner, Runner
+from specctl.models.runner import Runner
 from specctl.models.vocabulary import check_vocabulary
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -43,6 +44,14 @@ class Pair:
         """The first draft's."""
         return self.heads[0] if self.heads else None
 
+    @property
+    def preparing_seconds(self) -> float | None:
+        """Wall time its runners have spent on compiling or capturing; None where none of them does."""
+        spent = [
+            seconds for runner in (self.target, *self.drafts) if (seconds := preparing_seconds(runner)) is not None
+        ]
+        return sum(spent) if spent else None
+
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; raises RecordError where none can."""
         room = self.context - len(prompt)
@@ -58,6 +67,7 @@ def load_pair(
     drafts: Sequence[ModelTable] | None = None,
     with_heads: bool = True,
     on_foreign_head: Callable[[str], None] | None = None,
+    engines: EngineSettings | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Pair:
     """Load every model of a profile.
@@ -68,11 +78,12 @@ def load_pair(
         drafts: to load instead of the profile's own, in the order that `Pair.drafts` will have.
         with_heads: whether to load the heads that the drafts' tables name.
         on_foreign_head: hears that a head was trained on another draft's weights; without it, such a head is refused.
+        engines: how passes are to run; without it, as the profile says.
         progress: hears what is being loaded.
 
     Raises:
-        ModelError: a model cannot be loaded, does not fit, or its tokenizer is not the target's; or a draft's head
-            cannot be loaded or was trained on another draft.
+        ModelError: a model cannot be loaded, does not fit, its tokenizer is not the target's, or it cannot be run as
+            asked; or a draft's head cannot be loaded or was trained on another draft.
     """
     tables = model_tables(profile)[-1:]
     if drafts is not None:
@@ -90,7 +101,10 @@ def load_pair(
     for (role, table), draft in zip(tables[:-1], loaded[:-1], strict=True):
         check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
     models = loaded[::-1]
-    runners = [EagerRunner(model.model, vocabulary) for model in models]
+    settings = engines or EngineSettings.of(profile)
+    runners = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
+    if settings.deterministic:
+        runners[0] = fixed_width(runners[0], target.model)
     heads: list[AcceptanceHead | None] = []
     for (_, table), draft, runner in zip(tables[-2::-1], models[1:], runners[1:], strict=True):
         head = None

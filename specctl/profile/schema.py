@@ -144,8 +144,25 @@ class Profile(Table):
 
     schema_version: Literal[1] = 1
     description: str = ""
+    engine: Literal["auto", "eager", "static", "graph"] = "auto"
+    """How forward passes run: ``eager``, any model over a cache that grows; ``static``, over a cache at fixed
+    addresses; ``graph``, that captured as CUDA graphs. ``auto`` is ``static`` where passes are compiled, else
+    ``eager``. What a model or a machine cannot do falls back, with a line that says so."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether torch.compile makes the passes of the static engine faster, once and for minutes; ``auto`` for long runs
+    alone."""
+    deterministic: bool = False
+    """Verify in passes of one shape, so that greedy output is the same bit for bit whatever the policy, in every dtype;
+    slower."""
     target: ModelTable
     draft: DraftTable | None = None
     sampling: SamplingTable = SamplingTable()
     prompt: PromptTable = PromptTable()
     provenance: dict[str, Any] | None = None
+
+    @field_validator("compile")
+    @classmethod
+    def _compiled_engine(cls, compile: bool | str, info: ValidationInfo) -> bool | str:  # noqa: A002 - the key's name
+        if compile is True and info.data.get("engine") == "eager":
+            raise ValueError('needs engine = "static", "graph" or "auto"; eager passes are not compiled')
+        return compile

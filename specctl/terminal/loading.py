@@ -18,6 +18,11 @@ from rich.table import Column
 from specctl.terminal.tail import one_line
 
 
+def note(console: Console, text: str) -> None:
+    """One line of something worth knowing, whole however narrow the terminal."""
+    console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
     """Show a message with a spinner and the elapsed time while the block runs; silent where nobody watches.

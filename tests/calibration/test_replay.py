@@ -24,7 +24,7 @@ from toys import (
 from specctl.calibration.collection import read_sequence
 from specctl.calibration.replay import oracle, replay, rounds
 from specctl.calibration.traces import Trace
-from specctl.decoding import drafters, loop
+from specctl.decoding import drafters, loop, reading
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import build_drafter
@@ -232,7 +232,7 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         said = [token for r in live(pair, POLICIES["none"](), PROMPT, PLAIN, seed) for token in r.emitted]
         trace = trace_of(pair, PROMPT, said, LENGTH, PLAIN, seed)
         chance = FromTrace(trace)
-        monkeypatch.setattr(drafters, "draw", chance.draw)
+        monkeypatch.setattr(reading, "race", chance.draw)
         monkeypatch.setattr(loop, "judge", chance.judge)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset())]
         assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]

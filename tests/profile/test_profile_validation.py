@@ -174,3 +174,30 @@ def test_a_policy_that_reads_a_heads_word_needs_a_head(mistakes):
 def test_the_least_draft_cannot_be_longer_than_the_longest(mistakes):
     (line,) = mistakes(overrides=["policy.name=specdec++", "policy.min_draft=9", "policy.max_draft=4"])
     assert "min_draft = 9 is more than max_draft = 4" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["engine=grpah"], "engine: \"grpah\" must be 'auto', 'eager', 'static' or 'graph'; did you mean 'graph'?"),
+        (["compile=maybe"], "compile: \"maybe\" must be a boolean or 'auto'"),
+        (["deterministic=1"], "deterministic: 1 must be a boolean"),
+        (
+            ["engine=eager", "compile=true"],
+            'compile: true needs engine = "static", "graph" or "auto"; eager passes are not compiled',
+        ),
+    ],
+)
+def test_how_passes_run(mistakes, changes, message):
+    (line,) = mistakes(overrides=changes)
+    assert line == f"--set: {message}"
+
+
+def test_how_passes_run_is_known_with_its_origin():
+    found = resolve("embedded", overrides=["engine=static"], environ={"SPECCTL_DETERMINISTIC": "true"})
+    assert (found.profile.engine, found.profile.compile, found.profile.deterministic) == ("static", "auto", True)
+    assert [found.origins[key] for key in ("engine", "compile", "deterministic")] == [
+        "--set",
+        "default",
+        "environment SPECCTL_DETERMINISTIC",
+    ]
