@@ -179,7 +179,7 @@ def _trace(
 
     assert profile.draft is not None
     facts = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
-    names = ("created", "profile", "suite", "sampling", "devices", "versions")
+    names = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
     header = TraceHeader(
         depth, sorted(pair.eos), sorted(readable(pair)), {name: getattr(facts, name) for name in names}
     )
@@ -246,7 +246,7 @@ def _trace(
 
 
 def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None:
-    """A trace tells about one pair and one way of sampling."""
+    """A trace tells about one pair, one way of running it and one way of sampling."""
     recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
     for model in ("target", "draft"):
         if recorded[model]["model"] != asked[model]["model"]:
@@ -254,6 +254,12 @@ def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None
                 f"{path} was recorded with {recorded[model]['model']} as {model}, not {asked[model]['model']}",
                 "name the profile that it was recorded with",
             )
+    was, now = recorded["draft"].get("head"), asked["draft"].get("head")
+    if "accept_prob" in header.signals and was != now:
+        raise UsageError(f"{path} was recorded with {was} as the draft's head, not {now}", "record a new trace")
+    for key in ("engine", "compile", "deterministic"):
+        if recorded[key] != asked[key]:
+            raise UsageError(f"{path} was recorded with another {key}", "its costs are other ones: record a new trace")
     for key in ("temperature", "top_k", "top_p", "min_p"):
         if header.provenance["sampling"][key] != asked["sampling"][key]:
             raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
@@ -335,6 +341,7 @@ def _show(
         "command": shlex.join(["specctl", *sys.argv[1:]]),
         "suite": recorded["suite"],
         "devices": recorded["devices"],
+        "engines": recorded["engines"],
         "versions": recorded["versions"],
     }
     shown = calibration_tables(found, costs, measured)

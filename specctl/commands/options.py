@@ -92,7 +92,9 @@ ProfileArguments = Annotated[
 
 SuiteOption = Annotated[
     str | None,
-    typer.Option("--suite", help="Named prompts, such as gsm8k or embedded, the default of bench and analyze."),
+    typer.Option(
+        "--suite", help="Named prompts, such as gsm8k; bench, analyze and calibrate have embedded as default."
+    ),
 ]
 
 SuiteDataOption = Annotated[

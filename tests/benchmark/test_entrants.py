@@ -1,5 +1,8 @@
+import pytest
+
 from specctl.benchmark.entrants import field_of
 from specctl.benchmark.results import Level
+from specctl.errors import UsageError
 from specctl.profile.schema import DraftTable
 
 
@@ -50,3 +53,21 @@ def test_levels_carry_every_setting() -> None:
         Level(0, "constant", {"draft_length": 5}, True),
         Level(1, "constant", {"draft_length": 5}),
     )
+
+
+def judged(head: str | None, policy: str = "specdec++") -> DraftTable:
+    return draft("a", policy=policy).model_copy(update={"head": head})
+
+
+def test_a_head_is_loaded_where_a_policy_reads_it() -> None:
+    assert [table.head for table in field_of([judged("h", "svip")], [])[1]] == [None]
+    assert [table.head for table in field_of([judged(None, "svip"), judged("h")], [])[1]] == ["h"]
+    assert [table.head for table in field_of([judged("h", "svip"), judged(None)], [])[1]] == ["h"]
+    below = draft("b").model_copy(update={"draft": judged("h")})
+    assert [table.head for table in field_of([below], [])[1]] == [None, "h"]
+
+
+@pytest.mark.parametrize(("heads", "message"), [((None,), "needs a head"), (("h", "i"), "different heads")])
+def test_a_policy_that_reads_a_head_needs_just_one(heads: tuple[str | None, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        field_of(list(map(judged, heads)), [])

@@ -33,6 +33,7 @@ from specctl.errors import UsageError
 from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.pair import Pair
 from specctl.models.runner import EagerRunner, Runner
+from specctl.models.static import StaticRunner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import ExtraToken, Round
 
@@ -119,6 +120,17 @@ def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
     _, trace = greedy_pair(family, frozenset())
     assert any(trace.kept)
     assert max(map(len, trace.branches.values())) == DEPTH - 1
+
+
+def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
+    _, expected = greedy_pair("llama", frozenset())
+    pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), head=HEAD)
+    found = trace_of(pair, PROMPT, expected.tokens, LENGTH, Sampling())
+    assert (found.kept, found.path.tokens) == (expected.kept, expected.path.tokens)
+    assert found.branches.keys() == expected.branches.keys()
+    for place, branch in found.branches.items():
+        assert branch.tokens == expected.branches[place].tokens
+        assert branch.accept_prob == pytest.approx(expected.branches[place].accept_prob, abs=1e-4)
 
 
 def test_a_longer_draft_than_recorded_is_refused() -> None:

@@ -14,6 +14,7 @@ from specctl.policies import POLICIES
 
 LENGTH = 60
 SIGNALS = {"entropy", "top_prob", "token_prob"}
+ALL_SIGNALS = {*SIGNALS, "accept_prob"}
 
 
 def flat_costs(draft: float, target: float, *, per_token: float = 0.0, rest: float = 0.0) -> CostTable:
@@ -139,7 +140,7 @@ def test_the_oracle_is_no_slower_than_anyone():
 
 def test_grids_build_and_hold_the_papers_values():
     for name in [*POLICIES, "all"]:
-        paper, dense = grid(name, "paper", SIGNALS), grid(name, "dense", SIGNALS)
+        paper, dense = grid(name, "paper", ALL_SIGNALS), grid(name, "dense", ALL_SIGNALS)
         assert len(set(dense)) == len(dense)
         assert {one.label for one in paper} <= {one.label for one in dense}
         for one in dense:
@@ -147,6 +148,12 @@ def test_grids_build_and_hold_the_papers_values():
             assert one.longest_draft <= 41
     with pytest.raises(UsageError, match="did you mean 'svip'"):
         grid("svpi", "paper", SIGNALS)
+
+
+def test_all_is_all_that_the_known_signals_allow():
+    without, with_head = ({one.name for one in grid("all", "paper", known)} for known in (SIGNALS, ALL_SIGNALS))
+    assert without == POLICIES.keys() - {"specdec++"}
+    assert with_head == POLICIES.keys()
 
 
 def test_settings_that_say_the_default_are_left_out():

@@ -23,6 +23,11 @@ OVERRIDES = {
     "m1-never-drafts": ("draft.draft.policy.name=none",),
     "svip-over-max-confidence": ("draft.policy.name=svip", "draft.draft.policy.name=max-confidence"),
     "max-confidence-over-svip": ("draft.policy.name=max-confidence", "draft.draft.policy.name=svip"),
+    "svip-over-specdec++": (
+        "draft.policy.name=svip",
+        "draft.draft.policy.name=specdec++",
+        "draft.draft.head=embedded:draft-head",
+    ),
     "four-levels": (*FOURTH, "draft.draft.draft.policy.name=heuristic"),
 }
 """Of `embedded-hsddw`, beyond the paper's settings."""
