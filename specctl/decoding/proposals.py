@@ -8,6 +8,7 @@ import torch
 
 from specctl.decoding.drafters import Judge
 from specctl.decoding.sampling import Sampling, draw
+from specctl.decoding.signals import read_signals
 from specctl.models.runner import Runner
 
 CHUNK = 64
@@ -64,8 +65,7 @@ def propose(
             draft_probs = sampling.probs(draft_logits)
             proposals = draw(draft_probs, generator)[:, None]  # (C, 1)
             ratio = sampling.probs(target_logits).gather(1, proposals) / draft_probs.gather(1, proposals)
-            raw = draft_logits.float().softmax(-1)
-            signals = torch.special.entr(raw).sum(-1), raw.amax(-1), raw.gather(1, proposals)[:, 0]
+            signals = read_signals(draft_logits, proposals[:, 0], probs=draft_probs, sampling=sampling).values()
             rows = proposals[:, 0], ratio[:, 0].clamp(max=1), *signals
             # float64 holds ids and probabilities alike
             parts.append(torch.stack([row.double() for row in rows], dim=1).cpu())
