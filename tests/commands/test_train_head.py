@@ -121,7 +121,7 @@ def test_doctor_looks_at_it(folder: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 3
     (problem,) = json.loads(result.stdout)["problems"]
-    assert problem["where"] == "head"
+    assert problem["where"] == "draft.head"
     assert "'./nowhere'" in problem["message"]
 
 
