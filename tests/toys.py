@@ -1,9 +1,10 @@
 """Small stand-ins that tests share: a tabular language model whose law can be enumerated, and random-weight models."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from copy import deepcopy
 from functools import cache
 from itertools import count, pairwise
+from typing import Any
 
 import torch
 from transformers import (
@@ -18,6 +19,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.runner import Forward
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
@@ -82,6 +84,28 @@ class TableRunner:
     def rollback(self, length: int) -> None:
         assert length >= 0
         del self.tokens[length:]
+
+
+def toy_head(draft: torch.Tensor, seed: int, *, reads_signals: bool = True) -> AcceptanceHead:
+    """A head on a `TableRunner`, whose hidden states are its logits: predictions depend on the last two tokens.
+
+    With signals they depend on the one before too, through its chance to be drawn.
+    """
+    head = random_head(draft.shape[-1], seed=seed, reads_signals=reads_signals)
+    with torch.no_grad():
+        head.output.bias -= head(draft, torch.zeros(*draft.shape[:-1], 3)).median()
+    return head
+
+
+def random_head(
+    hidden_size: int, depth: int = 1, seed: int = 0, *, reads_signals: bool = True, spread: float = 1.0
+) -> AcceptanceHead:
+    """A head whose every weight is drawn from a normal distribution of this spread."""
+    head = AcceptanceHead(hidden_size, depth, reads_signals=reads_signals)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))
+    return head
 
 
 def law(
@@ -189,3 +213,22 @@ def noisy_copy(family: str, noise: float = 0.01) -> PreTrainedModel:
 
 def fresh_policy(policy: type[StoppingPolicy], **settings: object) -> StoppingPolicy:
     return policy(**settings)  # type: ignore[call-arg]
+
+
+class Replays:
+    """Captures nothing: a replay is the pass itself, on the same tensors, its results copied into the same places."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def __call__(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        self.captured += 1
+        results = step()
+
+        def replay() -> Any:
+            for place, value in zip(results, step(), strict=True):
+                if place is not None:
+                    place.copy_(value)
+            return results
+
+        return replay

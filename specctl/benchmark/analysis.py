@@ -29,10 +29,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """How well one signal tells accepted from refused; ``auroc`` is None where only one of the two occurred."""
+    """How well one signal tells accepted from refused, on the tokens that have it.
+
+    ``auroc`` is None where only one of the two occurred.
+    """
 
     auroc: float | None
     bins: list[Bin]
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +194,12 @@ def _group(values: Floats, weights: Floats) -> Group:
 
 
 def _predictor(name: str, values: Floats, judged: Judged) -> Predictor:
+    has = np.isfinite(values)
+    values, accepted = values[has], judged.verdicts.get(name, judged.accepted)[has]
     return Predictor(
-        auroc(RISING[name] * values, judged.accepted), binned(values, judged.accepted, frequency=judged.certain)
+        auroc(RISING[name] * values, accepted),
+        binned(values, accepted, frequency=judged.certain) if len(values) else [],
+        len(values),
     )
 
 

@@ -11,6 +11,7 @@ SIGNAL_NAMES = {
     "entropy": "draft entropy",
     "top_prob": "top probability",
     "token_prob": "drafted token's probability",
+    "accept_prob": "predicted acceptance",
 }
 
 
@@ -45,14 +46,20 @@ def distributions(greedy: bool) -> str:
 
 def _predictors(analysis: Analysis) -> Table:
     rows = tuple(
-        (SIGNAL_NAMES[name], "falls" if RISING[name] < 0 else "rises", _number(found.auroc, 3))
+        (SIGNAL_NAMES[name], "falls" if RISING[name] < 0 else "rises", str(found.tokens), _number(found.auroc, 3))
         for name, found in analysis.predictors.items()
     )
     share = show_interval(analysis.acceptance)
     seen = " Only what the traced policy drafted is seen." if analysis.theory is None else ""
+    if "accept_prob" in analysis.predictors:
+        seen += (
+            " A head judges a token that was fed to the draft: not the last of a round."
+            if analysis.theory is None
+            else " A head judges a token drawn from the draft at each place, by what becomes of that token."
+        )
     return Table(
         "How well each signal tells accepted from rejected",
-        ("signal", "acceptance", "AUROC"),
+        ("signal", "acceptance", "tokens", "AUROC"),
         rows,
         labels=2,
         note=f"{analysis.tokens} judged tokens of {analysis.prompts} prompts, {share} of them accepted "

@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 
 from specctl.benchmark.results import Costs
+from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.pair import Pair
 from specctl.models.runner import Runner
 
@@ -27,6 +28,7 @@ class CostMeter:
         self._context = max(1, min(context, pair.context - widest - 1))
         self._widths = sorted({width for width in WIDTHS if width < widest} | {widest})
         self._draft: list[float] = []
+        self._judged: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
         # Of one draft alone only single tokens are ever asked.
         several = pair.drafts if len(pair.drafts) > 1 else ()
@@ -40,22 +42,26 @@ class CostMeter:
                 self._target[width].append(self._time(self._pair.target, width))
                 for runner, times in self._drafts:
                     times[width].append(self._time(runner, width))
-            if self._pair.drafts:
-                self._draft.extend(self._time(self._pair.drafts[0], 1) for _ in range(4))
-        return Costs(
-            median(self._draft) if self._draft else 0.0,
-            _medians(self._target),
-            tuple(_medians(times) for _, times in self._drafts),
-        )
+            for _ in range(4):
+                if self._pair.drafts:
+                    self._draft.append(self._time(self._pair.drafts[0], 1))
+                if self._pair.drafts and self._pair.head is not None:
+                    self._judged.append(self._time(self._pair.drafts[0], 1, self._pair.head))
+        draft = median(self._draft) if self._draft else 0.0
+        head = median(self._judged) - draft if self._judged else None
+        return Costs(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), head)
 
-    def _time(self, runner: Runner, width: int) -> float:
+    def _time(self, runner: Runner, width: int, head: AcceptanceHead | None = None) -> float:
         if runner.length != self._context:
             runner.rollback(0)
             runner.extend(self._tokens(self._context), keep=0)
         tokens = self._tokens(width)
+        signals = torch.zeros(3, device=runner.device)
         _wait(runner.device)
         began = perf_counter()
-        runner.extend(tokens, keep=width)
+        forward = runner.extend(tokens, keep=width, hidden=head is not None)
+        if head is not None and forward.hidden is not None:
+            head.accept_prob(forward.hidden[-1], signals)
         _wait(runner.device)
         elapsed = perf_counter() - began
         runner.rollback(self._context)

@@ -67,7 +67,7 @@ def write_document(
         UsageError: matplotlib is missing, or the folder cannot be written.
     """
     tables = sorted(shown, key=lambda table: not table.alarm)
-    figures = [_render(picture) for picture in pictures]
+    figures = [render(picture) for picture in pictures]
     origin = {name: _words(value) for name, value in provenance.items()}
     resolved = json.dumps(profile, indent=2, ensure_ascii=False, default=str) if profile is not None else ""
     markdown = [
@@ -106,10 +106,10 @@ def write_document(
     }
     for figure in figures:
         files |= {f"{figure.name}.png": figure.png, f"{figure.name}.svg": figure.svg}
-    return _write_files(files, folder)
+    return write_files(files, folder)
 
 
-def _write_files(files: Mapping[str, bytes], folder: Path) -> list[Path]:
+def write_files(files: Mapping[str, bytes], folder: Path) -> list[Path]:
     """Write a report's files by name; raises UsageError where the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,8 @@ def _write_files(files: Mapping[str, bytes], folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _render(picture: Picture) -> _Drawn:
+def render(picture: Picture) -> _Drawn:
+    """A picture as the bytes of its files."""
     png, svg = BytesIO(), BytesIO()
     with style():
         picture.figure.savefig(png, format="png", dpi=PIXELS_PER_INCH, metadata={"Software": None})

@@ -1,5 +1,7 @@
 """The figures about hierarchies of drafts: where they pay, and how little the window matters to them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,20 +31,37 @@ _RATIOS = np.geomspace(1, 200, 121)
 _LEAST_WINDOWS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """An entrant's forward passes for each token."""
+
+    entrant: str
+    middle: float
+    lowest: float
+    target: float
+
+    @classmethod
+    def of(cls, found: EntrantLevels, chain: Sequence[int]) -> "_Passes":
+        middle, lowest = chain
+        return cls(found.entrant, found.passes[middle], found.passes[lowest], found.passes[-1])
+
+
 def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     del look  # Here colours mean a ratio of speeds.
     names = list(map(short_name, digest.results.header.drafts))
-    nested = [one for one in digest.levels if one.nested]
-    plain = [one for one in digest.levels if not one.nested]
-    if len(names) != 2 or not nested or not plain:
-        raise MissingDataError("it compares a hierarchy of two drafts with each of them alone")
-    middle, lowest = names
+    chains = {tuple(level.draft for level in one.levels) for one in digest.levels if one.nested}
+    if len(names) != 2 or len(chains) != 1 or all(one.nested for one in digest.levels):
+        raise MissingDataError("it compares hierarchies of the same two drafts with each of them alone")
+    (chain,) = chains
+    middle, lowest = (names[place] for place in chain)
+    nested = [_Passes.of(one, chain) for one in digest.levels if one.nested]
+    plain = [_Passes.of(one, chain) for one in digest.levels if not one.nested]
     # Of (lowest, middle, target) passes of cost 1, x and x y.
     across, up = np.meshgrid(_RATIOS, _RATIOS)
     gain = _least(plain, across, up) / _least(nested, across, up)
     best = max(nested, key=lambda one: float((_least(plain, across, up) / _least([one], across, up)).mean()))
     model = digest.model if digest.model and min(digest.model.drafts_ms) > 0 else digest.bare
-    here = _here(model)
+    here = _here(model, chain)
     picture = page(
         "where-the-hierarchy-pays",
         "When a third model pays, by the cost model",
@@ -108,22 +127,19 @@ def _family_name(entrant: Entrant, drafts: list[str]) -> str:
     return name
 
 
-def _least(entrants: list[EntrantLevels], middle: Grid, target: Grid) -> Grid:
+def _least(entrants: list[_Passes], middle: Grid, target: Grid) -> Grid:
     """The least time a token among entrants, in passes of the lowest draft.
 
     Args:
-        entrants: of two drafts and a target.
+        entrants: at least one.
         middle: what a pass of the middle model costs.
         target: what a pass of the target costs in passes of the middle model.
     """
-    passes = [one.passes for one in entrants]
-    least: Grid = np.min(
-        [of_middle * middle + lowest + last * middle * target for of_middle, lowest, last in passes], 0
-    )
+    least: Grid = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in entrants], 0)
     return least
 
 
-def _gain_at(plain: list[EntrantLevels], nested: list[EntrantLevels], middle: float, target: float) -> float:
+def _gain_at(plain: list[_Passes], nested: list[_Passes], middle: float, target: float) -> float:
     return float(_least(plain, np.array(middle), np.array(target)) / _least(nested, np.array(middle), np.array(target)))
 
 
@@ -141,7 +157,7 @@ def _verdict(gain: Grid, best: str) -> str:
     )
 
 
-def _said_of(here: tuple[float, float] | None, plain: list[EntrantLevels], nested: list[EntrantLevels]) -> str:
+def _said_of(here: tuple[float, float] | None, plain: list[_Passes], nested: list[_Passes]) -> str:
     if here is None:
         return ""
     return (
@@ -150,19 +166,21 @@ def _said_of(here: tuple[float, float] | None, plain: list[EntrantLevels], neste
     )
 
 
-def _here(model: CostModel | None) -> tuple[float, float] | None:
+def _here(model: CostModel | None, chain: Sequence[int]) -> tuple[float, float] | None:
     if model is None or min(*model.drafts_ms, model.target_ms) <= 0:
         return None
-    middle, lowest = model.drafts_ms
+    middle, lowest = (model.drafts_ms[place] for place in chain)
     return middle / lowest, model.target_ms / middle
 
 
 def _map(axes: "Axes", across: Grid, up: Grid, gain: Grid) -> None:
+    from matplotlib.colors import LogNorm
+
     axes.set_xscale("log")
     axes.set_yscale("log")
     spread = max(float(np.abs(np.log(gain)).max()), 1e-3)
     shades = np.exp(np.linspace(-spread, spread, 13))
-    axes.contourf(across, up, gain, levels=shades, cmap="PuOr_r", alpha=0.6)
+    axes.contourf(across, up, gain, levels=shades, cmap="PuOr_r", norm=LogNorm(shades[0], shades[-1]), alpha=0.7)
     if gain.min() < 1 < gain.max():
         axes.contour(across, up, gain, levels=[1.0], colors=INK, linewidths=1.5)
     faint = [ratio for ratio in (0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0) if gain.min() < ratio < gain.max()]

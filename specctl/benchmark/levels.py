@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from specctl.benchmark.cost_model import CostModel, forwards, levels_of
 from specctl.benchmark.results import Entrant, RunSet
@@ -31,14 +32,15 @@ class EntrantLevels:
     Attributes:
         passes: for each generated token, by loaded draft and last the target, whose share is HSDDW's eta of it.
         levels: its drafts, the one that the target verifies first.
-        pays_from_ms: of a hierarchy, the time of a target pass from which it is predicted to be faster than every
-            entrant with one draft or none, the drafts' times being as fitted; 0 where it always is, None where never.
+        pays_ms: of a hierarchy, the times of a target pass between which it is predicted to be faster than every
+            entrant with one draft or none, the drafts' times being as fitted; without an upper end where it stays so,
+            None where there are no such times.
     """
 
     entrant: str
     passes: tuple[float, ...]
     levels: tuple[DraftLevel, ...]
-    pays_from_ms: float | None = None
+    pays_ms: tuple[float, float | None] | None = None
 
     @property
     def nested(self) -> bool:
@@ -65,20 +67,27 @@ def entrant_levels(results: RunSet, model: CostModel | None) -> list[EntrantLeve
     ]
 
 
-def break_even(passes: Sequence[float], others: Iterable[Sequence[float]], drafts_ms: Sequence[float]) -> float | None:
-    """The least target pass time at which ``passes`` cost less than all others; None where one stays cheaper.
+def break_even(
+    passes: Sequence[float], others: Iterable[Sequence[float]], drafts_ms: Sequence[float]
+) -> tuple[float, float | None] | None:
+    """The target pass times between which ``passes`` cost less than all others; None where there are none.
 
-    Passes are for each token, by loaded draft and last the target.
+    Longer drafts pay the more the slower the target is, so a rival with fewer target passes sets the upper end. Passes
+    are for each token, by loaded draft and last the target.
     """
-    least = 0.0
+    low, high = 0.0, inf
     for other in others:
         more = sum(ms * (mine - theirs) for ms, mine, theirs in zip(drafts_ms, passes[:-1], other[:-1], strict=True))
         saved = other[-1] - passes[-1]
         if saved > 0:
-            least = max(least, more / saved)
-        elif more > 0 or saved < 0:
+            low = max(low, more / saved)
+        elif saved < 0:
+            high = min(high, more / saved)
+        elif more > 0:
             return None
-    return least
+    if low >= high:
+        return None
+    return low, None if high == inf else high
 
 
 def _levels(results: RunSet, entrant: Entrant) -> EntrantLevels | None:

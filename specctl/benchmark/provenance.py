@@ -10,6 +10,7 @@ import torch
 
 from specctl.benchmark.results import Entrant, Header
 from specctl.benchmark.suites import Suite
+from specctl.models.engines import engine_name
 from specctl.models.pair import Pair
 from specctl.profile import Profile
 
@@ -25,9 +26,7 @@ def describe(
     drafts: Sequence[str] = (),
 ) -> Header:
     """The header of a results file; ``drafts`` names the pair's drafts where there are several."""
-    devices = {"target": device_name(pair.target.device)}
-    for place, draft in enumerate(pair.drafts):
-        devices["draft" + ".draft" * place] = device_name(draft.device)
+    runners = {"target": pair.target} | {"draft" + ".draft" * place: draft for place, draft in enumerate(pair.drafts)}
     return Header(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         argv=sys.argv[1:],
@@ -35,7 +34,7 @@ def describe(
             "python": platform.python_version(),
             **{package: version(package) for package in ("specctl", "torch", "transformers")},
         },
-        devices=devices,
+        devices={key: device_name(runner.device) for key, runner in runners.items()},
         profile=profile.model_dump(mode="json", exclude_none=True),
         suite={"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
         sampling=profile.sampling.model_dump(mode="json"),
@@ -44,6 +43,8 @@ def describe(
         lengths=list(lengths),
         oracle=oracle,
         drafts=list(drafts),
+        engines={key: engine_name(runner) for key, runner in runners.items()},
+        synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
     )
 
 

@@ -1,7 +1,7 @@
 """What is known of tokens: how a verifier judged drafted ones, how both models read the target's own. No torch here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0}
+RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0, "accept_prob": 1.0}
 """Signals, with whether acceptance should rise or fall with them."""
 
 
@@ -19,10 +19,12 @@ class Judged:
 
     Attributes:
         prompt: which prompt, counted from 0.
-        signals: by name, those of `RISING` that are known.
+        signals: by name, those of `RISING` that are known. ``accept_prob``, a head's prediction, is of the token itself
+            and NaN where the head never judged it.
         accepted: 1 or 0; where the verdict is a coin, the probability of 1.
         run: (expected) tokens accepted in a row from this one on.
         discarded: ``(M,)`` entropies of tokens after a refused one, which were never judged.
+        verdicts: ``(N,)`` by name, for signals of another token than the others, what became of that one.
     """
 
     prompt: Ints
@@ -30,6 +32,7 @@ class Judged:
     accepted: Floats
     run: Floats
     discarded: Floats
+    verdicts: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def certain(self) -> bool:
@@ -49,6 +52,8 @@ class Reading:
         kept: probability that the output's token came as an accepted draft: greedy 0 or 1, else min(1, q/p) of it.
         run: expected tokens so accepted in a row from this one to at most the output's end.
         judged: in greedy decoding ``kept``, else ``acceptance``.
+        predicted: a head's word on a token drawn from the draft in place of this one; empty where there is no head.
+        predicted_of: min(1, p/q) of that token; empty likewise.
     """
 
     entropy: Floats
@@ -60,10 +65,12 @@ class Reading:
     kept: Floats
     run: Floats
     judged: Floats
+    predicted: Floats = field(default_factory=lambda: np.zeros(0))
+    predicted_of: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def joined(cls, readings: Sequence["Reading"]) -> "Reading":
-        return cls(*(np.concatenate([getattr(one, field.name) for one in readings]) for field in fields(cls)))
+        return cls(*(np.concatenate([getattr(one, column.name) for one in readings]) for column in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,10 @@ def judge(readings: Readings) -> Judged:
     """The readings' tokens as verdicts, as if each were the first of a draft."""
     reading = readings.all
     signals = {"entropy": reading.entropy, "top_prob": reading.top_prob}
-    return Judged(readings.prompt, signals, reading.judged, reading.run, np.zeros(0))
+    verdicts: dict[str, Floats] = {}
+    if len(reading.predicted):
+        signals["accept_prob"], verdicts["accept_prob"] = reading.predicted, reading.predicted_of
+    return Judged(readings.prompt, signals, reading.judged, reading.run, np.zeros(0), verdicts)
 
 
 def run_lengths(kept: Floats) -> Floats:

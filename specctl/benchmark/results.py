@@ -190,11 +190,13 @@ class Costs:
         draft: of one step of the first draft.
         target: by number of tokens in the pass.
         drafts: where several drafts are loaded, of each of them by number of tokens in the pass.
+        head: what the first draft's head adds to a draft step; None where there was none.
     """
 
     draft: float
     target: Mapping[int, float]
     drafts: tuple[Mapping[int, float], ...] = ()
+    head: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,8 @@ class Header:
         sampling: the sampling table in force.
         oracle: whether `RunSet.oracle` was asked for.
         drafts: the loaded draft models by name, where there are several.
+        engines: how each model's passes run, by its key in the profile.
+        synthetic: whether the weights are random, made to a shape for the sake of speed.
     """
 
     created: str
@@ -222,6 +226,8 @@ class Header:
     oracle: bool = False
     schema_version: int = SCHEMA_VERSION
     drafts: list[str] = field(default_factory=list)
+    engines: dict[str, str] = field(default_factory=dict)
+    synthetic: bool = False
 
     def entrant(self, label: str) -> Entrant:
         return next(entrant for entrant in self.entrants if entrant.label == label)
@@ -318,7 +324,10 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
             results.runs.append(_run(line))
         elif kind == "costs":
             results.costs = Costs(
-                line["draft"], _by_width(line["target"]), tuple(map(_by_width, line.get("drafts", ())))
+                line["draft"],
+                _by_width(line["target"]),
+                tuple(map(_by_width, line.get("drafts", ()))),
+                line.get("head"),
             )
         elif kind == "oracle":
             results.oracle[line["prompt"]] = line["passes"]

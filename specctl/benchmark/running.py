@@ -84,9 +84,17 @@ class Benchmark:
             peer = Peer(self._pair, entrant.name)
         else:
             levels = entrant.levels or (Level(0, entrant.name, entrant.settings),)
-            runners = [self._pair.drafts[level.draft] for level in levels if self._pair.drafts]
-            stages = [Stage(POLICIES[level.policy](**level.settings), level.once) for level in levels]
-            session = Session(self._pair, compose(runners, stages))
+            stages = [
+                Stage(
+                    self._pair.drafts[level.draft],
+                    POLICIES[level.policy](**level.settings),
+                    level.once,
+                    self._pair.heads[level.draft],
+                )
+                for level in levels
+                if self._pair.drafts
+            ]
+            session = Session(self._pair, compose(stages))
         generates = peer or session
         assert generates is not None
         chat = PromptFormat(self._pair.tokenizer, chat=bool(self._pair.tokenizer.chat_template))

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from specctl.benchmark.digest import Digest, digest
+from specctl.benchmark.levels import EntrantLevels
 from specctl.benchmark.results import OF_HIERARCHIES, RunSet, short_name
 from specctl.benchmark.statistics import Interval, Spread, Summary
 from specctl.records import StopReason
@@ -119,6 +120,8 @@ def _speed(whole: Digest) -> Table:
         "by all seconds (totals), and the mean of each prompt's own ratio. Differ: runs whose greedy tokens are not "
         "those of none."
     )
+    if whole.results.header.synthetic:
+        note = f"SYNTHETIC pair: random weights, the agreement of target and draft set by hand. {note}"
     expected, done = whole.expected_runs, len(whole.results.runs)
     if expected is not None and done < expected:
         note += f" Unfinished: {done} of {expected} runs."
@@ -226,20 +229,27 @@ def _levels(whole: Digest) -> Table:
         for draft in range(len(names)):
             level = of.get(draft)
             cells += [_number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
-        rows.append((one.entrant, *cells, _number(one.pays_from_ms, 2)))
+        rows.append((one.entrant, *cells, _pays(one)))
     columns = (
         "entrant",
         *(f"{name} passes/token" for name in names),
         "target passes/token",
         *(column for name in names for column in (f"{name} sigma", f"{name} eta")),
-        "pays from target ms",
+        "pays at target ms",
     )
     note = (
         "Sigma: share of a draft's tokens that its verifier refused. Eta: its passes for each token it handed up, 1 "
-        "where nobody drafts for it; the target's is its passes/token. Pays from: where a target pass takes that long, "
+        "where nobody drafts for it; the target's is its passes/token. Pays at: where a target pass takes that long, "
         "the hierarchy is faster than every entrant with one draft or none, by the cost model."
     )
     return Table("Levels", columns, tuple(rows), note=note)
+
+
+def _pays(one: EntrantLevels) -> str:
+    if one.pays_ms is None:
+        return "never" if one.nested else UNKNOWN
+    low, high = one.pays_ms
+    return f"from {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
 
 
 def _cost_model(whole: Digest) -> Table:
@@ -277,7 +287,8 @@ def _cost_model(whole: Digest) -> Table:
         if costs.drafts:
             by_name = zip(map(short_name, whole.results.header.drafts), costs.drafts, strict=True)
             bare = [f"{name} {_by_width(times)}" for name, times in by_name]
-        notes.append(f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}.")
+        head = "" if costs.head is None else f" The draft's head adds {costs.head:.3f} ms to a draft step."
+        notes.append(f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}.{head}")
         notes.append("Loop overhead is wall time over the bare time of the same passes.")
     if bound := whole.oracle:
         speed = f", {bound.tokens_per_second:.1f} tokens/s by the fit" if bound.tokens_per_second else ""

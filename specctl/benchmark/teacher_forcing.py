@@ -1,7 +1,7 @@
 """Has target and draft read what the target wrote: both distributions at every token."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from specctl.benchmark.readings import Floats, Reading, Readings, run_lengths
 from specctl.benchmark.suites import SuitePrompt
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompts import PromptFormat
+from specctl.decoding.proposals import foretell, proposal_generator, propose
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
@@ -46,7 +47,14 @@ class ReadingSession:
         completion = Session(self.pair, None).generate(prompt, settings, seed_offset=seed_offset, on_round=on_round)
         if completion.tokens:
             sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-            self.readings.append(read(self.pair.target, self.pair.drafts[0], prompt, completion.tokens, sampling))
+            target, draft = self.pair.target, self.pair.drafts[0]
+            reading = read(target, draft, prompt, completion.tokens, sampling)
+            if self.pair.head is not None:
+                generator = proposal_generator(target, settings.seed, seed_offset)
+                proposals = propose(target, draft, prompt, completion.tokens, sampling, generator)
+                said = foretell(draft, self.pair.head, prompt, completion.tokens, proposals)
+                reading = replace(reading, predicted=_array(said), predicted_of=_array(proposals.acceptance))
+            self.readings.append(reading)
         return completion
 
 
@@ -126,6 +134,11 @@ def read(target: Runner, draft: Runner, prompt: Sequence[int], output: Sequence[
 
 def _arrays(rows: torch.Tensor) -> list[Floats]:
     return list(rows.double().numpy())
+
+
+def _array(row: torch.Tensor) -> Floats:
+    found: Floats = row.double().numpy()
+    return found
 
 
 def compare(

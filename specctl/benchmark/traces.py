@@ -21,6 +21,7 @@ class TracedStep(BaseModel):
     entropy: Annotated[float, Field(ge=-0.001)] | None = None
     top_prob: Probability | None = None
     token_prob: Probability | None = None
+    accept_prob: Probability | None = None
 
 
 class TracedRound(BaseModel):
@@ -56,17 +57,21 @@ def read_traces(paths: Iterable[Path]) -> Judged:
                 prompt.append(place)
                 accepted.append(float(index < round_.accepted))
                 run.append(float(round_.accepted - index))
+                # A head judges a token once it is fed, so its prediction stands at the step after.
+                after = round_.steps[index + 1] if index + 1 < len(round_.steps) else None
                 for name, values in signals.items():
-                    value = getattr(step, name)
+                    source = after if name == "accept_prob" else step
+                    value = None if source is None else getattr(source, name)
                     values.append(np.nan if value is None else value)
-            after = round_.steps[round_.accepted + 1 :]
-            discarded += [max(0.0, step.entropy) for step in after if step.entropy is not None]
+            never = round_.steps[round_.accepted + 1 :]
+            discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
     if not accepted:
         raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
     known = {name: np.array(values) for name, values in signals.items() if not np.isnan(values).all()}
     if not known:
         raise UsageError("the traces hold no signals", "write them with `specctl generate --trace FILE`")
-    whole = np.isfinite(np.stack(list(known.values()))).all(axis=0)
+    own = [values for name, values in known.items() if name != "accept_prob"] or list(known.values())
+    whole = np.isfinite(np.stack(own)).all(axis=0)
     if not whole.any():
         raise UsageError("no drafted token has all the signals that others have", "analyse the traces one by one")
     return Judged(

@@ -13,9 +13,10 @@ from specctl.decoding.sampling import Sampling, draw
 from specctl.decoding.session import Session
 from specctl.decoding.signals import read_signals
 from specctl.jsonl import Record
+from specctl.models.acceptance_head import SIGNALS
 from specctl.models.branches import continue_branches
 from specctl.models.pair import Pair
-from specctl.models.runner import Runner
+from specctl.models.runner import Forward, Runner
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, Round
 
@@ -130,7 +131,7 @@ def read_sequence(
     Returns:
         Flags and proposals of every place, and the branches of places whose proposal is not kept.
     """
-    draft = pair.drafts[0]
+    draft, head = pair.drafts[0], pair.head
     proposed, kept, columns = _read_path(pair, prompt, output, sampling, generator)
     path = Proposals(proposed, *columns)
     # A round must leave one place to the verifier, so a refusal at the last place or the one before has no branch.
@@ -143,9 +144,15 @@ def read_sequence(
     tokens: list[list[int]] = [[] for _ in refused]
     signals: list[list[list[float]]] = [[] for _ in refused]
 
-    def choose(which: Sequence[int], logits: torch.Tensor) -> list[int]:
+    def choose(which: Sequence[int], forward: Forward) -> list[int]:
+        logits = forward.logits  # (B, V)
         chosen = draw(sampling.probs(logits), generator) if not sampling.greedy else logits.argmax(-1)  # (B,)
-        found = read_signals(logits, chosen).T.tolist()
+        columns = list(read_signals(logits, chosen).values())
+        if head is not None and forward.hidden is not None:
+            before = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
+            drawn_with = torch.tensor([row[: len(SIGNALS)] for row in before], device=logits.device)  # (B, 3)
+            columns.append(head.accept_prob(forward.hidden, drawn_with))
+        found = torch.stack(columns, dim=1).tolist()  # (B, 3 or 4)
         for branch, token, row in zip(which, chosen.tolist(), found, strict=True):
             tokens[branch].append(token)
             signals[branch].append(row)
@@ -154,7 +161,7 @@ def read_sequence(
     if refused:
         first = [proposed[place] for place in refused]
         starts = [len(prompt) + place for place in refused]
-        continue_branches(draft, [*prompt, *output], starts, first, length, choose)
+        continue_branches(draft, [*prompt, *output], starts, first, length, choose, hidden=head is not None)
     branches = {}
     for place, ids, rows in zip(refused, tokens, signals, strict=True):
         end = next((n for n, token in enumerate(ids, start=1) if token in pair.eos), len(ids))
@@ -166,7 +173,7 @@ def _read_path(
     pair: Pair, prompt: Sequence[int], output: Sequence[int], sampling: Sampling, generator: torch.Generator
 ) -> tuple[list[int], list[bool], list[list[float]]]:
     """Proposals, verdicts and signals at every place of the output, both models reading it in few passes."""
-    draft, target = pair.drafts[0], pair.target
+    draft, target, head = pair.drafts[0], pair.target, pair.head
     readers: list[Runner] = [draft] if sampling.greedy else [draft, target]
     for runner in readers:
         runner.rollback(len(prompt) - 1)
@@ -178,7 +185,8 @@ def _read_path(
     signals: list[torch.Tensor] = []
     for start in range(0, len(fed), CHUNK):
         chunk = fed[start : start + CHUNK]
-        logits = draft.extend(chunk, keep=len(chunk)).logits  # (C, V)
+        forward = draft.extend(chunk, keep=len(chunk), hidden=head is not None)
+        logits = forward.logits  # (C, V)
         wrote = torch.tensor(output[start : start + CHUNK], device=logits.device)
         if sampling.greedy:
             proposals = logits.argmax(-1)
@@ -191,7 +199,13 @@ def _read_path(
             proposals, verdicts = proposals.to(logits.device), verdicts.to(logits.device)
         proposed += proposals.tolist()
         kept += verdicts.tolist()
-        signals.append(read_signals(logits, proposals))
+        columns = list(read_signals(logits, proposals).values())
+        if head is not None and forward.hidden is not None:
+            own = torch.stack(columns, dim=1)  # (C, 3)
+            # A row's hidden state is of the token before its place, and so must the signals be.
+            before = signals[-1][: len(SIGNALS), -1] if signals else torch.zeros_like(own[0])
+            columns.append(head.accept_prob(forward.hidden, torch.cat([before[None], own[:-1]])))
+        signals.append(torch.stack(columns))  # (3 or 4, C)
     return proposed, kept, torch.cat(signals, dim=1).tolist()
 
 

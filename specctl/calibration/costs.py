@@ -20,7 +20,8 @@ from specctl.policies import Signal
 from specctl.policies.constant import Constant
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 31, 40)
-REPEATS = 7
+WARM_UPS = 1
+PASSES = WARM_UPS + 7
 TYPICAL = 4
 """The draft length at which signals are priced."""
 
@@ -109,7 +110,7 @@ def measure(
     signal_sets: Iterable[SignalSet],
     sampling: Sampling,
     rest: float,
-    said: Callable[[int, int], None] = lambda *_: None,
+    advance: Callable[[], None] = lambda: None,
 ) -> CostTable:
     """Time rounds of fixed lengths over caches of each context; medians of interleaved repeats.
 
@@ -120,7 +121,7 @@ def measure(
         signal_sets: what policies read.
         sampling: as it will run.
         rest: milliseconds of a round beside its phases, as a live run showed them.
-        said: hears how many of how many repeats are done.
+        advance: called after each of `PASSES` over all lengths.
     """
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
     contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
@@ -131,21 +132,21 @@ def measure(
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
     typical = min(TYPICAL, longest)
     with torch.inference_mode():
-        for repeat in range(-1, REPEATS):  # the first is a warm-up
+        for number in range(PASSES):
             for context in contexts:
                 sequence = _ordinary(pair, context)
                 _fill(pair, sequence)
                 for length in lengths:
                     times = _round(pair, sequence, length, frozenset(), sampling)
-                    if repeat >= 0:
+                    if number >= WARM_UPS:
                         for kept, time in zip(plain[context, length], times, strict=True):
                             kept.append(time)
             for signals in sets:
                 bare = _round(pair, sequence, typical, frozenset(), sampling)[0]
                 reading = _round(pair, sequence, typical, signals, sampling)[0]
-                if repeat >= 0:
+                if number >= WARM_UPS:
                     read[signals].append((reading - bare) / typical)
-            said(repeat + 2, REPEATS + 1)
+            advance()
     table = np.array([[[median(times) for times in plain[c, k]] for k in lengths] for c in contexts])  # (C, K, 2)
     return CostTable(
         np.array(contexts, dtype=np.float64),
@@ -159,7 +160,7 @@ def measure(
 
 def _round(pair: Pair, sequence: list[int], length: int, signals: SignalSet, sampling: Sampling) -> tuple[float, float]:
     """Milliseconds of drafting and of verifying one round of a fixed length."""
-    drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals)
+    drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals, pair.head)
     drafter.begin(sampling, frozenset(), None)
     draft_device, target_device = pair.drafts[0].device, pair.target.device
     _wait(draft_device)

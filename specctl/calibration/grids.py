@@ -1,17 +1,17 @@
 """The settings worth trying for each policy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, Literal
 
 from specctl.errors import UsageError
-from specctl.policies import POLICIES, StoppingPolicy
+from specctl.policies import POLICIES, Signal, StoppingPolicy
 from specctl.profile.wording import did_you_mean
 
 Grid = Literal["paper", "dense"]
 LONGEST = 40
-SIMPLEST = ("none", "constant", "heuristic", "svip", "max-confidence", "self-verify", "adaedl")
+SIMPLEST = ("none", "constant", "heuristic", "svip", "max-confidence", "self-verify", "adaedl", "specdec++")
 """Policies from the simplest to the most elaborate: by what they read and remember."""
 
 
@@ -43,6 +43,11 @@ class Candidate:
         return POLICIES[self.name](**dict(self.settings))
 
     @property
+    def signals(self) -> frozenset[Signal]:
+        """What it reads."""
+        return self.build().signals
+
+    @property
     def longest_draft(self) -> int:
         policy = self.build()
         return max(getattr(policy, "max_draft", 0), policy.draft_limit())
@@ -62,18 +67,19 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def grid(policy: str, kind: Grid) -> list[Candidate]:
-    """The candidates of one policy, or of ``all``.
+def grid(policy: str, kind: Grid, known: Set[str]) -> list[Candidate]:
+    """The candidates of one policy, or of ``all`` that read only signals known.
 
     Raises:
         UsageError: there is no such policy.
     """
     if policy == "all":
-        return [found for name in POLICIES for found in grid(name, kind)]
+        found = (one for name in POLICIES for one in grid(name, kind, known))
+        return [one for one in found if one.signals <= known]
     if policy not in POLICIES:
         raise UsageError(f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}")
-    found = _paper(policy) if kind == "paper" else _dense(policy)
-    return list(dict.fromkeys(candidate({"name": policy, **settings}) for settings in found))
+    settings = _paper(policy) if kind == "paper" else _dense(policy)
+    return list(dict.fromkeys(candidate({"name": policy, **one}) for one in settings))
 
 
 def _paper(policy: str) -> list[dict[str, Any]]:

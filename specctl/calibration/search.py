@@ -193,13 +193,18 @@ def split(traces: TraceSet) -> tuple[list[str], list[str]]:
     return sorted(chosen, key=order.index), sorted(reported, key=order.index)
 
 
+def contestants(candidates: Iterable[Candidate], old: Candidate, rivals: Iterable[Candidate] = ()) -> list[Candidate]:
+    """All that `search` replays, each once."""
+    return list(dict.fromkeys([NONE, *candidates, old, *rivals]))
+
+
 def search(
     traces: TraceSet,
     candidates: Iterable[Candidate],
     old: Candidate,
     costs: CostTable,
     rivals: Sequence[Candidate] = (),
-    said: Callable[[int, int], None] = lambda *_: None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
     """Choose among the candidates on one part of the prompts and report on the other.
 
@@ -209,7 +214,7 @@ def search(
         old: the profile's own setting.
         costs: of this machine.
         rivals: what is ranked beside them but not chosen.
-        said: hears how many of how many candidates are done.
+        advance: called after each of `contestants`.
     """
     chosen_on, reported_on = split(traces)
     warnings = []
@@ -222,12 +227,13 @@ def search(
         )
     if not any(any(trace.kept) for trace in traces.traces):
         warnings.append("the draft never agrees with the target on these prompts")
-    eligible = dict.fromkeys([NONE, *candidates])
-    entries = list(dict.fromkeys([*eligible, old, *rivals]))
+    candidates = list(candidates)
+    eligible = {NONE, *candidates}
+    entries = contestants(candidates, old, rivals)
     scores = []
-    for place, one in enumerate(entries):
+    for one in entries:
         scores.append(score(one, traces, chosen_on, costs))
-        said(place + 1, len(entries))
+        advance()
     choice = choose([found for found in scores if found.candidate in eligible])
     groups: dict[str, list[Score]] = {}
     for found in scores:

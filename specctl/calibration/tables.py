@@ -5,9 +5,10 @@ from typing import Any
 
 from specctl.benchmark.statistics import Interval
 from specctl.benchmark.tables import UNKNOWN, Table
-from specctl.calibration.costs import CostTable
+from specctl.calibration.costs import CostTable, signal_key
 from specctl.calibration.search import NONE, Calibration, Ranked, Score
 from specctl.calibration.verification import Measured
+from specctl.policies.specdec import implied_threshold
 
 SHOWN_NEAR = 5
 _SHOWN_VALUES = 16
@@ -37,7 +38,7 @@ def calibration_tables(found: Calibration, costs: CostTable, measured: Sequence[
         *([_verified(measured)] if measured else []),
         *([_curve(found)] if len(found.curve) > 2 else []),
         *([_near(found)] if found.choice.near else []),
-        _costs(costs),
+        _costs(costs, found),
     ]
 
 
@@ -66,6 +67,7 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
             for one in measured
         ],
         "costs": costs.as_record(),
+        "implied_threshold": _implied_threshold(costs, found),
         "warnings": found.warnings,
     }
 
@@ -181,7 +183,7 @@ def _near(found: Calibration) -> Table:
     )
 
 
-def _costs(costs: CostTable) -> Table:
+def _costs(costs: CostTable, found: Calibration) -> Table:
     wide = len(costs.lengths) - 1
     some = sorted({0, min(4, wide), min(8, wide), wide})
     rows = tuple(
@@ -193,13 +195,24 @@ def _costs(costs: CostTable) -> Table:
         for place, context in enumerate(costs.contexts)
     )
     reading = ", ".join(f"{key} {ms:.3f}" for key, ms in costs.signals.items())
+    implied = _implied_threshold(costs, found)
+    theorem = "" if implied is None else f" By Theorem 4.3 with D = 0 they imply specdec++'s threshold {implied:.3f}."
     return Table(
         "Measured costs in milliseconds",
         ("context", "draft step", *(f"target, {costs.lengths[column] + 1:.0f} tokens" for column in some)),
         rows,
         labels=0,
-        note=f"Reading signals adds, per drafted token: {reading or 'nothing'}. A round's rest: {costs.rest:.3f}.",
+        note=f"Reading signals adds, per drafted token: {reading or 'nothing'}. A round's rest: {costs.rest:.3f}."
+        f"{theorem}",
     )
+
+
+def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
+    """What the costs say that SpecDec++'s threshold should be, at the middle context; None where it was not tried."""
+    if (tried := found.ranked("specdec++")) is None:
+        return None
+    draft, target = costs.at(costs.contexts[len(costs.contexts) // 2])
+    return round(implied_threshold(draft + costs.signals[signal_key(tried.score.candidate.signals)], target), 4)
 
 
 def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:

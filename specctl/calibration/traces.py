@@ -17,7 +17,10 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Tokens a draft proposes at consecutive places, with its signals there; every list as long as ``tokens``."""
+    """Tokens a draft proposes at consecutive places, with its signals there; every list as long as ``tokens``.
+
+    ``accept_prob`` is a head's word on the token fed just before the place, None where the draft has no head.
+    """
 
     tokens: list[int]
     entropy: list[float]
@@ -28,15 +31,22 @@ class Proposals:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def signals(self, place: int) -> list[float]:
+        """Entropy, top probability and the proposal's own at a place."""
+        return [self.entropy[place], self.top_prob[place], self.token_prob[place]]
+
     def step(self, place: int, index: int) -> DraftStep:
         """The proposal at a place as the ``index``-th step of a round."""
+        accept_prob = None if self.accept_prob is None else self.accept_prob[place]
+        if accept_prob is not None and index == 1:
+            accept_prob = 1.0  # nothing drafted stands before it
         return DraftStep(
             index,
             self.tokens[place],
             self.entropy[place],
             self.top_prob[place],
             self.token_prob[place],
-            None if self.accept_prob is None else self.accept_prob[place],
+            accept_prob,
         )
 
 

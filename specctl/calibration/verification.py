@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specctl.benchmark.cost_model import decode_ms
 from specctl.benchmark.entrants import policy_entrant
-from specctl.benchmark.results import BASELINE, Header, Run, RunSet
+from specctl.benchmark.results import BASELINE, Header, RunSet
 from specctl.benchmark.running import Benchmark
 from specctl.benchmark.statistics import Interval, evened, speedup
 from specctl.benchmark.suites import SuitePrompt
@@ -33,7 +33,7 @@ def verify(
     settings: SamplingTable,
     prompt_format: PromptFormat,
     predicted: Iterable[Score],
-    said: Callable[[Run], None] = lambda _: None,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[Measured]:
     """Benchmark each predicted candidate on the prompts, interleaved; ``header`` names them as entrants.
 
@@ -41,8 +41,8 @@ def verify(
     """
     results = RunSet(header)
     unstopped = settings.model_copy(update={"stop": []})
-    for run in Benchmark(pair, results, prompts, unstopped, prompt_format, lambda _: None).run():
-        said(run)
+    for _ in Benchmark(pair, results, prompts, unstopped, prompt_format, lambda _: None).run():
+        advance()
     found = []
     for score in predicted:
         runs = evened(results.of(policy_entrant(score.candidate.table).label))

@@ -7,7 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.options import JsonOption, ProfileOption, QuietOption, SetOption
+from specctl.commands.options import (
+    CategoryOption,
+    ForceOption,
+    InputOption,
+    JsonOption,
+    LimitOption,
+    MaxNewTokensOption,
+    ProfileOption,
+    QuietOption,
+    SamplesOption,
+    SetOption,
+    SuiteDataOption,
+    SuiteOption,
+    chosen_prompts,
+    warn,
+)
 from specctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,21 +38,13 @@ def analyze(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Analyse what `generate --trace` wrote; no model runs. Repeatable."),
     ] = None,
-    suite: Annotated[str | None, typer.Option(help="Named prompts to run; without it, the embedded ones.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A local copy of the suite, in the data set's own format.")
-    ] = None,
-    input_: Annotated[
-        str | None, typer.Option("-i", "--input", metavar="FILE|-", help="Records to run instead of a suite.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    category: Annotated[list[str] | None, typer.Option(help="Only prompts of this category; repeatable.")] = None,
-    samples_per_category: Annotated[
-        int | None, typer.Option(min=1, help="A seeded sample of so many prompts of each category.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-new-tokens", min=1, help="Most tokens to generate for a prompt.")
-    ] = None,
+    suite: SuiteOption = None,
+    data: SuiteDataOption = None,
+    input_: InputOption = None,
+    limit: LimitOption = None,
+    category: CategoryOption = None,
+    samples_per_category: SamplesOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
         float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
     ] = None,
@@ -45,6 +52,7 @@ def analyze(
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
+    force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -65,6 +73,7 @@ def analyze(
             "--max-new-tokens": max_new_tokens,
             "--temperature": temperature,
             "--seed": seed,
+            "--force": force or None,
         }
         if given := [name for name, value in unused.items() if value not in (None, [])]:
             raise UsageError(f"--trace runs no prompt, so {given[0]} has no meaning", "leave one of them out")
@@ -80,10 +89,6 @@ def analyze(
             quiet,
         )
         return
-    if input_ is not None and (suite is not None or data is not None):
-        raise UsageError("--input takes the place of a suite", "leave out --suite and --data, or --input")
-
-    from specctl.benchmark.suites import EMBEDDED, load_records, load_suite
     from specctl.profile import resolve
 
     given_flags = {
@@ -95,19 +100,10 @@ def analyze(
     resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with [draft] in the profile or --set")
-    chosen: dict[str, Any] = {
-        "limit": limit,
-        "categories": category or [],
-        "samples_per_category": samples_per_category,
-        "seed": resolved.sampling.seed,
-    }
-    if input_ is not None:
-        prompts = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), **chosen)
-    else:
-        prompts = load_suite(suite or EMBEDDED, data=data, **chosen)
-    readings, facts, failures = _read(resolved, prompts, quiet)
+    prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
+    readings, facts, failures = _read(resolved, prompts, quiet, force)
     for identity, reason in failures.items():
-        print(f"warning: prompt {identity} is left out: {reason}", file=sys.stderr)
+        warn(f"prompt {identity} is left out: {reason}")
     if readings is None:
         raise UsageError("no prompt led to a token that could be analysed")
     from specctl.benchmark.readings import judge
@@ -122,38 +118,36 @@ def _command() -> str:
     return shlex.join(["specctl", *sys.argv[1:]])
 
 
-def _read(profile: "Profile", suite: "Suite", quiet: bool) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
+def _read(
+    profile: "Profile", suite: "Suite", quiet: bool, force: bool
+) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
     """Run the prompts; gives what was read, where it comes from, and the prompts that failed with their reasons."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import counting, loading, note
 
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
         from specctl.benchmark.provenance import describe
         from specctl.benchmark.teacher_forcing import ReadingRun
         from specctl.decoding.prompts import PromptFormat
+        from specctl.models.engines import EngineSettings
         from specctl.models.pair import load_pair
 
         # In a hierarchy too it is the draft the target verifies that is looked at.
         drafts = [profile.draft] if profile.draft is not None else []
-        pair = load_pair(profile, drafts=drafts, progress=lambda what: say(f"loading {what}"))
+        pair = load_pair(
+            profile,
+            drafts=drafts,
+            on_foreign_head=warn if force else None,
+            engines=EngineSettings.of(profile, notice=lambda text: note(console, text), progress=say),
+            progress=lambda what: say(f"loading {what}"),
+        )
         header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
     run = ReadingRun(pair, profile.sampling, PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system))
-    columns = TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_interactive
-    ) as progress:
-        for _ in progress.track(run.run(suite.prompts), total=len(suite.prompts)):
-            pass
+    with counting(console, "prompts", len(suite.prompts)) as advance:
+        for _ in run.run(suite.prompts):
+            advance()
     names = ("created", "suite", "sampling", "devices", "versions", "profile")
     return run.readings(), {name: getattr(header, name) for name in names}, run.failures
 

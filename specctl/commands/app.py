@@ -11,6 +11,7 @@ from specctl.commands.bench import bench
 from specctl.commands.calibrate import calibrate
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
+from specctl.commands.train_head import train_head
 
 app = typer.Typer(
     name="specctl",
@@ -45,5 +46,6 @@ app.command()(generate)
 app.command()(bench)
 app.command()(calibrate)
 app.command()(analyze)
+app.command("train-head")(train_head)
 app.command()(doctor)
 app.add_typer(profiles.app, name="profiles")

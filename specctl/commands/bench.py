@@ -8,15 +8,29 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.options import JsonOption, ProfileOptions, QuietOption, SetOption
+from specctl.commands.options import (
+    CategoryOption,
+    ForceOption,
+    InputOption,
+    JsonOption,
+    LimitOption,
+    MaxNewTokensOption,
+    ProfileOptions,
+    QuietOption,
+    SamplesOption,
+    SetOption,
+    SuiteDataOption,
+    SuiteOption,
+    chosen_prompts,
+    warn,
+)
 from specctl.errors import UsageError
-from specctl.profile.wording import did_you_mean
 
 if TYPE_CHECKING:
     from specctl.benchmark.results import Entrant, Header, RunSet
     from specctl.benchmark.suites import Suite
     from specctl.profile import Profile
-    from specctl.profile.schema import DraftTable, ModelTable
+    from specctl.profile.schema import DraftTable
 
 
 def bench(
@@ -30,22 +44,14 @@ def bench(
         ),
     ] = None,
     set_: SetOption = None,
-    suite: Annotated[str, typer.Option(help="Named prompts to run.")] = "embedded",
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A local copy of the suite, in the data set's own format.")
-    ] = None,
-    input_: Annotated[
-        str | None, typer.Option("-i", "--input", metavar="FILE|-", help="Records to run instead of a suite.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    category: Annotated[list[str] | None, typer.Option(help="Only prompts of this category; repeatable.")] = None,
-    samples_per_category: Annotated[
-        int | None, typer.Option(min=1, help="A seeded sample of so many prompts of each category.")
-    ] = None,
+    suite: SuiteOption = None,
+    data: SuiteDataOption = None,
+    input_: InputOption = None,
+    limit: LimitOption = None,
+    category: CategoryOption = None,
+    samples_per_category: SamplesOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Run everything so many times.")] = 1,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-new-tokens", min=1, help="Most tokens to generate for a prompt.")
-    ] = None,
+    max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
         float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
     ] = None,
@@ -78,6 +84,7 @@ def bench(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Show earlier results; no model runs.")
     ] = None,
+    force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -91,21 +98,12 @@ def bench(
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
         flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
         pair_profile, contenders = _contenders(profile or [None], policy or [], set_ or [], flags)
-        from specctl.benchmark.suites import load_records, load_suite
+        from specctl.benchmark.entrants import field_of
 
-        chosen: dict[str, Any] = {
-            "limit": limit,
-            "categories": category or [],
-            "samples_per_category": samples_per_category,
-            "seed": pair_profile.sampling.seed,
-        }
-        if input_ is not None:
-            prompts = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), **chosen)
-        else:
-            prompts = load_suite(suite, data=data, **chosen)
-        entrants, drafts = _entrants(contenders, peer or [])
+        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, pair_profile.sampling.seed)
+        entrants, drafts = field_of(contenders, peer or [])
         limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
-        results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet)
+        results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet, force)
     _show(results, report, spec_bench_out, json_)
 
 
@@ -117,6 +115,7 @@ def _contenders(
     Every profile brings its own. A policy given by itself takes the place of the first profile's own at the draft that
     the target verifies; what drafts below stays.
     """
+    from specctl.benchmark.entrants import model_keys
     from specctl.profile import parse_policy, resolve
     from specctl.profile.schema import PolicyTable
 
@@ -141,59 +140,13 @@ def _contenders(
     if given:
         beside = own if len(resolved) > 1 else []
         return first, [*beside, *(with_policy(draft, policy) for policy in given)]
+    if len(resolved) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
+        return first, own  # the profiles are the field themselves
     if draft.draft is None:
         return first, [*own, *(with_policy(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
-    if len(resolved) > 1:
-        return first, own
     # Whether a third model pays is to be seen against each of the drafts by itself.
     alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
     return first, [*own, *(with_policy(level, PolicyTable(name="constant")) for level in alone)]
-
-
-def _entrants(contenders: Iterable["DraftTable"], peers: Iterable[str]) -> tuple[list["Entrant"], list["ModelTable"]]:
-    """The baseline, then every contender once, then the peers; with the draft models to load for them."""
-    from specctl.benchmark.entrants import policy_entrant
-    from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
-
-    working = [(table.at_work(), table.levels) for table in contenders]
-    # An idle draft is loaded all the same: costs, peers and the oracle speak of the first.
-    drafts: dict[str, ModelTable] = {}
-    for _, levels in working:
-        for level in levels:
-            drafts.setdefault(_model_key(level), level)
-    places = {key: place for place, key in enumerate(drafts)}
-    found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
-    for table, _ in working:
-        if table is None:
-            continue
-        labels, levels_of_it = [], []
-        for level in table.levels:
-            stopped = policy_entrant({"name": level.policy.name, **level.policy.settings()})
-            once = level.pre_verify == "once"
-            labels.append(stopped.label + "(once)" * once)
-            levels_of_it.append(Level(places[_model_key(level)], stopped.name, stopped.settings, once))
-        used = [level.draft for level in levels_of_it]
-        if len(drafts) > 1 and used != list(range(len(drafts))):
-            labels = [f"{label}@{short_name(level.model)}" for label, level in zip(labels, table.levels, strict=True)]
-        label = " < ".join(labels)
-        top = levels_of_it[0]
-        entrant = Entrant(label, "policy", top.policy, top.settings, () if used == [0] else tuple(levels_of_it))
-        found.setdefault(label, entrant)
-    if peers:
-        from specctl.benchmark.peers import SETTINGS
-
-        for peer in peers:
-            if peer not in SETTINGS:
-                raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
-            found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
-    return list(found.values()), list(drafts.values())
-
-
-def _model_key(table: "ModelTable") -> str:
-    """What tells one loaded model from another."""
-    from specctl.profile.schema import ModelTable
-
-    return table.model_dump_json(include=set(ModelTable.model_fields))
 
 
 def _lengths(text: str | None) -> list[int]:
@@ -209,7 +162,7 @@ def _lengths(text: str | None) -> list[int]:
 def _run(
     profile: "Profile",
     entrants: list["Entrant"],
-    drafts: list["ModelTable"],
+    drafts: list["DraftTable"],
     suite: "Suite",
     lengths: list[int],
     repeats: int,
@@ -217,6 +170,7 @@ def _run(
     output: Path | None,
     resume: bool,
     quiet: bool,
+    force: bool,
 ) -> "RunSet":
     from rich.console import Console
 
@@ -224,16 +178,27 @@ def _run(
     from specctl.commands.streaming import open_output
     from specctl.jsonl import drop_torn_line, write_line
     from specctl.terminal.bench import BenchProgress
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import loading, note
 
     if oracle and profile.sampling.temperature:
         raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
         from specctl.benchmark.provenance import describe
+        from specctl.decoding.session import warm_up
+        from specctl.models.engines import EngineSettings
         from specctl.models.pair import load_pair
 
-        pair = load_pair(profile, drafts=drafts, progress=lambda what: say(f"loading {what}"))
+        expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
+        pair = load_pair(
+            profile,
+            drafts=drafts,
+            on_foreign_head=warn if force else None,
+            engines=EngineSettings.of(profile, expected, lambda text: note(console, text), say),
+            progress=lambda what: say(f"loading {what}"),
+        )
+        if pair.preparing_seconds is not None:
+            warm_up(pair, profile.sampling)
         names = [draft.model for draft in drafts] if len(drafts) > 1 else []
         header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)
@@ -263,6 +228,8 @@ def _run(
         with BenchProgress(console, [e.label for e in entrants], total, results.runs, greedy) as progress:
             for run in benchmark.run(before=progress.start):
                 progress.add(run)
+    if (seconds := pair.preparing_seconds) is not None:
+        note(console, f"compiling and capturing took {seconds:.1f} s, which no figure contains")
     return results
 
 

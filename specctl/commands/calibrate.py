@@ -3,11 +3,24 @@
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specctl.commands.options import JsonOption, ProfileOption, QuietOption, SetOption
+from specctl.commands.options import (
+    CategoryOption,
+    ForceOption,
+    InputOption,
+    JsonOption,
+    MaxNewTokensOption,
+    ProfileOption,
+    QuietOption,
+    SetOption,
+    SuiteDataOption,
+    SuiteOption,
+    chosen_prompts,
+    warn,
+)
 from specctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,23 +43,17 @@ def calibrate(
         typer.Option("--policy", metavar="NAME|all", help="Whose settings to find; without it, the profile's own."),
     ] = None,
     set_: SetOption = None,
-    suite: Annotated[str, typer.Option(help="Named prompts to calibrate on.")] = "embedded",
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A local copy of the suite, in the data set's own format.")
-    ] = None,
-    input_: Annotated[
-        str | None, typer.Option("-i", "--input", metavar="FILE|-", help="Records to calibrate on instead of a suite.")
-    ] = None,
-    category: Annotated[list[str] | None, typer.Option(help="Only prompts of this category; repeatable.")] = None,
+    suite: SuiteOption = None,
+    data: SuiteDataOption = None,
+    input_: InputOption = None,
+    category: CategoryOption = None,
     samples: Annotated[
         int, typer.Option(min=1, help="Prompts to choose on; as many again are held out to report on.")
     ] = 8,
     grid: Annotated[
         Literal["paper", "dense"], typer.Option(help="The papers' own values, or fine steps over every setting.")
     ] = "dense",
-    max_new_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-new-tokens", min=1, help="Most tokens to generate for a prompt.")
-    ] = None,
+    max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
         float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
     ] = None,
@@ -67,6 +74,7 @@ def calibrate(
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
+    force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -77,10 +85,13 @@ def calibrate(
     """
     from rich.console import Console
 
+    from specctl.benchmark.suites import sample
     from specctl.calibration.grids import candidate
     from specctl.calibration.grids import grid as settings_of
+    from specctl.calibration.traces import read_traces
+    from specctl.jsonl import SIGNALS
     from specctl.profile import resolve
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import loading, note
 
     if trace is not None and save_trace is not None:
         raise UsageError("--trace reads what --save-trace writes", "give one of them")
@@ -94,28 +105,43 @@ def calibrate(
     if own.draft.draft is not None:
         raise UsageError("a hierarchy of drafts cannot be replayed", "compare its settings by running: specctl bench")
     old = candidate({"name": own.draft.policy.name, **own.draft.policy.settings()})
-    wanted = settings_of(policy or old.name, grid)
-    rivals = [] if policy == "all" else settings_of("constant", grid)
+    kept: TraceSet | None = None
+    if trace is not None:
+        kept = read_traces(trace)
+        _require_same(kept.header, own, trace)
+    known: set[str] = set(SIGNALS)
+    if kept is not None:
+        known = set(kept.header.signals)
+    elif own.draft.head is None:
+        known.remove("accept_prob")
+    wanted = settings_of(policy or old.name, grid, known)
+    rivals = [] if policy == "all" else settings_of("constant", grid, known)
+    _require_known([*wanted, old], known, trace)
     depth = max(one.longest_draft for one in (*wanted, *rivals, old))
     console = Console(stderr=True, quiet=quiet)
-    with loading(console, "starting") as say:
-        from specctl.models.pair import load_pair
+    pair: Pair | None = None
+    if kept is None or verify:
+        with loading(console, "starting") as say:
+            from specctl.decoding.session import warm_up
+            from specctl.models.engines import EngineSettings
+            from specctl.models.pair import load_pair
 
-        pair: Pair | None = None
-        if trace is None or verify:
-            pair = load_pair(own, progress=lambda what: say(f"loading {what}"))
-    if trace is not None:
-        from specctl.calibration.traces import read_traces
-
-        traces = read_traces(trace)
-        _require_same(traces.header, own, trace)
-    else:
+            pair = load_pair(
+                own,
+                on_foreign_head=warn if force else None,
+                engines=EngineSettings.of(own, notice=lambda text: note(console, text), progress=say),
+                progress=lambda what: say(f"loading {what}"),
+            )
+            if pair.preparing_seconds is not None:
+                warm_up(pair, own.sampling)
+    traces = kept
+    if traces is None:
         assert pair is not None
-        traces = _trace(
-            pair, own, _prompts(suite, data, input_, category or [], samples, own), depth, save_trace, console
-        )
+        whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
+        prompts = sample(whole, 2 * samples, own.sampling.seed)
+        traces = _trace(pair, own, prompts, depth, save_trace, console)
     for identity, reason in traces.failures.items():
-        print(f"warning: prompt {identity} is left out: {reason}", file=sys.stderr)
+        warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:
         raise UsageError("no prompt could be run, so there is nothing to calibrate on")
     found, costs = _search(traces, wanted, rivals, old, console)
@@ -123,19 +149,6 @@ def calibrate(
     _show(resolved, traces, found, costs, measured, output, report, json_, quiet)
     if traces.failures:
         raise typer.Exit(1)
-
-
-def _prompts(
-    suite: str, data: Path | None, input_: str | None, categories: list[str], samples: int, profile: "Profile"
-) -> "Suite":
-    """Twice as many prompts as choose, evenly from the categories."""
-    from specctl.benchmark.suites import load_records, load_suite, sample
-
-    if input_ is not None:
-        whole = load_records(sys.stdin.buffer if input_ == "-" else Path(input_), categories=categories)
-    else:
-        whole = load_suite(suite, data=data, categories=categories)
-    return sample(whole, 2 * samples, profile.sampling.seed)
 
 
 def _trace(
@@ -146,7 +159,8 @@ def _trace(
 
     from specctl.benchmark.provenance import describe
     from specctl.calibration.collection import Collection
-    from specctl.calibration.costs import measure
+    from specctl.calibration.costs import PASSES, measure
+    from specctl.calibration.grids import grid
     from specctl.calibration.traces import (
         TraceHeader,
         TraceSet,
@@ -158,15 +172,17 @@ def _trace(
     )
     from specctl.decoding.prompts import PromptFormat
     from specctl.decoding.sampling import Sampling
-    from specctl.decoding.session import READABLE, Session, build_drafter
+    from specctl.decoding.session import Session, build_drafter, readable
     from specctl.errors import RecordError
     from specctl.jsonl import Record
-    from specctl.policies import POLICIES
+    from specctl.terminal.loading import counting
 
     assert profile.draft is not None
     facts = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
-    names = ("created", "profile", "suite", "sampling", "devices", "versions")
-    header = TraceHeader(depth, sorted(pair.eos), sorted(READABLE), {name: getattr(facts, name) for name in names})
+    names = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
+    header = TraceHeader(
+        depth, sorted(pair.eos), sorted(readable(pair)), {name: getattr(facts, name) for name in names}
+    )
     traces = TraceSet(header)
     if path is not None and path.exists():
         traces = read_traces(path)
@@ -187,8 +203,7 @@ def _trace(
         session = Session(pair, build_drafter(pair, profile.draft.policy.build()))
         prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
         collection = Collection(pair, session, profile.sampling, prompts, depth)
-        progress = stack.enter_context(_progress(console))
-        task = progress.add_task("prompts", total=len(suite.prompts))
+        advance = stack.enter_context(counting(console, "prompts", len(suite.prompts)))
         rests: list[float] = []
         for number, prompt in enumerate(suite.prompts):
             if prompt.id not in traces.records and prompt.id not in traces.failures:
@@ -205,7 +220,7 @@ def _trace(
                     rests += rest
                     if sink is not None:
                         write_prompt(sink, prompt.id, record, answered)
-            progress.advance(task)
+            advance()
         if traces.traces:
             table = profile.sampling
             ends = [trace.prompt_tokens + len(trace.tokens) for trace in traces.traces]
@@ -215,15 +230,14 @@ def _trace(
                 # All was in the file: one prompt more tells what a round takes beside its forward passes.
                 first = suite.prompts[0]
                 rests = collection.record(first, Record(1, first.id, first.data))[1]
-            task = progress.add_task("costs", total=None)
             costs = measure(
                 pair,
                 contexts,
                 depth,
-                {policy.signals for policy in POLICIES.values()},  # type: ignore[misc]
+                {one.signals for one in grid("all", "paper", readable(pair))},
                 Sampling(table.temperature, table.top_k, table.top_p, table.min_p),
                 sorted(rests)[len(rests) // 2],
-                lambda done, whole: progress.update(task, completed=done, total=whole),
+                stack.enter_context(counting(console, "costs", PASSES)),
             )
             traces.costs = costs.as_record()
             if sink is not None:
@@ -232,7 +246,7 @@ def _trace(
 
 
 def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None:
-    """A trace tells about one pair and one way of sampling."""
+    """A trace tells about one pair, one way of running it and one way of sampling."""
     recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
     for model in ("target", "draft"):
         if recorded[model]["model"] != asked[model]["model"]:
@@ -240,25 +254,38 @@ def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None
                 f"{path} was recorded with {recorded[model]['model']} as {model}, not {asked[model]['model']}",
                 "name the profile that it was recorded with",
             )
+    was, now = recorded["draft"].get("head"), asked["draft"].get("head")
+    if "accept_prob" in header.signals and was != now:
+        raise UsageError(f"{path} was recorded with {was} as the draft's head, not {now}", "record a new trace")
+    for key in ("engine", "compile", "deterministic"):
+        if recorded[key] != asked[key]:
+            raise UsageError(f"{path} was recorded with another {key}", "its costs are other ones: record a new trace")
     for key in ("temperature", "top_k", "top_p", "min_p"):
         if header.provenance["sampling"][key] != asked["sampling"][key]:
             raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
+
+
+def _require_known(candidates: list["Candidate"], known: set[str], trace: Path | None) -> None:
+    """A head's word cannot be had where there is no head."""
+    blind = next((one.name for one in candidates if not one.signals <= known), None)
+    if blind is None:
+        return
+    if trace is not None:
+        raise UsageError(f"{trace} was recorded without a head, which {blind} needs", "record a new trace with one")
+    raise UsageError(f"{blind} needs a head that foretells acceptance", "name it with --set draft.head=PATH")
 
 
 def _search(
     traces: "TraceSet", wanted: list["Candidate"], rivals: list["Candidate"], old: "Candidate", console: "Console"
 ) -> tuple["Calibration", "CostTable"]:
     from specctl.calibration.costs import CostTable
-    from specctl.calibration.search import search
+    from specctl.calibration.search import contestants, search
+    from specctl.terminal.loading import counting
 
     assert traces.costs is not None
     costs = CostTable.of_record(traces.costs)
-    with _progress(console) as progress:
-        task = progress.add_task("settings", total=None)
-        found = search(
-            traces, wanted, old, costs, rivals, lambda done, all_: progress.update(task, completed=done, total=all_)
-        )
-    return found, costs
+    with counting(console, "settings", len(contestants(wanted, old, rivals))) as advance:
+        return search(traces, wanted, old, costs, rivals, advance), costs
 
 
 def _verify(
@@ -271,6 +298,7 @@ def _verify(
     from specctl.calibration.search import NONE
     from specctl.calibration.verification import verify
     from specctl.decoding.prompts import PromptFormat
+    from specctl.terminal.loading import counting
 
     constant = found.ranked("constant")
     names = {found.winner.score.candidate, old, NONE} | ({constant.score.candidate} if constant else set())
@@ -280,32 +308,9 @@ def _verify(
     entrants += [policy_entrant(score.candidate.table) for score in scores if score.candidate != NONE]
     limits = [profile.sampling.max_new_tokens]
     header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False)
-    with _progress(console) as progress:
-        task = progress.add_task("verifying", total=len(prompts) * len(entrants))
-        prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
-        return verify(pair, header, prompts, profile.sampling, prompt_format, scores, lambda _: progress.advance(task))
-
-
-def _progress(console: "Console") -> Any:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_interactive
-    )
+    prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+    with counting(console, "verifying", len(prompts) * len(entrants)) as advance:
+        return verify(pair, header, prompts, profile.sampling, prompt_format, scores, advance)
 
 
 def _show(
@@ -336,6 +341,7 @@ def _show(
         "command": shlex.join(["specctl", *sys.argv[1:]]),
         "suite": recorded["suite"],
         "devices": recorded["devices"],
+        "engines": recorded["engines"],
         "versions": recorded["versions"],
     }
     shown = calibration_tables(found, costs, measured)
@@ -347,7 +353,7 @@ def _show(
         if output is None:
             print(f"\n[draft.policy]\n{tomli_w.dumps(found.winner.score.candidate.whole_table)}", end="")
     for warning in found.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        warn(warning)
     if output is not None:
         write_profile(output, calibrated_profile(resolved, found, costs, facts, output))
         if not quiet:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.commands.options import PolicyOption, ProfileOption, QuietOption, SetOption
+from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, warn
 from specctl.errors import UsageError
 from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line, write_line
 
@@ -127,6 +127,7 @@ def generate(
             rich_help_panel=SHOWN,
         ),
     ] = None,
+    force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Generate text: exactly what the target alone would write, only sooner.
@@ -195,7 +196,9 @@ def generate(
         if finished is not None and trace not in (None, "-"):
             drop_unfinished(Path(str(trace)), finished)
         text = streaming.read_prompt() if prompt == "-" else prompt or ""
-        answerer = _load(resolved, console, quiet=quiet, traced=traced is not None)
+        expected = (streaming.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
+        traces = traced is not None
+        answerer = _load(resolved, console, quiet=quiet, traced=traces, force=force, expected_tokens=expected)
         if not resume:
             for stream in filter(None, (sink, traced)):
                 streaming.start_over(stream)
@@ -217,21 +220,34 @@ def generate(
         streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
 
 
-def _load(profile: "Profile", console: "Console", *, quiet: bool, traced: bool) -> "Answerer":
+def _load(
+    profile: "Profile", console: "Console", *, quiet: bool, traced: bool, force: bool, expected_tokens: int
+) -> "Answerer":
     """Load the profile's models, saying so on a terminal; torch is imported here and not before."""
-    from specctl.terminal.loading import loading
+    from specctl.terminal.loading import loading, note
 
     with loading(console, "starting") if not quiet else nullcontext(lambda _: None) as progress:
         from specctl.decoding.answers import Answerer
         from specctl.decoding.prompts import PromptFormat
-        from specctl.decoding.session import READABLE, Session, build_drafter
+        from specctl.decoding.session import Session, build_drafter, readable, warm_up
+        from specctl.models.engines import EngineSettings
         from specctl.models.pair import load_pair
         from specctl.policies import Signal
 
         draft = profile.draft.at_work() if profile.draft is not None else None
         profile = profile.model_copy(update={"draft": draft})  # an idle model need not be loaded
-        pair = load_pair(profile, progress=lambda what: progress(f"loading {what}"))
-        signals = READABLE if traced else frozenset[Signal]()
+        levels = draft.levels if draft is not None else ()
+        say = (lambda _: None) if quiet else (lambda text: note(console, text))
+        pair = load_pair(
+            profile,
+            with_heads=traced or any("accept_prob" in level.policy.build().signals for level in levels),
+            on_foreign_head=warn if force else None,
+            engines=EngineSettings.of(profile, expected_tokens, say, progress),
+            progress=lambda what: progress(f"loading {what}"),
+        )
+        if pair.preparing_seconds is not None:
+            warm_up(pair, profile.sampling)
+        signals = readable(pair) if traced else frozenset[Signal]()
         drafter = build_drafter(pair, draft.policy.build(), signals, draft=draft) if draft is not None else None
     prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)

@@ -6,8 +6,10 @@ from typing import Protocol
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.models.runner import Runner
+from specctl.decoding.reading import numbers, reader
+from specctl.decoding.sampling import Sampling, arrivals, sibling
+from specctl.models.acceptance_head import SIGNALS
+from specctl.models.runner import FusedRunner, Runner
 from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round, StopReason
 
@@ -55,6 +57,20 @@ class Drafter(Protocol):
         """Forget all but the first ``length`` tokens of the sequence."""
 
 
+class Judge(Protocol):
+    """Foretells whether a drafted token will be accepted, as `AcceptanceHead` does.
+
+    Attributes:
+        reads_signals: whether it wants the token's own signals too.
+    """
+
+    @property
+    def reads_signals(self) -> bool: ...
+
+    def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
+        """The chances ``(...)`` for tokens of the last hidden states ``(..., H)``, drawn with signals ``(..., 3)``."""
+
+
 class ModelDrafter:
     """A draft model that a stopping policy stops.
 
@@ -62,19 +78,35 @@ class ModelDrafter:
         runner: the draft model.
         policy: asked after each token.
         record: signals to compute whether or not the policy reads them, for people to see.
+        head: foretells acceptance, on the runner's device; needed for the signal ``accept_prob`` alone.
+
+    Raises:
+        ValueError: ``accept_prob`` is wanted and there is no head.
     """
 
-    def __init__(self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
+    def __init__(
+        self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset(), head: Judge | None = None
+    ) -> None:
         self.runner = runner
         self.policy = policy
         self._signals = policy.signals | record
+        self._head = head if "accept_prob" in self._signals else None
+        if self._head is None and "accept_prob" in self._signals:
+            raise ValueError("accept_prob needs a head")
+        self._drawn_with = torch.empty(0)  # (3,) SIGNALS of the last token drafted
+        self._fused = runner if isinstance(runner, FusedRunner) else None
+        # Fused, all signals cost little, and one reader means one pass to compile or capture, whatever the policy.
+        every = self._fused is not None or (self._head is not None and self._head.reads_signals)
+        self._read = frozenset(SIGNALS) if every else self._signals
         self._sampling = Sampling()
+        self._reader = reader(self._sampling, self._read)
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
+        self._reader = reader(sampling, self._read)
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
 
@@ -90,8 +122,7 @@ class ModelDrafter:
 
         def propose(index: int) -> DraftStep:
             nonlocal pending
-            logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
-            step, probs = self._step(logits, index)
+            step, probs = self._step(pending, index)
             if probs is not None:
                 rows.append(probs)
             pending = [step.token]
@@ -101,28 +132,36 @@ class ModelDrafter:
         probs = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
         return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold)
 
-    def _step(self, logits: torch.Tensor, index: int) -> tuple[DraftStep, torch.Tensor | None]:
-        """Draw one token and read it, with the signals wanted, in a single transfer."""
-        probs: torch.Tensor | None = None
-        if self._sampling.greedy:
-            token = logits.argmax(-1)
+    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
+        """Draw one token after ``pending`` and read it, with the signals wanted, in a single transfer."""
+        names: list[Signal] = self._reader.names()
+        if self._fused is not None and self._head is None and len(pending) == 1:
+            values, probs = self._fused.read(pending[0], self._reader, self._noise(self._fused.vocabulary))
+            token, *signals = values.tolist()
         else:
-            probs = self._sampling.probs(logits)
-            token = draw(probs, self._generator)
-        if not self._signals:
-            return DraftStep(index, int(token)), probs
-        raw = probs if probs is not None and self._sampling.plain else logits.float().softmax(-1)  # (V,)
-        found = [token]
-        if "entropy" in self._signals:
-            found.append(torch.special.entr(raw).sum())
-        if "top_prob" in self._signals:
-            found.append(raw.amax())
-        if "token_prob" in self._signals:
-            found.append(raw.gather(0, token[None])[0])
-        # float64 holds ids and probabilities alike
-        values = torch.stack([value.double() for value in found]).tolist()
-        names = [name for name in ("entropy", "top_prob", "token_prob") if name in self._signals]
-        return DraftStep(index, int(values[0]), **dict(zip(names, values[1:], strict=True))), probs
+            # On a round's first step nothing drafted has been fed yet that a head could judge.
+            judging = self._head is not None and index > 1
+            forward = self.runner.extend(pending, keep=1, hidden=judging)
+            logits = forward.logits[0]  # (V,)
+            found, probs = self._reader(logits, self._noise(len(logits)))
+            own = found[1:]
+            if self._head is not None and forward.hidden is not None:
+                # The hidden state belongs to the token drawn one step ago, and so must the signals.
+                found = [*found, self._head.accept_prob(forward.hidden[0], self._drawn_with)]
+                names.append("accept_prob")
+            if self._head is not None and self._head.reads_signals:
+                self._drawn_with = torch.stack(own)
+            token, *signals = numbers(found)
+        known = dict(zip(names, signals, strict=True))
+        if self._head is not None:
+            known.setdefault("accept_prob", 1.0)
+        wanted = {str(name): value for name, value in known.items() if name in self._signals}
+        return DraftStep(index, int(token), **wanted), probs
+
+    def _noise(self, vocabulary: int) -> torch.Tensor | None:
+        if self._sampling.greedy:
+            return None
+        return arrivals((vocabulary,), self.runner.device, self._generator)  # (V,)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -1,14 +1,17 @@
 """HSDDW's middle model: it verifies what a faster drafter wrote and is itself a drafter (Syu and Lee 2025)."""
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from time import perf_counter
 
 import torch
 
-from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.drafters import Draft, Drafter, Judge
 from specctl.decoding.sampling import Sampling, sibling
+from specctl.decoding.signals import read_signals
 from specctl.decoding.verification import Verdict, verify, verify_greedy
-from specctl.models.runner import Runner
+from specctl.models.acceptance_head import SIGNALS
+from specctl.models.runner import Forward, Runner
 from specctl.policies import Signal, StoppingPolicy
 from specctl.records import DraftStep, Round, StopReason
 
@@ -32,6 +35,10 @@ class PreVerifiedDrafter:
         policy: asked after each inner round about the tokens it added.
         once: offer the block after a single inner round; the policy then only limits its length.
         record: signals to compute whether or not the policy reads them, for people to see.
+        head: foretells acceptance, on the runner's device; needed for the signal ``accept_prob`` alone.
+
+    Raises:
+        ValueError: ``accept_prob`` is wanted and there is no head.
     """
 
     def __init__(
@@ -42,12 +49,17 @@ class PreVerifiedDrafter:
         *,
         once: bool = False,
         record: Set[Signal] = frozenset(),
+        head: Judge | None = None,
     ) -> None:
         self.inner = inner
         self.runner = runner
         self.policy = policy
         self._once = once
         self._signals = policy.signals | record
+        self._head = head if "accept_prob" in self._signals else None
+        if self._head is None and "accept_prob" in self._signals:
+            raise ValueError("accept_prob needs a head")
+        self._drawn_with = torch.empty(0)  # (3,) SIGNALS of the last token collected
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -104,11 +116,12 @@ class PreVerifiedDrafter:
         draft = self.inner.draft(text, budget)
         drafted = perf_counter()
         pending = text[self.runner.length :]
-        logits = self.runner.extend([*pending, *draft.tokens], keep=len(draft.tokens) + 1).logits  # (K + 1, V)
-        verdict, probs = self._judge(draft, logits)
+        keep = len(draft.tokens) + 1
+        forward = self.runner.extend([*pending, *draft.tokens], keep=keep, hidden=self._head is not None)
+        verdict, probs = self._judge(draft, forward.logits)
         ended = verdict.accepted == len(draft.tokens) and bool(draft.tokens) and draft.tokens[-1] in self._eos
         tokens = [*draft.tokens[: verdict.accepted], *([] if ended else [verdict.extra])]
-        steps = self._steps(logits[: len(tokens)], probs, tokens, first)
+        steps = self._steps(forward, probs, tokens, first)
         verified = perf_counter()
         round_ = Round(
             index=index,
@@ -137,27 +150,43 @@ class PreVerifiedDrafter:
         return verify(tokens, below, probs, self._generator), probs
 
     def _steps(
-        self, logits: torch.Tensor, probs: torch.Tensor | None, tokens: Sequence[int], first: int
-    ) -> list[DraftStep]:  # logits (n, V), probs (n or more, V)
-        """Read the signals wanted at every token in a single transfer."""
-        found: dict[str, list[float]] = {}
-        if self._signals:
-            plain = probs is not None and self._sampling.plain
-            raw = probs[: len(tokens)] if plain and probs is not None else logits.float().softmax(-1)  # (n, V)
-            columns: dict[str, torch.Tensor] = {}
-            if "entropy" in self._signals:
-                columns["entropy"] = torch.special.entr(raw).sum(-1)
-            if "top_prob" in self._signals:
-                columns["top_prob"] = raw.amax(-1)
-            if "token_prob" in self._signals:
-                chosen = torch.tensor(tokens, device=raw.device)
-                columns["token_prob"] = raw.gather(1, chosen[:, None])[:, 0]
-            if columns:
-                found = dict(zip(columns, torch.stack(list(columns.values())).tolist(), strict=True))
-        return [
-            DraftStep(first + place, token, **{name: values[place] for name, values in found.items()})
+        self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int], first: int
+    ) -> list[DraftStep]:
+        """The tokens with the signals wanted, all read in a single transfer.
+
+        Args:
+            forward: K + 1 rows, of which the first n are the tokens' places.
+            probs: ``(K + 1, V)``, the distributions there; None when greedy.
+            tokens: n ids.
+            first: the first one's place in the block, from 1.
+        """
+        rows = self._rows(forward, probs, tokens)
+        values = torch.stack(list(rows.values()), dim=1).tolist() if rows else [()] * len(tokens)  # (n, signals)
+        steps = [
+            DraftStep(first + place, token, **dict(zip(rows, values[place], strict=True)))
             for place, token in enumerate(tokens)
         ]
+        if self._head is not None and first == 1:
+            steps[0] = replace(steps[0], accept_prob=1.0)  # nothing drafted stands before it
+        return steps
+
+    def _rows(
+        self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]
+    ) -> dict[Signal, torch.Tensor]:  # (n,) each
+        reads_signals = self._head is not None and self._head.reads_signals
+        wanted = self._signals.union(SIGNALS) if reads_signals else self._signals - {"accept_prob"}
+        logits, count = forward.logits, len(tokens)
+        chosen = torch.tensor(tokens, device=logits.device)
+        rows = read_signals(logits[:count], chosen, wanted, None if probs is None else probs[:count], self._sampling)
+        if self._head is not None and forward.hidden is not None:
+            # A row's hidden state is of the token before it, and so must the signals be.
+            drawn_with = torch.empty(0, device=logits.device)
+            if reads_signals:
+                own = torch.stack(list(rows.values()), dim=1)  # (n, 3)
+                before = self._drawn_with if len(self._drawn_with) else torch.zeros_like(own[0])
+                drawn_with, self._drawn_with = torch.cat([before[None], own[:-1]]), own[-1]
+            rows["accept_prob"] = self._head.accept_prob(forward.hidden[:count], drawn_with)
+        return {name: row for name, row in rows.items() if name in self._signals}
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -1,5 +1,6 @@
 """From logits to the distribution tokens are drawn from, and the draw itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,12 +53,18 @@ class Sampling:
         return probs
 
 
-def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (V,) -> ()
-    """One index with probability proportional to its weight, without waiting for the device.
+def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (..., V) -> (...)
+    """One index of each row with probability proportional to its weight, without waiting for the device."""
+    return race(weights, arrivals(weights.shape, weights.device, generator))
 
-    An exponential race: the first of V arrivals at rates ``weights`` is index i with probability w_i / sum(w).
-    """
-    arrivals = torch.empty_like(weights).exponential_(generator=generator).clamp_min_(TINY)
+
+def arrivals(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:  # (...)
+    """Standard exponential variates: all the randomness of a `race`."""
+    return torch.empty(shape, device=device).exponential_(generator=generator).clamp_min_(TINY)
+
+
+def race(weights: torch.Tensor, arrivals: torch.Tensor) -> torch.Tensor:  # (..., V), (..., V) -> (...)
+    """The first of V arrivals at rates ``weights``, which is index i with probability w_i / sum(w)."""
     return (weights / arrivals).argmax(-1)
 
 

@@ -10,13 +10,18 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import special_ids
+from specctl.errors import ProfileError
+from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
 from specctl.models.pair import Pair
 from specctl.models.runner import Runner
-from specctl.policies import Signal, StoppingPolicy
+from specctl.policies import POLICIES, Signal, StoppingPolicy
 from specctl.profile.schema import DraftTable, SamplingTable
 from specctl.records import Completion, Round
 
-READABLE: frozenset[Signal] = frozenset({"entropy", "top_prob", "token_prob"})
+
+def readable(pair: Pair) -> frozenset[Signal]:
+    """Every signal that can be recorded of some draft of a pair."""
+    return frozenset(SIGNALS) | ({"accept_prob"} if any(pair.heads) else frozenset())
 
 
 def build_drafter(
@@ -27,14 +32,18 @@ def build_drafter(
     Args:
         pair: loaded models.
         policy: stops the draft that the target verifies, whatever policy its table names.
-        record: signals to compute at every level whether or not a policy reads them.
+        record: signals to compute at every level whether or not a policy reads them; ``accept_prob`` where there is a
+            head.
         draft: the table of that draft. It and the tables in it say how the models below take part, each with the
             policy of its own table; without it the first draft drafts alone.
+
+    Raises:
+        ProfileError: a policy reads what a head foretells, and its draft has none.
     """
     levels = draft.levels if draft is not None else ()
-    stages = [Stage(policy, bool(levels) and levels[0].pre_verify == "once")]
-    stages += [Stage(level.policy.build(), level.pre_verify == "once") for level in levels[1:]]
-    return compose(pair.drafts, stages, record)
+    policies = [policy, *(level.policy.build() for level in levels[1:])]
+    once = [level.pre_verify == "once" for level in levels] or [False]
+    return compose(list(map(Stage, pair.drafts, policies, once, pair.heads)), record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +51,61 @@ class Stage:
     """How one draft takes part.
 
     Attributes:
+        runner: the model.
         policy: stops it.
         once: if models below draft for it, whether its block goes up after a single round of theirs.
+        head: the model's, if it has one.
     """
 
+    runner: Runner
     policy: StoppingPolicy
     once: bool = False
+    head: AcceptanceHead | None = None
 
 
-def compose(runners: Sequence[Runner], stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Drafter | None:
-    """A drafter of as many levels as there are both runners and stages, the first for the target.
+def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Drafter | None:
+    """A drafter of so many levels, the first for the target; for ``record`` see `build_drafter`.
 
     A policy that never drafts ends the levels above it; None where that is the first.
+
+    Raises:
+        ProfileError: a policy reads what a head foretells, and there is none.
     """
-    if not runners or not stages or stages[0].policy.draft_limit() == 0:
+    if not stages or stages[0].policy.draft_limit() == 0:
         return None
-    inner = compose(runners[1:], stages[1:], record)
+    top = stages[0]
+    if top.head is None and "accept_prob" in top.policy.signals:
+        raise ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
+    inner = compose(stages[1:], record)
+    if top.head is None:
+        record = record - {"accept_prob"}
     if inner is None:
-        return ModelDrafter(runners[0], stages[0].policy, record)
-    return PreVerifiedDrafter(inner, runners[0], stages[0].policy, once=stages[0].once, record=record)
+        return ModelDrafter(top.runner, top.policy, record, top.head)
+    return PreVerifiedDrafter(inner, top.runner, top.policy, once=top.once, record=record, head=top.head)
+
+
+def warm_up(pair: Pair, settings: SamplingTable) -> None:
+    """Run each kind of pass once, so that what is compiled or captured at first use is no request's loss."""
+    few = [token for token in range(64) if token not in pair.eos][:4]
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    with torch.inference_mode():
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+            runner.extend(few, keep=0)  # makes the buffers
+            runner.extend(few[:1], keep=1)
+            runner.extend(few[:2], keep=2)
+        # Any draft may be the lowest, and one with a head may do without it.
+        for runner, head in zip(pair.drafts, pair.heads, strict=True):
+            for judging in (False, True) if head is not None else (False,):
+                runner.rollback(len(few))
+                record = frozenset[Signal]({"accept_prob"} if judging else ())
+                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head)
+                drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
+                drafter.draft([*few, *few[:2]], budget=2)
+                if judging:
+                    runner.extend(few[:2], keep=2, hidden=True)
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
 
 
 class Session:

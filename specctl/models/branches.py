@@ -2,19 +2,24 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-
-from specctl.models.runner import EagerRunner, Runner
+from specctl.models.runner import EagerRunner, Forward, Runner
 
 AT_ONCE = 64
 """Branches in one forward pass: enough to fill it, few enough for the mask to stay small."""
 
-Choose = Callable[[Sequence[int], torch.Tensor], list[int]]
-"""Told which branches and their next logits ``(B, V)``; gives each branch's next token."""
+Choose = Callable[[Sequence[int], Forward], list[int]]
+"""Told which branches and what a pass over their last tokens found, a row each; gives each branch's next token."""
 
 
 def continue_branches(
-    runner: Runner, sequence: Sequence[int], starts: Sequence[int], first: Sequence[int], length: int, choose: Choose
+    runner: Runner,
+    sequence: Sequence[int],
+    starts: Sequence[int],
+    first: Sequence[int],
+    length: int,
+    choose: Choose,
+    *,
+    hidden: bool = False,
 ) -> None:
     """Continue ``sequence[:start]`` and then a first token, for every start, by ``length`` tokens.
 
@@ -25,6 +30,7 @@ def continue_branches(
         first: each branch's first token.
         length: how many tokens ``choose`` picks for each branch.
         choose: picks them.
+        hidden: whether it wants hidden states.
     """
     shares = isinstance(runner, EagerRunner) and runner.holds_everything
     for begin in range(0, len(starts), AT_ONCE if shares else 1):
@@ -35,8 +41,8 @@ def continue_branches(
             runner.extend(pending, keep=0)
         for step in range(length):
             if isinstance(runner, EagerRunner) and shares:
-                logits = runner.extend_branches(tokens, some_starts, step)
+                forward = runner.extend_branches(tokens, some_starts, step, hidden=hidden)
             else:
-                logits = runner.extend(tokens, keep=1).logits
-            tokens = choose(which, logits)
+                forward = runner.extend(tokens, keep=1, hidden=hidden)
+            tokens = choose(which, forward)
         runner.rollback(max(some_starts))

@@ -1,10 +1,10 @@
-"""A KV cache that grows without copying what it holds."""
+"""Layers of KV caches that do not copy what they hold."""
 
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 SPARE = 256
 
@@ -13,12 +13,21 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """A full-attention layer over buffers with room to spare.
 
     transformers' own layer concatenates: every step copies the whole cache. Here a step writes its own entries and
-    ``keys`` and ``values`` are views; cropping, inherited, shortens the views.
+    hands out views; cropping moves a counter.
     """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._filled = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]  # (1, heads, capacity, head_dim)
+        # Dimension 2 holds the tokens: (1, heads, capacity, head_dim)
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self._capacity = 0
 
     def update(
         self,
@@ -30,21 +39,98 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """Append ``(1, heads, T, head_dim)`` states; returns all of them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = self.get_seq_length()
-        end = start + key_states.shape[2]
-        if end > self._buffers[0].shape[2]:
-            self._grow(start, end + max(SPARE, end // 4))
-        keys, values = self._buffers
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
-        return self.keys, self.values
+        width = key_states.shape[2]
+        start, end = self._filled, self._filled + width
+        if end > self._capacity:
+            self._grow(end + max(SPARE, end // 4))
+        self.keys.narrow(2, start, width).copy_(key_states)
+        self.values.narrow(2, start, width).copy_(value_states)
+        self._filled = end
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
-    def _grow(self, filled: int, capacity: int) -> None:
-        for place, old in enumerate(self._buffers):
-            new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
-            new[:, :, :filled] = old[:, :, :filled]
-            self._buffers[place] = new
+    def get_seq_length(self) -> int:
+        return self._filled
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove as many tokens as the number, given negative, says."""
+        self._filled = max(0, self._filled - abs(tokens_to_remove))
+
+    def reset(self) -> None:
+        self._filled = 0
+
+    def _grow(self, capacity: int) -> None:
+        self.keys, self.values = (self._grown(old, capacity) for old in (self.keys, self.values))
+        self._capacity = capacity
+
+    def _grown(self, old: torch.Tensor, capacity: int) -> torch.Tensor:
+        new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+        new[:, :, : self._filled] = old[:, :, : self._filled]
+        return new
+
+
+class Cursor:
+    """Where the pass at hand writes in a cache of `FixedLayer` and how far it looks; one for all layers.
+
+    Attributes:
+        positions: ``(T,)`` int64, where the pass's tokens stand.
+        span: how many places its tokens may look at; what lies ahead of them is masked.
+    """
+
+    positions: torch.Tensor
+    span: int
+
+
+class FixedLayer(CacheLayerMixin):
+    """A full-attention layer that is told where to write: ``(1, heads, capacity, head_dim)``, in place."""
+
+    is_compileable = True
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, cursor: Cursor, capacity: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cursor, self._capacity = cursor, capacity
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        # Zeros: a masked place still meets the values, and what memory happens to hold may be no number.
+        self.keys, self.values = (
+            states.new_zeros(1, states.shape[1], self._capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write ``(1, heads, T, head_dim)`` states where the cursor says; returns what the pass may look at."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self._cursor.positions, key_states)
+        self.values.index_copy_(2, self._cursor.positions, value_states)
+        return self.keys[:, :, : self._cursor.span], self.values[:, :, : self._cursor.span]
+
+    def grow(self, capacity: int, filled: int) -> None:
+        """Move to larger buffers, taking the first ``filled`` tokens along."""
+        self._capacity = capacity
+        if self.is_initialized:
+            old = self.keys, self.values
+            self.lazy_initialization(*old)
+            for new, had in zip((self.keys, self.values), old, strict=True):
+                new[:, :, :filled] = had[:, :, :filled]
+
+    def get_seq_length(self) -> int:
+        return 0  # the runner counts; positions and masks come from it
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
+        return self._cursor.span, 0
+
+    def get_max_length(self) -> int:
+        return self._capacity
 
 
 def empty_cache(config: PreTrainedConfig) -> DynamicCache:
@@ -52,7 +138,7 @@ def empty_cache(config: PreTrainedConfig) -> DynamicCache:
     cache = DynamicCache(config=config)
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[place] = BufferedLayer()  # type: ignore[no-untyped-call]
+            cache.layers[place] = BufferedLayer()
         elif hasattr(layer, "activate_past_recording"):
             # Sliding-window layers throw old entries away unless told that they may have to come back.
             layer.activate_past_recording()

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.checkpoint import Checkpoint, hushed_hub, locate
+from specctl.models.head_checkpoint import locate_head, mismatch, on_hub
 from specctl.models.loading import hushed, load_tokenizer, model_tables
 from specctl.models.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
 from specctl.models.placement import Placement, after, place
 from specctl.models.vocabulary import check_vocabulary
-from specctl.profile.schema import ModelTable, Profile
+from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,6 +89,9 @@ def diagnose(profile: Profile) -> Diagnosis:
             except ModelError as error:
                 report.problems.append(Problem(key, error.message, error.hint))
     _compare(report, tokenizers)
+    for key, table in model_tables(profile):
+        if isinstance(table, DraftTable) and table.head is not None:
+            _examine_head(key, table, table.head, report)
     return report
 
 
@@ -138,6 +142,28 @@ def _examine(
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
     _advise_on_cache(checkpoint, need, placement, free, report)
     return placement
+
+
+def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> None:
+    """Whether a draft's head is there, is for the draft's width, and was trained on its weights.
+
+    A policy that does without it can run all the same.
+    """
+    if on_hub(name):
+        report.advice.append(f"The acceptance head {name!r} comes from the hub at first use.")
+        return
+    try:
+        head = locate_head(name)
+        draft = locate(table, key)
+        text = load_config(draft, table.trust_remote_code).get_text_config(decoder=True)
+        head.load(text.hidden_size)
+        if draft.has_weights() and (reason := mismatch(head, draft)):
+            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`.")
+    except ModelError as error:
+        if "accept_prob" not in table.policy.build().signals:
+            report.advice.append(f"{error.message} {error.hint}")
+        elif error.message not in {problem.message for problem in report.problems}:
+            report.problems.append(Problem(f"{key}.head", error.message, error.hint))
 
 
 def _require_causal(checkpoint: Checkpoint, config: Any, table: ModelTable) -> None:

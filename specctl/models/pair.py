@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specctl.errors import RecordError
+from specctl.errors import ModelError, RecordError
+from specctl.models.acceptance_head import AcceptanceHead
+from specctl.models.checkpoint import locate
+from specctl.models.engines import EngineSettings, build_runner, fixed_width, preparing_seconds
+from specctl.models.head_checkpoint import locate_head, mismatch
 from specctl.models.loading import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
-from specctl.models.runner import EagerRunner, Runner
+from specctl.models.runner import Runner
 from specctl.models.vocabulary import check_vocabulary
-from specctl.profile.schema import ModelTable, Profile
+from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Pair:
         eos: ids that end a sequence.
         context: the longest sequence that every model of the pair can hold, in tokens.
         models: the transformers models behind the runners, the target's first.
+        heads: for each draft what foretells acceptance from its hidden states, on its device; None where it has none.
     """
 
     target: Runner
@@ -32,6 +37,20 @@ class Pair:
     eos: frozenset[int]
     context: int
     models: tuple[PreTrainedModel, ...]
+    heads: tuple[AcceptanceHead | None, ...]
+
+    @property
+    def head(self) -> AcceptanceHead | None:
+        """The first draft's."""
+        return self.heads[0] if self.heads else None
+
+    @property
+    def preparing_seconds(self) -> float | None:
+        """Wall time its runners have spent on compiling or capturing; None where none of them does."""
+        spent = [
+            seconds for runner in (self.target, *self.drafts) if (seconds := preparing_seconds(runner)) is not None
+        ]
+        return sum(spent) if spent else None
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; raises RecordError where none can."""
@@ -46,6 +65,9 @@ def load_pair(
     *,
     with_drafts: bool = True,
     drafts: Sequence[ModelTable] | None = None,
+    with_heads: bool = True,
+    on_foreign_head: Callable[[str], None] | None = None,
+    engines: EngineSettings | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Pair:
     """Load every model of a profile.
@@ -54,10 +76,14 @@ def load_pair(
         profile: names the models.
         with_drafts: whether its drafts are wanted.
         drafts: to load instead of the profile's own, in the order that `Pair.drafts` will have.
+        with_heads: whether to load the heads that the drafts' tables name.
+        on_foreign_head: hears that a head was trained on another draft's weights; without it, such a head is refused.
+        engines: how passes are to run; without it, as the profile says.
         progress: hears what is being loaded.
 
     Raises:
-        ModelError: a model cannot be loaded, does not fit, or its tokenizer is not the target's.
+        ModelError: a model cannot be loaded, does not fit, its tokenizer is not the target's, or it cannot be run as
+            asked; or a draft's head cannot be loaded or was trained on another draft.
     """
     tables = model_tables(profile)[-1:]
     if drafts is not None:
@@ -75,7 +101,17 @@ def load_pair(
     for (role, table), draft in zip(tables[:-1], loaded[:-1], strict=True):
         check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
     models = loaded[::-1]
-    runners = [EagerRunner(model.model, vocabulary) for model in models]
+    settings = engines or EngineSettings.of(profile)
+    runners = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
+    if settings.deterministic:
+        runners[0] = fixed_width(runners[0], target.model)
+    heads: list[AcceptanceHead | None] = []
+    for (_, table), draft, runner in zip(tables[-2::-1], models[1:], runners[1:], strict=True):
+        head = None
+        if with_heads and isinstance(table, DraftTable) and table.head is not None:
+            progress(table.head)
+            head = _load_head(table, table.head, draft, on_foreign_head).to(runner.device)
+        heads.append(head)
     return Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
@@ -83,4 +119,17 @@ def load_pair(
         eos=eos_ids(target.model, tokenizer),
         context=min(runner.context for runner in runners),
         models=tuple(model.model for model in models),
+        heads=tuple(heads),
     )
+
+
+def _load_head(
+    table: DraftTable, name: str, draft: LoadedModel, on_foreign: Callable[[str], None] | None
+) -> AcceptanceHead:
+    checkpoint = locate_head(name)
+    head = checkpoint.load(draft.config.hidden_size)
+    if reason := mismatch(checkpoint, locate(table, "draft")):
+        if on_foreign is None:
+            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`, or try it with --force.")
+        on_foreign(f"{reason}; what it foretells may be far off")
+    return head

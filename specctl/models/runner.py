@@ -1,13 +1,14 @@
 """One causal language model and its KV cache, for one sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
 
 from specctl.models.cache import empty_cache
+from specctl.models.masks import MaskMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Forward:
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
+
+
+LogitReader = Callable[[torch.Tensor, torch.Tensor | None], tuple[list[torch.Tensor], torch.Tensor | None]]
+"""Scalars ``()`` read off a row of logits ``(V,)``, given a draw's randomness ``(V,)`` or None; and the distribution
+``(V,)`` they came from, if it is wanted later. Pure and hashable."""
 
 
 class Runner(Protocol):
@@ -51,6 +57,43 @@ class Runner(Protocol):
         """
 
 
+@runtime_checkable
+class FusedRunner(Runner, Protocol):
+    """A `Runner` that can read the logits of a single token in the pass that makes them.
+
+    Attributes:
+        vocabulary: V, the length of a row of logits.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def read(
+        self, token: int, reader: LogitReader, arrivals: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Extend by one token and read its logits; the reader's scalars as one float64 tensor, and its distribution."""
+
+
+@runtime_checkable
+class PreparedRunner(Protocol):
+    """A runner whose first pass of each kind may take long, being compiled or captured.
+
+    Attributes:
+        engine: its name in reports.
+        prepares: whether that is so.
+        preparing_seconds: wall time it has taken so far.
+    """
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def prepares(self) -> bool: ...
+
+    @property
+    def preparing_seconds(self) -> float: ...
+
+
 class EagerRunner:
     """Any causal LM of transformers, over a cache that grows with the sequence.
 
@@ -66,6 +109,7 @@ class EagerRunner:
         self._window = min(
             filter(None, (getattr(layer, "sliding_window", 0) for layer in self._cache.layers)), default=0
         )
+        self._masks = MaskMaker(model)
         self._floor = 0  # sliding-window layers cannot go back behind it any more
         self.length = 0
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
@@ -74,12 +118,15 @@ class EagerRunner:
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         ids = torch.tensor([tokens], device=self.device)  # (1, T)
+        more: dict[str, Any] = self._masks.arguments(self.length, len(tokens))
+        if hidden:
+            more["output_hidden_states"] = True
         output = self._model(
             input_ids=ids,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=max(keep, 1),  # 0 would mean all of them
-            output_hidden_states=hidden,
+            **more,
         )
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
@@ -91,7 +138,9 @@ class EagerRunner:
         """Whether every layer keeps the whole sequence, as `extend_branches` needs."""
         return not self._window
 
-    def extend_branches(self, tokens: Sequence[int], starts: Sequence[int], step: int) -> torch.Tensor:
+    def extend_branches(
+        self, tokens: Sequence[int], starts: Sequence[int], step: int, *, hidden: bool = False
+    ) -> Forward:
         """One more token of B branches that leave the sequence at different places.
 
         Each branch reads the first ``start`` tokens of the sequence and what it has been given itself; `rollback` ends
@@ -101,9 +150,10 @@ class EagerRunner:
             tokens: one of each branch.
             starts: how many tokens of the sequence each of them follows.
             step: how many tokens each has been given before.
+            hidden: whether hidden states are wanted.
 
         Returns:
-            ``(B, V)``.
+            A row of each branch.
         """
         count, prefix = len(tokens), self.length - step * len(tokens)
         columns = torch.arange(self.length + count, device=self.device)
@@ -118,10 +168,10 @@ class EagerRunner:
             attention_mask=mask[None, None],  # (1, 1, B, C)
             past_key_values=self._cache,
             use_cache=True,
+            output_hidden_states=hidden,
         )
         self.length += count
-        logits: torch.Tensor = output.logits[0, :, : self._vocabulary]
-        return logits
+        return Forward(output.logits[0, :, : self._vocabulary], output.hidden_states[-1][0] if hidden else None)
 
     def rollback(self, length: int) -> None:
         if length == 0 or length < self._floor:

@@ -10,6 +10,7 @@ from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.drafting import draft_phase
 from specctl.policies.heuristic import Heuristic
 from specctl.policies.self_verify import SelfVerify
+from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
 
 POLICIES: dict[str, type[StoppingPolicy]] = {
@@ -20,6 +21,7 @@ POLICIES: dict[str, type[StoppingPolicy]] = {
     "svip": Svip,
     "adaedl": AdaEdl,
     "self-verify": SelfVerify,
+    "specdec++": SpecDecPlusPlus,
 }
 
 __all__ = ["POLICIES", "Signal", "StoppingPolicy", "draft_phase"]

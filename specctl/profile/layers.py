@@ -32,7 +32,11 @@ class Layers:
     origins: dict[Key, str] = field(default_factory=dict)
 
     def lay(self, layer: Layer) -> None:
-        """Merge a layer on top, table by table. A policy table that names another policy replaces the one below."""
+        """Merge a layer on top, table by table.
+
+        A policy table that names another policy replaces the one below. A table that names another model drops the
+        head of the one below, which knows that one alone.
+        """
         self._merge(self.table, layer.table, (), layer.place)
 
     def drop(self, key: Key) -> None:
@@ -45,6 +49,9 @@ class Layers:
         return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
+        if "head" in below and above.get("model", below.get("model")) != below.get("model"):
+            del below["head"]
+            self._forget((*at, "head"))
         for name, value in above.items():
             key = (*at, name)
             old = below.get(name)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from specctl.errors import ProfileError
-from specctl.models.embedded import model_path
+from specctl.models.embedded import head_path, model_path
 from specctl.policies import POLICIES, StoppingPolicy
 
 SCHEMA_VERSION = 1
@@ -30,6 +30,15 @@ def _known_model(model: str) -> str:
         except ProfileError as error:
             raise ValueError(f"cannot be: {error.message}") from error
     return model
+
+
+def _known_head(head: str) -> str:
+    if head.startswith(_EMBEDDED):
+        try:
+            head_path(head.removeprefix(_EMBEDDED))
+        except ProfileError as error:
+            raise ValueError(f"cannot be: {error.message}") from error
+    return head
 
 
 class Table(BaseModel):
@@ -80,10 +89,12 @@ class DraftTable(ModelTable):
     """A draft model with the policy that stops it and, in a hierarchy, the faster model that drafts for it.
 
     In a hierarchy the model verifies what the faster one drafts, and the policy decides when what it has collected
-    goes up.
+    goes up. ``head`` is a network trained on just these weights that foretells acceptance: a hub id, a path, or
+    ``embedded:NAME`` for one that ships with the package. Policies that read ``accept_prob`` need it.
     """
 
     policy: PolicyTable = PolicyTable()
+    head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
     draft: "DraftTable | None" = None
     pre_verify: Literal["loop", "once"] | None = None
     """How often the faster model drafts before the block goes up: until the policy stops (``loop``, so without the
@@ -133,8 +144,25 @@ class Profile(Table):
 
     schema_version: Literal[1] = 1
     description: str = ""
+    engine: Literal["auto", "eager", "static", "graph"] = "auto"
+    """How forward passes run: ``eager``, any model over a cache that grows; ``static``, over a cache at fixed
+    addresses; ``graph``, that captured as CUDA graphs. ``auto`` is ``static`` where passes are compiled, else
+    ``eager``. What a model or a machine cannot do falls back, with a line that says so."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether torch.compile makes the passes of the static engine faster, once and for minutes; ``auto`` for long runs
+    alone."""
+    deterministic: bool = False
+    """Verify in passes of one shape, so that greedy output is the same bit for bit whatever the policy, in every dtype;
+    slower."""
     target: ModelTable
     draft: DraftTable | None = None
     sampling: SamplingTable = SamplingTable()
     prompt: PromptTable = PromptTable()
     provenance: dict[str, Any] | None = None
+
+    @field_validator("compile")
+    @classmethod
+    def _compiled_engine(cls, compile: bool | str, info: ValidationInfo) -> bool | str:  # noqa: A002 - the key's name
+        if compile is True and info.data.get("engine") == "eager":
+            raise ValueError('needs engine = "static", "graph" or "auto"; eager passes are not compiled')
+        return compile

@@ -28,7 +28,7 @@ def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> P
     """
     mistakes: Mistakes = {}
     for key, draft in _drafts(table):
-        mistakes |= _complete_policy(draft, (*key, "policy"))
+        mistakes |= _complete_policy(draft, (*key, "policy")) or _missing_head(draft, key)
     try:
         profile = Profile.model_validate(table)
     except ValidationError as error:
@@ -75,6 +75,17 @@ def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
         return {key: str(error)}
     draft["policy"] = {"name": name, **settings}
     return {}
+
+
+def _missing_head(draft: dict[str, Any], key: Key) -> Mistakes:
+    policy = draft.get("policy")
+    if draft.get("head") is not None or not isinstance(policy, dict) or policy.get("name") not in POLICIES:
+        return {}
+    settings = {setting: value for setting, value in policy.items() if setting != "name"}
+    if "accept_prob" not in POLICIES[policy["name"]](**settings).signals:
+        return {}
+    what = f"is required by the policy {policy['name']}: the path or hub id of a head that `specctl train-head` made"
+    return {(*key, "head"): what}
 
 
 def _mistakes(error: ValidationError, table: dict[str, Any], at: Key, unknown: Callable[[Key], str]) -> Mistakes:

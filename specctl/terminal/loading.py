@@ -1,13 +1,26 @@
-"""A spinner for the time before anything can be shown."""
+"""What to look at while something takes its time: a spinner, or a bar with the time left."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
 from specctl.terminal.tail import one_line
+
+
+def note(console: Console, text: str) -> None:
+    """One line of something worth knowing, whole however narrow the terminal."""
+    console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -28,3 +41,23 @@ def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
     ) as progress:
         task = progress.add_task(one_line(message), total=None)
         yield lambda now: progress.update(task, description=one_line(now))
+
+
+@contextmanager
+def counting(console: Console, what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+    """Show a bar with the elapsed time and the time left while the block runs; silent where nobody watches.
+
+    Yields a function that counts one more. What an earlier run has ``done`` does not count for the speed.
+    """
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not console.is_interactive,
+    ) as progress:
+        task = progress.add_task(one_line(what), total=total, completed=done)
+        yield lambda: progress.advance(task)

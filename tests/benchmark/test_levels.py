@@ -114,12 +114,19 @@ def test_sigma_and_eta_of_each_level() -> None:
 
 
 def test_break_even_by_hand() -> None:
-    """5 ms of drafts more for half a pass less: 10 ms. Against a rival with as many passes only drafts count."""
-    assert break_even((1.0, 1.0, 0.25), [(0.0, 0.0, 0.75)], (3.0, 2.0)) == pytest.approx(10.0)
-    assert break_even((1.0, 1.0, 0.25), [(0.0, 0.0, 0.75), (0.0, 3.0, 0.3)], (3.0, 2.0)) == pytest.approx(10.0)
-    assert break_even((1.0, 0.0, 0.5), [(0.0, 3.0, 0.5)], (3.0, 2.0)) == 0.0
+    """5 ms of drafts more for half a pass less: 10 ms. Against a rival with as many passes only drafts count.
+
+    A rival that spends 4 ms more on drafts to save a fifth of a pass is faster from 20 ms on.
+    """
+    mine = (1.0, 1.0, 0.25)
+    assert break_even(mine, [(0.0, 0.0, 0.75)], (3.0, 2.0)) == (pytest.approx(10.0), None)
+    assert break_even(mine, [(0.0, 0.0, 0.75), (0.0, 3.0, 0.3)], (3.0, 2.0)) == (pytest.approx(10.0), None)
+    upper = (0.0, 4.5, 0.05)
+    assert break_even(mine, [(0.0, 0.0, 0.75), upper], (3.0, 2.0)) == (pytest.approx(10.0), pytest.approx(20.0))
+    assert break_even(mine, [(0.0, 0.0, 0.4), upper], (3.0, 2.0)) is None, "33 ms are more than 20"
+    assert break_even((1.0, 0.0, 0.5), [(0.0, 3.0, 0.5)], (3.0, 2.0)) == (0.0, None)
     assert break_even((1.0, 2.0, 0.5), [(0.0, 3.0, 0.5)], (3.0, 2.0)) is None
-    assert break_even((0.0, 0.0, 0.5), [(1.0, 3.0, 0.4)], (3.0, 2.0)) is None
+    assert break_even((1.0, 3.0, 0.5), [(0.0, 0.0, 0.4)], (3.0, 2.0)) is None
 
 
 def test_a_hierarchy_pays_from_where_its_time_falls_below_all_others() -> None:
@@ -128,11 +135,10 @@ def test_a_hierarchy_pays_from_where_its_time_falls_below_all_others() -> None:
     assert model is not None
     (full,) = (one for one in entrant_levels(results, model) if one.nested)
     others = [one for one in entrant_levels(results, model) if not one.nested]
-    assert full.pays_from_ms == pytest.approx((3 * MID_MS + 7 * DRAFT_MS) / (7 - 2)), (
-        "the target alone is the last rival"
-    )
+    from_ms = (3 * MID_MS + 7 * DRAFT_MS) / (7 - 2)
+    assert full.pays_ms == (pytest.approx(from_ms), None), "the target alone is the last rival"
     for factor, faster in ((0.98, False), (1.02, True)):
-        costs = (*model.drafts_ms, full.pays_from_ms * factor)
+        costs = (*model.drafts_ms, from_ms * factor)
         assert (full.ms_per_token(costs) < min(one.ms_per_token(costs) for one in others)) is faster
 
 

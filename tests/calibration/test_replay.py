@@ -7,19 +7,33 @@ from functools import cache
 import pytest
 import torch
 from scipy.stats import chi2_contingency
-from toys import EOS, FAMILIES, WINDOW, TableRunner, noisy_copy, random_model, related_table, seeded, table
+from toys import (
+    EOS,
+    FAMILIES,
+    WINDOW,
+    TableRunner,
+    noisy_copy,
+    random_head,
+    random_model,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
 
 from specctl.calibration.collection import read_sequence
 from specctl.calibration.replay import oracle, replay, rounds
 from specctl.calibration.traces import Trace
-from specctl.decoding import drafters, loop
-from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding import drafters, loop, reading
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import build_drafter
 from specctl.decoding.verification import Verdict
 from specctl.errors import UsageError
+from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.pair import Pair
 from specctl.models.runner import EagerRunner, Runner
+from specctl.models.static import StaticRunner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import ExtraToken, Round
 
@@ -39,12 +53,16 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     ],
     "adaedl": [{"threshold": 0.3, "eps": 0.3, "max_draft": 12}, {"keep_trigger": False}],
     "self-verify": [{"max_draft": 12}],
+    "specdec++": [{"threshold": h, "min_draft": low, "max_draft": 12} for h in (0.3, 0.6, 0.8) for low in (1, 3)],
 }
+HEAD = random_head(32, depth=1, spread=0.15)
 CASES = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
 
 
-def pair_of(target: Runner, draft: Runner, eos: frozenset[int] = frozenset()) -> Pair:
-    return Pair(target, (draft,), None, eos, 1 << 20, ())  # type: ignore[arg-type]
+def pair_of(
+    target: Runner, draft: Runner, eos: frozenset[int] = frozenset(), head: AcceptanceHead | None = None
+) -> Pair:
+    return Pair(target, (draft,), None, eos, 1 << 20, (), (head,))  # type: ignore[arg-type]
 
 
 def trace_of(
@@ -60,7 +78,7 @@ def shape(played: Round) -> tuple[object, ...]:
 
 
 def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
-    drafter = ModelDrafter(pair.drafts[0], policy) if policy.draft_limit() else None
+    drafter = build_drafter(pair, policy)
     with torch.inference_mode():
         pair.target.rollback(0)
         pair.drafts[0].rollback(0)
@@ -70,7 +88,7 @@ def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sa
 
 @cache
 def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
-    pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos)
+    pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos, HEAD)
     said = [token for played in live(pair, POLICIES["none"](), PROMPT, Sampling()) for token in played.emitted]
     return pair, trace_of(pair, PROMPT, said, LENGTH, Sampling())
 
@@ -104,6 +122,17 @@ def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
     assert max(map(len, trace.branches.values())) == DEPTH - 1
 
 
+def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
+    _, expected = greedy_pair("llama", frozenset())
+    pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), head=HEAD)
+    found = trace_of(pair, PROMPT, expected.tokens, LENGTH, Sampling())
+    assert (found.kept, found.path.tokens) == (expected.kept, expected.path.tokens)
+    assert found.branches.keys() == expected.branches.keys()
+    for place, branch in found.branches.items():
+        assert branch.tokens == expected.branches[place].tokens
+        assert branch.accept_prob == pytest.approx(expected.branches[place].accept_prob, abs=1e-4)
+
+
 def test_a_longer_draft_than_recorded_is_refused() -> None:
     pair, trace = greedy_pair("llama", frozenset())
     with pytest.raises(UsageError, match="not recorded for drafts of"):
@@ -134,6 +163,7 @@ def test_the_oracle_takes_one_pass_more_than_there_are_disagreements() -> None:
 
 TARGET = table(3, eos_logit=-1.0)
 DRAFT = related_table(TARGET, 4)
+TOY_HEAD = toy_head(DRAFT, 5)
 SAMPLED = [
     ("constant", {"draft_length": 3}),
     ("heuristic", {"draft_length": 2, "max_draft": 6}),
@@ -141,19 +171,20 @@ SAMPLED = [
     ("svip", {"c": 1.0, "threshold": 1.0, "max_draft": 6}),
     ("adaedl", {"threshold": 0.4, "max_draft": 6}),
     ("self-verify", {"max_draft": 6}),
+    ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 6}),
 ]
 SHORT, RUNS = 8, 3000
 PLAIN = Sampling(temperature=1.0)
 
 
 def toy_pair() -> Pair:
-    return pair_of(TableRunner(TARGET), TableRunner(DRAFT), frozenset({EOS}))
+    return pair_of(TableRunner(TARGET), TableRunner(DRAFT), frozenset({EOS}), TOY_HEAD)
 
 
 def toy_run(name: str, settings: dict[str, object], seed: int) -> list[Round]:
     pair = toy_pair()
     policy = POLICIES[name](**settings)
-    drafter = ModelDrafter(pair.drafts[0], policy) if policy.draft_limit() else None
+    drafter = build_drafter(pair, policy)
     return list(decode(pair.target, drafter, (1, 2), SHORT, PLAIN, pair.eos, seeded(seed)))
 
 
@@ -208,12 +239,12 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
 ) -> None:
     """The models run; only chance is taken from the trace."""
     target, draft = EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64)
-    pair = pair_of(target, draft)
+    pair = pair_of(target, draft, head=HEAD)
     for seed in range(5):
         said = [token for r in live(pair, POLICIES["none"](), PROMPT, PLAIN, seed) for token in r.emitted]
         trace = trace_of(pair, PROMPT, said, LENGTH, PLAIN, seed)
         chance = FromTrace(trace)
-        monkeypatch.setattr(drafters, "draw", chance.draw)
+        monkeypatch.setattr(reading, "race", chance.draw)
         monkeypatch.setattr(loop, "judge", chance.judge)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset())]
         assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]

@@ -13,6 +13,8 @@ from specctl.errors import UsageError
 from specctl.policies import POLICIES
 
 LENGTH = 60
+SIGNALS = {"entropy", "top_prob", "token_prob"}
+ALL_SIGNALS = {*SIGNALS, "accept_prob"}
 
 
 def flat_costs(draft: float, target: float, *, per_token: float = 0.0, rest: float = 0.0) -> CostTable:
@@ -75,7 +77,7 @@ def test_a_score_counts_what_the_rounds_did():
 
 
 def test_the_best_threshold_stops_where_the_draft_turns_unsure():
-    found = search(traces(6), grid("all", "paper"), NONE, flat_costs(1, 10))
+    found = search(traces(6), grid("all", "paper", SIGNALS), NONE, flat_costs(1, 10))
     winner = found.winner.score
     assert winner.candidate.name in ("svip", "max-confidence", "adaedl")
     assert winner.tokens_per_second > found.ranked("constant").score.tokens_per_second
@@ -101,7 +103,7 @@ def test_a_setting_no_better_than_the_noise_loses_to_a_simpler_one():
 
 @pytest.mark.parametrize(("draft", "every"), [(1.0, 1), (20.0, 6)], ids=["never agrees", "too slow"])
 def test_a_draft_that_does_not_pay_leads_to_none(draft: float, every: int):
-    found = search(traces(every), grid("all", "paper"), Candidate("svip"), flat_costs(draft, 10))
+    found = search(traces(every), grid("all", "paper", SIGNALS), Candidate("svip"), flat_costs(draft, 10))
     assert found.winner.score.candidate == NONE
     assert verdict(found).startswith("use none")
     assert any("do not speculate" in warning for warning in found.warnings)
@@ -109,14 +111,15 @@ def test_a_draft_that_does_not_pay_leads_to_none(draft: float, every: int):
 
 
 def test_too_few_prompts_are_said_so():
-    found = search(traces(6, 1), grid("constant", "paper"), NONE, flat_costs(1, 10))
+    found = search(traces(6, 1), grid("constant", "paper", SIGNALS), NONE, flat_costs(1, 10))
     assert not found.held_out
     assert found.winner.speedup.low is None
     assert len(found.warnings) == 2
 
 
 def test_rivals_are_ranked_and_not_chosen():
-    found = search(traces(6), grid("constant", "paper"), NONE, flat_costs(1, 10), grid("svip", "paper"))
+    constants, rivals = (grid(name, "paper", SIGNALS) for name in ("constant", "svip"))
+    found = search(traces(6), constants, NONE, flat_costs(1, 10), rivals)
     assert found.ranking[0].score.candidate.name == "svip"
     assert found.winner.score.candidate.name == "constant"
 
@@ -132,19 +135,25 @@ def test_the_oracle_is_no_slower_than_anyone():
     some, ids = traces(4), [f"p{n}" for n in range(12)]
     costs = flat_costs(1, 10)
     best = score_oracle(some, ids, costs).tokens_per_second
-    assert all(best >= score(one, some, ids, costs).tokens_per_second for one in grid("all", "paper"))
+    assert all(best >= score(one, some, ids, costs).tokens_per_second for one in grid("all", "paper", SIGNALS))
 
 
 def test_grids_build_and_hold_the_papers_values():
     for name in [*POLICIES, "all"]:
-        paper, dense = grid(name, "paper"), grid(name, "dense")
+        paper, dense = grid(name, "paper", ALL_SIGNALS), grid(name, "dense", ALL_SIGNALS)
         assert len(set(dense)) == len(dense)
         assert {one.label for one in paper} <= {one.label for one in dense}
         for one in dense:
             one.build()
             assert one.longest_draft <= 41
     with pytest.raises(UsageError, match="did you mean 'svip'"):
-        grid("svpi", "paper")
+        grid("svpi", "paper", SIGNALS)
+
+
+def test_all_is_all_that_the_known_signals_allow():
+    without, with_head = ({one.name for one in grid("all", "paper", known)} for known in (SIGNALS, ALL_SIGNALS))
+    assert without == POLICIES.keys() - {"specdec++"}
+    assert with_head == POLICIES.keys()
 
 
 def test_settings_that_say_the_default_are_left_out():
@@ -152,7 +161,7 @@ def test_settings_that_say_the_default_are_left_out():
 
 
 def test_tables_and_document_tell_the_same():
-    found = search(traces(6), grid("svip", "dense"), Candidate("constant"), flat_costs(1, 10))
+    found = search(traces(6), grid("svip", "dense", SIGNALS), Candidate("constant"), flat_costs(1, 10))
     costs = flat_costs(1, 10)
     shown = calibration_tables(found, costs, [])
     document = as_document(found, costs, [])

@@ -42,7 +42,8 @@ def folder(tmp_path_factory):
 def test_the_document_ranks_every_policy(folder):
     document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
     ranked = {entry["policy"]["name"] for entry in document["ranking"]}
-    assert ranked == {"none", "constant", "heuristic", "max-confidence", "svip", "adaedl", "self-verify"}
+    assert ranked == {"none", "constant", "heuristic", "max-confidence", "svip", "adaedl", "self-verify", "specdec++"}
+    assert 0 <= document["implied_threshold"] < 1
     assert sorted(document["chosen_on"] + document["reported_on"]) == sorted(prompt["id"] for prompt in PROMPTS)
     assert document["chosen"] in [one["policy"] for one in document["measured"]]
     assert all(one["measured_tokens_per_second"] > 0 for one in document["measured"])
@@ -125,10 +126,17 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(tmp_path):
         ),
         (["-t", "1", "--trace", "{trace}", "--no-verify"], "another temperature"),
         (["-n", "17", "-i", "{prompts}", "--save-trace", "{trace}"], "holds the trace of another calibration"),
+        (["--set", "engine=static", "--trace", "{trace}", "--no-verify"], "another engine"),
+        (["--set", "draft.head=other/head", "--trace", "{trace}", "--no-verify"], "embedded:draft-head as the draft's"),
         (["-o", "{trace}"], "exists already"),
+        (["--set", "draft.model=embedded:mid", "--policy", "specdec++"], "specdec\\+\\+ needs a head"),
+        (["--trace", "{headless}", "--policy", "specdec++", "--no-verify"], "was recorded without a head"),
     ],
 )
 def test_mistakes_are_told(folder, arguments, message):
-    places = {"trace": folder / "trace.jsonl", "prompts": folder / "prompts.jsonl"}
+    headless = folder / "headless.jsonl"
+    kept = (folder / "trace.jsonl").read_text(encoding="utf-8")
+    headless.write_text(kept.replace('"accept_prob", ', "", 1).replace('"accept_prob",', "", 1), encoding="utf-8")
+    places = {"trace": folder / "trace.jsonl", "prompts": folder / "prompts.jsonl", "headless": headless}
     with pytest.raises(UsageError, match=message):
         calibrate(*(argument.format(**places) for argument in arguments))

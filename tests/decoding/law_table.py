@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from toys import EOS, TableRunner, law, related_table, seeded, table
+from toys import EOS, TableRunner, law, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -22,6 +22,7 @@ TARGET = table(seed=3, eos_logit=-0.7, spread=1.1)
 DRAFT = related_table(TARGET, seed=4)
 MID = related_table(TARGET, seed=5, noise=0.7)
 FASTEST = related_table(DRAFT, seed=6, noise=0.7)
+HEAD = toy_head(DRAFT, seed=5)
 PROMPT = [2, 3]
 LENGTH = 4
 PLAIN = Sampling(temperature=1.0)
@@ -46,6 +47,8 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
         {"threshold": 0.48, "keep_trigger": False},
     ],
     "self-verify": [{}, {"carry_over": True}],
+    # With a threshold of 0 the head's slightest doubt ends a round after two tokens, or even one.
+    "specdec++": [{"threshold": 0.0}, {"threshold": 0.6, "min_draft": 1, "max_draft": 3}, {"threshold": 0.45}],
 }
 
 
@@ -54,6 +57,7 @@ class Case:
     name: str
     sampling: str
     settings: dict[str, object] = field(default_factory=dict)
+    limit: int = LENGTH
 
     @property
     def setting(self) -> str:
@@ -67,7 +71,7 @@ class Case:
         return POLICIES[self.name](**self.settings)
 
     def drafter(self) -> Drafter:
-        return ModelDrafter(TableRunner(DRAFT), self.policy())
+        return ModelDrafter(TableRunner(DRAFT), self.policy(), head=HEAD)
 
 
 # A policy without an entry above is still tested, with its defaults.
@@ -82,12 +86,14 @@ class Hierarchy:
     Attributes:
         levels: policy and settings of each draft, the target's own first.
         once: whether the levels above the lowest offer their block after one inner round.
+        limit: tokens to generate, of which the first ones are looked at: longer blocks than those are what matters.
     """
 
     name: str
     levels: tuple[tuple[str, dict[str, object]], ...]
     once: bool = False
     sampling: str = "T=1"
+    limit: int = LENGTH + 8
 
     @property
     def setting(self) -> str:
@@ -95,7 +101,8 @@ class Hierarchy:
             name + "".join(f" {key}={value}" for key, value in settings.items()) + " once" * (self.once and not place)
             for place, (name, settings) in enumerate(self.levels)
         ]
-        return f"{' < '.join(shown)}; {self.sampling}"
+        near = f"; limit {LENGTH}" if self.limit == LENGTH else ""
+        return f"{' < '.join(shown)}; {self.sampling}{near}"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.setting}"
@@ -109,14 +116,15 @@ class Hierarchy:
         return drafter
 
 
-# The completions are short, so the caps are too: every way a block can end must happen often.
+# Small caps too: every way a block can end must happen often.
 SELF_VERIFY = ("self-verify", {"max_draft": 3, "carry_over": True})
 DROPPING_SVIP = ("svip", {"c": 1.0, "threshold": 1.1, "keep_trigger": False})
 HIERARCHIES = [
     Hierarchy("draft by M2", (SELF_VERIFY,)),
     Hierarchy("pre-verify once", (("constant", {"draft_length": 4}), ("constant", {"draft_length": 2})), once=True),
     Hierarchy("pre-verify + self-verify once", (("constant", {"draft_length": 4}), SELF_VERIFY), once=True),
-    Hierarchy("full", (("self-verify", {"max_draft": 10}), ("self-verify", {"max_draft": 10}))),
+    Hierarchy("full", (("self-verify", {}), ("self-verify", {}))),
+    Hierarchy("full, near the limit", (("self-verify", {}), ("self-verify", {})), limit=LENGTH),
     Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY)),
     Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY), sampling="T=0.7 top_k=4 top_p=0.9"),
     Hierarchy(
@@ -146,9 +154,18 @@ class Fit:
 
 
 def sample(
-    drafter: Drafter, sampling: Sampling, sequences: int, *, eos: frozenset[int] = frozenset({EOS}), seed: int = 7
+    drafter: Drafter,
+    sampling: Sampling,
+    sequences: int,
+    *,
+    eos: frozenset[int] = frozenset({EOS}),
+    seed: int = 7,
+    limit: int = LENGTH,
 ) -> Counter[tuple[int, ...]]:
-    """How often `decode` gave each completion; one drafter plays all the sequences, as in the program."""
+    """How often `decode` gave each completion, its first LENGTH tokens where ``limit`` is more.
+
+    One drafter plays all the sequences, as in the program.
+    """
     target = TableRunner(TARGET)
     generator = seeded(seed)
     counts: Counter[tuple[int, ...]] = Counter()
@@ -156,8 +173,12 @@ def sample(
         for _ in range(sequences):
             target.rollback(0)
             drafter.rollback(0)
-            rounds = decode(target, drafter, PROMPT, LENGTH, sampling, eos, generator)
-            counts[tuple(token for round_ in rounds for token in round_.emitted)] += 1
+            tokens: list[int] = []
+            for round_ in decode(target, drafter, PROMPT, limit, sampling, eos, generator):
+                tokens += round_.emitted
+                if len(tokens) >= LENGTH:
+                    break
+            counts[tuple(tokens[:LENGTH])] += 1
     return counts
 
 
@@ -186,7 +207,7 @@ def main(sequences: int = 20_000) -> None:
     print("| policy | setting | sequences | chi2 | dof | p |\n| --- | --- | ---: | ---: | ---: | ---: |")
     for case in (*CASES, *HIERARCHIES):
         sampling = SAMPLINGS[case.sampling]
-        found = fit(sample(case.drafter(), sampling, sequences), sampling)
+        found = fit(sample(case.drafter(), sampling, sequences, limit=case.limit), sampling)
         print(
             f"| {case.name} | {case.setting} | {found.sequences} | {found.chi2:.1f} | {found.dof} | {found.p:.3g} |",
             flush=True,

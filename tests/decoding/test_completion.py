@@ -118,7 +118,7 @@ def test_the_parts_of_the_time_are_not_more_than_the_whole():
 
 
 def session(text="upon a time", context=99, sharpness=50.0):
-    pair = Pair(Reciter(text, sharpness=sharpness), (), TOKENIZER, frozenset({EOS}), context, ())
+    pair = Pair(Reciter(text, sharpness=sharpness), (), TOKENIZER, frozenset({EOS}), context, (), ())
     return Session(pair, None)
 
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from toys import FAMILIES, WINDOW, noisy_copy, random_model, seeded
+from toys import FAMILIES, WINDOW, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -20,7 +20,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "svip": {"c": 1.0, "threshold": 1.2},
     "max-confidence": {"threshold": 0.5, "eps": 0.3},
     "adaedl": {"threshold": 0.3, "eps": 0.3},
+    "specdec++": {"threshold": 0.6},
 }
+HEAD = random_head(hidden_size=32)
 
 
 @cache
@@ -41,7 +43,8 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
     target = EagerRunner(random_model(family), 64)
-    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), POLICIES[name](**SETTINGS.get(name, {})))
+    policy = POLICIES[name](**SETTINGS.get(name, {}))
+    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), policy, head=HEAD)
     with torch.inference_mode():
         for prompt in (SHORT, LONG):
             target.rollback(0)

@@ -4,7 +4,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import EOS, FAMILIES, Script, TableRunner, noisy_copy, random_model, related_table, seeded, table
+from toys import (
+    EOS,
+    FAMILIES,
+    Script,
+    TableRunner,
+    noisy_copy,
+    random_model,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -15,6 +26,7 @@ from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant
 from specctl.policies.self_verify import SelfVerify
+from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
@@ -177,6 +189,36 @@ def test_signals_are_the_middle_models_raw_softmax(sampling: Sampling) -> None:
             checked += 1
         text += round_.emitted
     assert checked > 20
+
+
+@pytest.mark.parametrize("reads_signals", [False, True])
+def test_a_head_judges_the_token_fed_before(reads_signals: bool) -> None:
+    """Across inner rounds too: the first row of one is the last token of the one before."""
+    head, policy = toy_head(MID, 9, reads_signals=reads_signals), SpecDecPlusPlus(threshold=1.0, max_draft=9)
+    drafter = PreVerifiedDrafter(
+        ModelDrafter(TableRunner(LOW), Constant(2)), TableRunner(MID), policy, head=head, record={"token_prob"}
+    )
+    text, checked = [1, 2], 0
+    for round_ in decode(TableRunner(TARGET), drafter, text.copy(), 60, PLAIN, generator=seeded(8)):
+        context = [*text, *block(round_)]
+        for place, step in enumerate(round_.steps, start=len(text)):
+            assert step.entropy is None
+            if step.index == 1:
+                assert step.accept_prob == 1.0
+                continue
+            hidden = MID[context[place - 2], context[place - 1]]
+            before = MID[context[place - 3], context[place - 2]].softmax(-1)
+            chance = before[context[place - 1]]
+            signals = torch.stack([torch.special.entr(before).sum(), before.max(), chance])
+            assert step.accept_prob == pytest.approx(head.accept_prob(hidden, signals).item(), abs=1e-6)
+            checked += 1
+        text += round_.emitted
+    assert checked > 20
+
+
+def test_accept_prob_needs_a_head() -> None:
+    with pytest.raises(ValueError, match="needs a head"):
+        PreVerifiedDrafter(ModelDrafter(TableRunner(LOW), Constant(2)), TableRunner(MID), SpecDecPlusPlus())
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, FILTERED], ids=["plain", "filtered"])

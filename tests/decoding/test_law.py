@@ -2,11 +2,13 @@
 
 import pytest
 from law_table import CASES, DRAFT, HIERARCHIES, MID, PLAIN, SAMPLINGS, Case, Hierarchy, fit, sample
-from toys import DropsWhatItSaw, TableRunner
+from toys import DropsWhatItSaw, TableRunner, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.policies.constant import Constant
+from specctl.policies.specdec import SpecDecPlusPlus
+from specctl.policies.svip import Svip
 
 NO_EOS: frozenset[int] = frozenset()
 
@@ -25,7 +27,17 @@ def test_output_follows_the_law_of_the_target(case: Case) -> None:
 @pytest.mark.parametrize("case", HIERARCHIES, ids=str)
 def test_a_hierarchy_follows_the_law_of_the_target(case: Hierarchy) -> None:
     sampling = SAMPLINGS[case.sampling]
-    found = fit(sample(case.drafter(), sampling, 2000), sampling)
+    found = fit(sample(case.drafter(), sampling, 3000, limit=case.limit), sampling)
+    assert found.p > 1e-3, found
+
+
+@pytest.mark.parametrize("reads_signals", [False, True])
+def test_a_head_at_the_middle_model_follows_the_law_of_the_target(reads_signals: bool) -> None:
+    inner = ModelDrafter(TableRunner(DRAFT), Svip(c=1.0, threshold=1.1))
+    policy = SpecDecPlusPlus(threshold=0.6, min_draft=1, max_draft=9)
+    head = toy_head(MID, 9, reads_signals=reads_signals)
+    drafter = PreVerifiedDrafter(inner, TableRunner(MID), policy, head=head)
+    found = fit(sample(drafter, PLAIN, 3000, limit=12), PLAIN)
     assert found.p > 1e-3, found
 
 
@@ -33,7 +45,7 @@ def test_a_hierarchy_follows_the_law_of_the_target(case: Hierarchy) -> None:
 @pytest.mark.parametrize("case", [*CASES, *HIERARCHIES], ids=str)
 def test_output_follows_the_law_of_the_target_at_every_setting(case: Case | Hierarchy) -> None:
     sampling = SAMPLINGS[case.sampling]
-    found = fit(sample(case.drafter(), sampling, 10_000), sampling)
+    found = fit(sample(case.drafter(), sampling, 10_000, limit=case.limit), sampling)
     assert found.p > 1e-3, found
 
 

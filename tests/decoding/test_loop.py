@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import EOS, Script, TableRunner, related_table, seeded, table
+from toys import EOS, Script, TableRunner, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
@@ -16,6 +16,7 @@ from specctl.records import DraftStep, ExtraToken, Round, StopReason
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
 TARGET = table(seed=21)
 DRAFT = related_table(TARGET, seed=22)
+HEAD = toy_head(DRAFT, seed=23)
 NOTHING_ENDS: frozenset[int] = frozenset()
 
 
@@ -39,7 +40,7 @@ class Play:
         sequence = list(prompt)
         self.target = TableRunner(target, sequence)
         self.draft = TableRunner(draft, sequence)
-        drafter = ModelDrafter(self.draft, policy) if policy is not None else None
+        drafter = ModelDrafter(self.draft, policy, head=HEAD) if policy is not None else None
         if prefilled:
             prefill(self.target, drafter, prompt)
             assert self.target.tokens == prompt[:-1]

@@ -52,6 +52,12 @@ def test_the_family_shares_a_tokenizer_and_a_long_context(pair: Pair) -> None:
     assert pair.tokenizer.chat_template
 
 
+def test_the_head_belongs_to_the_draft(pair: Pair) -> None:
+    """Loading refuses one that was trained on other weights."""
+    assert pair.head is not None
+    assert pair.head.hidden_size == pair.models[1].config.hidden_size
+
+
 def test_the_target_is_deeper_than_the_draft(pair: Pair) -> None:
     target, draft = pair.models
     assert target.config.num_hidden_layers > draft.config.num_hidden_layers

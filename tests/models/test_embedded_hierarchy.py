@@ -1,15 +1,14 @@
 """Every setting of HSDDW by profile, on the models that ship with the package."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
+from hsddw_settings import PAPERS_WINDOW, settings, write_settings
 from transformers import GenerationConfig
 
 from specctl.decoding.answers import Answerer
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.prompts import PromptFormat
-from specctl.decoding.session import READABLE, Session, build_drafter
+from specctl.decoding.session import Session, build_drafter, readable
 from specctl.jsonl import Record, result_line, trace_line
 from specctl.models.pair import load_pair
 from specctl.profile import resolve
@@ -17,45 +16,40 @@ from specctl.profile.schema import DraftTable, Profile, SamplingTable
 
 PROMPT = "Once upon a time"
 LENGTH = 40
-ONCE = ["draft.pre_verify=once", "draft.policy.name=constant", "draft.policy.draft_length=11"]
-FOURTH = ["draft.draft.draft.model=embedded:draft", "draft.draft.draft.dtype=float32"]
-
-
-@dataclass(frozen=True)
-class Setting:
-    profile: str
-    overrides: tuple[str, ...] = ()
-    levels: int = 2
-
-    def resolved(self) -> Profile:
-        return resolve(self.profile, overrides=self.overrides).profile
-
-
-SETTINGS = {
-    "draft by M2": Setting("embedded-hsddw", ("draft.policy.name=constant", "draft.draft.policy.name=none"), 1),
-    "draft by M1": Setting("embedded-constant", (), 1),
-    "self-verify": Setting("embedded-self-verify", (), 1),
-    "pre-verify once": Setting("embedded-hsddw", (*ONCE, "draft.draft.policy.name=constant")),
-    "pre-verify + self-verify once": Setting("embedded-hsddw", tuple(ONCE)),
-    "full": Setting("embedded-hsddw"),
-    "svip over max-confidence": Setting(
-        "embedded-hsddw", ("draft.policy.name=svip", "draft.draft.policy.name=max-confidence")
+FOURTH = ("draft.draft.draft.model=embedded:draft", "draft.draft.draft.dtype=float32")
+LEVELS = {"draft-by-m2": 1, "draft-by-m1": 1, "self-verify-m2": 1, "self-verify-m1": 1}
+"""Of settings that have not two."""
+OVERRIDES = {
+    "m1-never-drafts": ("draft.draft.policy.name=none",),
+    "svip-over-max-confidence": ("draft.policy.name=svip", "draft.draft.policy.name=max-confidence"),
+    "max-confidence-over-svip": ("draft.policy.name=max-confidence", "draft.draft.policy.name=svip"),
+    "svip-over-specdec++": (
+        "draft.policy.name=svip",
+        "draft.draft.policy.name=specdec++",
+        "draft.draft.head=embedded:draft-head",
     ),
-    "max-confidence over svip": Setting(
-        "embedded-hsddw", ("draft.policy.name=max-confidence", "draft.draft.policy.name=svip")
-    ),
-    "four levels": Setting("embedded-hsddw", (*FOURTH, "draft.draft.draft.policy.name=heuristic"), 3),
+    "four-levels": (*FOURTH, "draft.draft.draft.policy.name=heuristic"),
 }
+"""Of `embedded-hsddw`, beyond the paper's settings."""
+LEVELS |= {"m1-never-drafts": 1, "four-levels": 3}
+SETTINGS = [*settings(), *OVERRIDES]
 
 
-def answerer(setting: Setting, sampling: SamplingTable) -> tuple[Answerer, DraftTable]:
-    profile = setting.resolved()
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
+    paths = write_settings(tmp_path_factory.mktemp("settings"), [PAPERS_WINDOW], list(settings()))
+    papers = {name: resolve(str(path)).profile for name, path in zip(settings(), paths, strict=True)}
+    mixed = {name: resolve("embedded-hsddw", overrides=given).profile for name, given in OVERRIDES.items()}
+    return papers | mixed
+
+
+def answerer(profile: Profile, sampling: SamplingTable) -> tuple[Answerer, DraftTable]:
     draft = profile.draft.at_work()
-    own = load_pair(profile.model_copy(update={"draft": draft}))
-    assert len(own.drafts) == setting.levels
-    drafter = build_drafter(own, draft.policy.build(), READABLE, draft=draft)
-    assert isinstance(drafter, PreVerifiedDrafter) is (setting.levels > 1)
-    return Answerer(Session(own, drafter), PromptFormat(own.tokenizer), sampling), draft
+    pair = load_pair(profile.model_copy(update={"draft": draft}))
+    assert len(pair.drafts) == len(draft.levels)
+    drafter = build_drafter(pair, draft.policy.build(), readable(pair), draft=draft)
+    assert isinstance(drafter, PreVerifiedDrafter) is (len(draft.levels) > 1)
+    return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer), sampling), draft
 
 
 @pytest.fixture(scope="module")
@@ -72,26 +66,27 @@ def said() -> list[int]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_text_is_that_of_generate(said: list[int], name: str) -> None:
-    answers, draft = answerer(SETTINGS[name], SamplingTable(max_new_tokens=LENGTH))
+def test_greedy_text_is_that_of_generate(profiles: dict[str, Profile], said: list[int], name: str) -> None:
+    answers, draft = answerer(profiles[name], SamplingTable(max_new_tokens=LENGTH))
+    assert len(draft.levels) == LEVELS.get(name, 2)
     (completion,) = answers.answer(Record(1, 1, {"prompt": PROMPT}))
     assert list(completion.tokens) == said
     for round_ in completion.rounds:
-        assert bool(round_.inner) is (SETTINGS[name].levels > 1 and round_.drafted > 0)
+        assert bool(round_.inner) is (len(draft.levels) > 1 and round_.drafted > 0)
         assert draft.pre_verify != "once" or len(round_.inner) <= 1
 
 
-@pytest.mark.parametrize("name", ["full", "four levels"])
-def test_a_record_is_the_same_after_others_as_alone(name: str) -> None:
+@pytest.mark.parametrize("name", ["full", "four-levels"])
+def test_a_record_is_the_same_after_others_as_alone(profiles: dict[str, Profile], name: str) -> None:
     sampling = SamplingTable(max_new_tokens=24, temperature=1.0, seed=3)
-    stream, _ = answerer(SETTINGS[name], sampling)
+    stream, _ = answerer(profiles[name], sampling)
     records = [Record(line, line, {"prompt": text}) for line, text in enumerate([PROMPT, "Tom has 3"], start=1)]
     after = [stream.answer(record)[0].tokens for record in records]
-    assert after == [answerer(SETTINGS[name], sampling)[0].answer(record)[0].tokens for record in records]
+    assert after == [answerer(profiles[name], sampling)[0].answer(record)[0].tokens for record in records]
 
 
-def test_the_output_record_and_the_trace_tell_of_both_levels() -> None:
-    answers, _ = answerer(SETTINGS["full"], SamplingTable(max_new_tokens=LENGTH))
+def test_the_output_record_and_the_trace_tell_of_both_levels(profiles: dict[str, Profile]) -> None:
+    answers, _ = answerer(profiles["full"], SamplingTable(max_new_tokens=LENGTH))
     record = Record(1, 1, {"prompt": PROMPT})
     completions = answers.answer(record)
     result = result_line(record, completions, rounds=True)

@@ -42,6 +42,7 @@ def settings_of(policy: type[StoppingPolicy]) -> dict[str, object]:
             {"threshold": 0.4, "gamma": 0.2, "alpha": 0.9, "eps": 0.01, "beta1": 0.5, "beta2": 0.9, "max_draft": 7},
         ),
         ("self-verify", {"max_draft": 10}),
+        ("specdec++", {"threshold": 0.7, "min_draft": 2, "max_draft": 20}),
     ],
 )
 def test_defaults_are_those_of_the_papers(name: str, defaults: dict[str, object]) -> None:

@@ -138,7 +138,17 @@ class TestPolicies:
 
     def test_naming_the_same_policy_keeps_its_settings(self, environ):
         resolved = resolve(environ=environ, overrides=["policy.name=svip", "policy.threshold=0.9"])
-        assert self.settings(resolved)["max_draft"].endswith("embedded.toml:18")
+        assert self.settings(resolved)["max_draft"].endswith("embedded.toml:19")
+
+    def test_another_draft_drops_the_head_of_the_old_one(self, write, environ):
+        write("own", 'extends = "embedded"\n[draft]\nmodel = "other"\n')
+        write("both", 'extends = "embedded"\n[draft]\nmodel = "other"\nhead = "a/head"\n')
+        write("same", 'extends = "embedded"\n[draft]\nmodel = "embedded:draft"\ndtype = "bfloat16"\n')
+        heads = {name: resolve(name, environ=environ).profile.draft.head for name in ("own", "both", "same")}
+        assert heads == {"own": None, "both": "a/head", "same": "embedded:draft-head"}
+        overridden = resolve(environ=environ, overrides=["draft.model=other"])
+        assert overridden.profile.draft.head is None
+        assert overridden.origins["draft.head"] == "default"
 
     def test_settings_without_a_name_belong_to_the_default_policy(self, write, environ):
         write("x", PAIR)

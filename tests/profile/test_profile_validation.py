@@ -152,8 +152,52 @@ def test_an_unknown_profile_suggests_a_known_one(tmp_path, monkeypatch):
             '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n[draft.draft]\nmodel = "o"\npolicy.name = "svpi"\n',
             "x.toml:7: draft.draft.policy.name: \"svpi\" is no policy; did you mean 'svip'?",
         ),
+        (
+            '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n[draft.draft]\nmodel = "o"\npolicy.name = "specdec++"\n',
+            "x.toml:5: draft.draft.head: is required by the policy specdec++",
+        ),
     ],
 )
 def test_mistakes_in_a_hierarchy(mistakes, text, expected):
     (line,) = mistakes(text)
     assert line.startswith(expected)
+
+
+def test_a_policy_that_reads_a_heads_word_needs_a_head(mistakes):
+    pair = '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n'
+    (line,) = mistakes(pair + '[draft.policy]\nname = "specdec++"\n')
+    assert line.startswith("x.toml:3: draft.head: is required by the policy specdec++")
+    (line,) = mistakes(pair + 'head = "embedded:haed"\n')
+    assert "there is no embedded head 'haed' (known: draft-head)" in line
+
+
+def test_the_least_draft_cannot_be_longer_than_the_longest(mistakes):
+    (line,) = mistakes(overrides=["policy.name=specdec++", "policy.min_draft=9", "policy.max_draft=4"])
+    assert "min_draft = 9 is more than max_draft = 4" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["engine=grpah"], "engine: \"grpah\" must be 'auto', 'eager', 'static' or 'graph'; did you mean 'graph'?"),
+        (["compile=maybe"], "compile: \"maybe\" must be a boolean or 'auto'"),
+        (["deterministic=1"], "deterministic: 1 must be a boolean"),
+        (
+            ["engine=eager", "compile=true"],
+            'compile: true needs engine = "static", "graph" or "auto"; eager passes are not compiled',
+        ),
+    ],
+)
+def test_how_passes_run(mistakes, changes, message):
+    (line,) = mistakes(overrides=changes)
+    assert line == f"--set: {message}"
+
+
+def test_how_passes_run_is_known_with_its_origin():
+    found = resolve("embedded", overrides=["engine=static"], environ={"SPECCTL_DETERMINISTIC": "true"})
+    assert (found.profile.engine, found.profile.compile, found.profile.deterministic) == ("static", "auto", True)
+    assert [found.origins[key] for key in ("engine", "compile", "deterministic")] == [
+        "--set",
+        "default",
+        "environment SPECCTL_DETERMINISTIC",
+    ]

@@ -5,6 +5,7 @@ from pathlib import Path
 from specctl.errors import ProfileError
 
 NAMES = ("target", "mid", "draft")
+HEADS = ("draft-head",)
 
 
 def model_path(name: str) -> Path:
@@ -15,4 +16,15 @@ def model_path(name: str) -> Path:
     """
     if name not in NAMES:
         raise ProfileError(f"there is no embedded model '{name}' (known: {', '.join(NAMES)})")
+    return Path(__file__).parent / name
+
+
+def head_path(name: str) -> Path:
+    """The directory of an acceptance head that was trained on an embedded draft.
+
+    Raises:
+        ProfileError: there is no such head.
+    """
+    if name not in HEADS:
+        raise ProfileError(f"there is no embedded head '{name}' (known: {', '.join(HEADS)})")
     return Path(__file__).parent / name

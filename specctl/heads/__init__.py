@@ -1,0 +1,1 @@
+"""Training a head that foretells acceptance (SpecDec++): its data, the training, and how good it became."""

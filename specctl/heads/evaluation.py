@@ -1,0 +1,198 @@
+"""How well heads foretell acceptance on examples they have not seen, beside what one signal alone could."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specctl.benchmark.association import Bin, auroc
+from specctl.benchmark.readings import Floats
+from specctl.heads.examples import Example, Split
+from specctl.heads.logistic import fit_logistic
+from specctl.heads.mixing import mix, signals, states
+from specctl.heads.training import Recipe
+from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
+from specctl.policies import Signal
+
+BINS = 10
+SEQUENCES_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How near predictions come to the true P; lower is better but for ``auroc``.
+
+    Attributes:
+        kl: mean binary KL(P || prediction) in nats, unweighted: the metric of SpecDec++'s Table 3.
+        loss: mean cross-entropy in nats in which a refusal counts as much as in the recipe that was asked about.
+        ece: expected calibration error, over ten bins of equal width.
+        auroc: the chance that a token accepted by a coin of probability P has a higher prediction than one refused,
+            in expectation over the coins; None where all of P is 0 or all is 1.
+    """
+
+    kl: float
+    loss: float
+    ece: float
+    auroc: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A head beside the logistic curves through single signals, all on the same tokens.
+
+    Attributes:
+        recipe: of the head.
+        tokens, prompts: judged.
+        accepted: mean P.
+        head: its score.
+        signals: the curves' scores by signal, fitted with the head's own weight; their ``kl`` is of unweighted fits.
+        reliability: mean P by prediction.
+    """
+
+    recipe: Recipe
+    tokens: int
+    prompts: int
+    accepted: float
+    head: Score
+    signals: dict[str, Score]
+    reliability: list[Bin]
+
+    @property
+    def beaten_by(self) -> list[str]:
+        """Signals that do as well as the head: by KL where refusals count 1, else by the weighted loss."""
+        plain = self.recipe.reject_weight == 1
+
+        def value(score: Score) -> float:
+            return score.kl if plain else score.loss
+
+        return [name for name, score in self.signals.items() if value(score) <= value(self.head)]
+
+
+def evaluate(
+    draft: PreTrainedModel,
+    heads: Sequence[AcceptanceHead],
+    recipes: Sequence[Recipe],
+    split: Split,
+    share: float,
+    seed: int,
+    after_batch: Callable[[], None] = lambda: None,
+) -> list[Evaluation]:
+    """Judge every head by the development examples; one pass of the draft feeds them all.
+
+    The draft reads a mix of X and Y as in training. The signals that heads are compared with are those it had when it
+    drew Y, after X alone.
+
+    Args:
+        draft: what the heads were trained on.
+        heads: in the order of the recipes.
+        recipes: how they were trained.
+        split: the development examples judge, the training examples fit the curves.
+        share: r, the probability of X in the mix.
+        seed: of the mix.
+        after_batch: called after each 32 examples.
+    """
+    mixed = mix(split.dev, share, f"evaluation/{seed}")
+    logits: list[list[torch.Tensor]] = [[] for _ in heads]
+    for first in range(0, len(mixed), SEQUENCES_AT_ONCE):
+        with torch.inference_mode():
+            batch = slice(first, first + SEQUENCES_AT_ONCE)
+            hidden = states(draft, mixed[batch])
+            seen = signals(split.dev[batch], mixed[batch]).to(hidden.device)
+            for found, head in zip(logits, heads, strict=True):
+                found.append(head(hidden, seen).cpu())
+        after_batch()
+    judged = [one.drafted for one in mixed]
+    truth = _column(split.dev, "acceptance", judged)
+    curves = _Curves(split, judged, truth)
+    evaluations = []
+    for found, recipe in zip(logits, recipes, strict=True):
+        said = torch.cat(found).double().numpy()
+        evaluations.append(
+            Evaluation(
+                recipe=recipe,
+                tokens=len(truth),
+                prompts=len({example.number for example in split.dev}),
+                accepted=float(truth.mean()),
+                head=score(said, truth, recipe.reject_weight),
+                signals=curves.scores(recipe.reject_weight),
+                reliability=reliability(_sigmoid(said), truth),
+            )
+        )
+    return evaluations
+
+
+class _Curves:
+    """Logistic curves through single signals, fitted once for each weight."""
+
+    def __init__(self, split: Split, judged: Sequence[torch.Tensor], truth: Floats) -> None:
+        self._fitted_to = {name: _column(split.train, name) for name in SIGNALS}
+        self._accepted = _column(split.train, "acceptance")
+        self._judged = {name: _column(split.dev, name, judged) for name in SIGNALS}
+        self._truth = truth
+        self._scores: dict[float, dict[str, Score]] = {}
+
+    def scores(self, reject_weight: float) -> dict[str, Score]:
+        if reject_weight not in self._scores:
+            self._scores[reject_weight] = {name: self._score(name, reject_weight) for name in SIGNALS}
+        return self._scores[reject_weight]
+
+    def _score(self, name: Signal, reject_weight: float) -> Score:
+        curve = fit_logistic(self._fitted_to[name], self._accepted, reject_weight)
+        weighted = score(curve.logits(self._judged[name]), self._truth, reject_weight)
+        if reject_weight == 1:
+            return weighted
+        plain = self.scores(1.0)[name]
+        return Score(plain.kl, weighted.loss, plain.ece, plain.auroc)
+
+
+def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
+    """Score predictions of acceptance.
+
+    Args:
+        logits: ``(N,)``.
+        accepted: ``(N,)`` P.
+        reject_weight: what a refusal counts in ``loss``; an acceptance counts 1.
+    """
+    yes, no = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)  # logarithms of both probabilities
+    refused = 1 - accepted
+    own = -(_x_log_x(accepted) + _x_log_x(refused))
+    weighted = -(accepted * yes + reject_weight * refused * no).sum() / (accepted + reject_weight * refused).sum()
+    said = _sigmoid(logits)
+    return Score(
+        kl=float((-(accepted * yes + refused * no) - own).mean()),
+        loss=float(weighted),
+        ece=sum(abs(one.value - one.middle) * one.count for one in reliability(said, accepted)) / len(said),
+        auroc=auroc(logits, accepted),
+    )
+
+
+def reliability(said: Floats, accepted: Floats) -> list[Bin]:
+    """Mean P of the tokens whose prediction lies in each tenth of [0, 1], with its quartiles; empty tenths left out."""
+    place = np.minimum((said * BINS).astype(int), BINS - 1)
+    bins = []
+    for number in np.unique(place):
+        inside, chosen = said[place == number], accepted[place == number]
+        lower, upper = map(float, np.quantile(chosen, (0.25, 0.75)))
+        edges = float(number / BINS), float((number + 1) / BINS)
+        bins.append(Bin(*edges, float(inside.mean()), len(chosen), float(chosen.mean()), lower, upper))
+    return bins
+
+
+def _column(examples: Sequence[Example], name: str, chosen: Sequence[torch.Tensor] | None = None) -> Floats:
+    columns = [getattr(example, name) for example in examples]
+    if chosen is not None:
+        columns = [column[mask] for column, mask in zip(columns, chosen, strict=True)]
+    column: Floats = torch.cat(columns).double().numpy()
+    return column
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    said: Floats = np.exp(-np.logaddexp(0, -logits))
+    return said
+
+
+def _x_log_x(values: Floats) -> Floats:
+    found: Floats = values * np.log(np.where(values > 0, values, 1))
+    return found

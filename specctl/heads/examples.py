@@ -1,0 +1,175 @@
+"""What a head learns from, and the folder it is kept in."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from specctl.errors import UsageError
+from specctl.models.acceptance_head import SIGNALS
+from specctl.models.head_checkpoint import write_whole
+
+FORMAT_VERSION = 1
+INDEX = "index.json"
+PROMPTS_PER_SHARD = 16
+"""What a kill can cost."""
+DEV_EVERY = 10
+"""One prompt of so many is for development only."""
+_PER_TOKEN = ("proposals", "acceptance", *SIGNALS)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One answer of the target, and what the draft would have proposed at each of its tokens.
+
+    Attributes:
+        number: of the prompt in its suite; the turns of a conversation share it.
+        prompt: ``(P,)`` int32, the ids before the answer.
+        answer: ``(T,)`` int32, X of the paper.
+        proposals: ``(T,)`` int32, Y: a token drawn from the draft after the prompt and the answer up to there.
+        acceptance: ``(T,)`` float32, min(1, p(Y)/q(Y)) of the processed distributions.
+        entropy, top_prob, token_prob: ``(T,)`` float32, the draft's signals when it drew Y, as in `DraftStep`.
+    """
+
+    number: int
+    prompt: torch.Tensor
+    answer: torch.Tensor
+    proposals: torch.Tensor
+    acceptance: torch.Tensor
+    entropy: torch.Tensor
+    top_prob: torch.Tensor
+    token_prob: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Examples to train on and, of other prompts, to judge the head by."""
+
+    train: list[Example]
+    dev: list[Example]
+
+
+class DataFolder:
+    """Examples in safetensors shards, with an index that names only whole ones.
+
+    Args:
+        path: of the folder.
+        index: its contents.
+    """
+
+    def __init__(self, path: Path, index: dict[str, Any]) -> None:
+        self.path = path
+        self._index = index
+
+    @classmethod
+    def create(cls, path: Path, facts: dict[str, Any], prompts: int) -> "DataFolder":
+        """An empty folder for the answers to so many prompts, made with models and settings that ``facts`` tell."""
+        folder = cls(path, {"format_version": FORMAT_VERSION, "facts": facts, "prompts": prompts, "shards": []})
+        path.mkdir(parents=True, exist_ok=True)
+        folder._write_index()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "DataFolder":
+        """A folder that is there.
+
+        Raises:
+            UsageError: it is not one.
+        """
+        try:
+            index = json.loads((path / INDEX).read_text(encoding="utf-8"))
+            version = index["format_version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} holds no training data of this command ({error})") from error
+        if version != FORMAT_VERSION:
+            raise UsageError(f"{path} holds data of format {version}; this specctl reads format {FORMAT_VERSION}")
+        return cls(path, index)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = self._index["facts"]
+        return facts
+
+    @property
+    def prompts(self) -> int:
+        """How many there are to answer."""
+        return int(self._index["prompts"])
+
+    @property
+    def done(self) -> int:
+        """How many of them are answered or left out."""
+        return sum(shard["prompts"] for shard in self._index["shards"])
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Prompts that could not be answered, by id, with the reason."""
+        return {key: value for shard in self._index["shards"] for key, value in shard["left_out"].items()}
+
+    @property
+    def seconds(self) -> float:
+        """Wall time that the models took."""
+        return float(sum(shard["seconds"] for shard in self._index["shards"]))
+
+    def add(self, examples: Sequence[Example], prompts: int, left_out: dict[str, str], seconds: float) -> None:
+        """Write the examples of the next ``prompts`` prompts; they count from when the index names them."""
+        shards = self._index["shards"]
+        name = f"shard-{len(shards):05}.safetensors"
+        tensors = {
+            "numbers": torch.tensor([example.number for example in examples], dtype=torch.int32),
+            "prompt_lengths": torch.tensor([len(example.prompt) for example in examples], dtype=torch.int32),
+            "answer_lengths": torch.tensor([len(example.answer) for example in examples], dtype=torch.int32),
+            "tokens": _joined([part for example in examples for part in (example.prompt, example.answer)], torch.int32),
+        }
+        for field in _PER_TOKEN:
+            kind = torch.int32 if field == "proposals" else torch.float32
+            tensors[field] = _joined([getattr(example, field) for example in examples], kind)
+        (self.path / name).write_bytes(save(tensors))
+        shards.append({"file": name, "prompts": prompts, "left_out": left_out, "seconds": round(seconds, 3)})
+        self._write_index()
+
+    def split(self) -> Split:
+        """Every example; each tenth prompt is for development, or the last one where there are fewer.
+
+        Raises:
+            UsageError: prompts are still unanswered, a shard is damaged, or there is too little to train on.
+        """
+        if self.done < self.prompts:
+            raise UsageError(
+                f"{self.path} has the answers to {self.done} of {self.prompts} prompts",
+                "finish it with --resume and the options it was begun with",
+            )
+        split = Split([], [])
+        every = min(DEV_EVERY, self.prompts)
+        for shard in self._index["shards"]:
+            for example in self._read(shard["file"]):
+                (split.dev if (example.number + 1) % every == 0 else split.train).append(example)
+        if not split.train or not split.dev:
+            raise UsageError(f"{self.path} has too few answers to train on", "a head wants thousands of prompts")
+        return split
+
+    def _read(self, name: str) -> Iterator[Example]:
+        try:
+            with safe_open(self.path / name, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError) as error:
+            raise UsageError(
+                f"{self.path / name} is damaged ({error})", "delete the folder and make it again"
+            ) from error
+        answers = tensors["answer_lengths"].tolist()
+        lengths = [length for pair in zip(tensors["prompt_lengths"].tolist(), answers, strict=True) for length in pair]
+        tokens = tensors["tokens"].split(lengths)
+        columns = [tensors[field].split(answers) for field in _PER_TOKEN]
+        for place, number in enumerate(tensors["numbers"].tolist()):
+            yield Example(number, tokens[2 * place], tokens[2 * place + 1], *(column[place] for column in columns))
+
+    def _write_index(self) -> None:
+        write_whole(self.path / INDEX, json.dumps(self._index, indent=1) + "\n")
+
+
+def _joined(parts: Sequence[torch.Tensor], kind: torch.dtype) -> torch.Tensor:
+    return torch.cat([part.to(kind) for part in parts]) if parts else torch.zeros(0, dtype=kind)

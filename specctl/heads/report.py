@@ -1,0 +1,168 @@
+"""What is told of trained heads: tables, the config beside the weights, and the card."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from specctl.benchmark.analysis_tables import SIGNAL_NAMES
+from specctl.benchmark.tables import UNKNOWN, Table, as_markdown
+from specctl.heads.evaluation import Evaluation, Score
+from specctl.heads.training import Recipe, Schedule
+from specctl.models.acceptance_head import SIGNALS
+
+SWEEP_DEPTHS = (0, 1, 2, 3, 4)
+SWEEP_WEIGHTS = (1.0, 3.0, 6.0, 12.0)
+_HEAD = "the head"
+
+
+def sweep_recipes() -> list[Recipe]:
+    """Every head of SpecDec++'s Table 3."""
+    return [Recipe(depth, weight) for depth in SWEEP_DEPTHS for weight in SWEEP_WEIGHTS]
+
+
+def head_tables(evaluation: Evaluation) -> list[Table]:
+    """One head beside the signals, and its reliability."""
+    weight = evaluation.recipe.reject_weight
+    scores = {_HEAD: evaluation.head, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
+    rows = tuple((name, *_cells(found)) for name, found in scores.items())
+    return [
+        Table(
+            f"How well acceptance is foretold (depth {evaluation.recipe.depth}, a refusal counts {weight:g})",
+            ("by", "KL (nats)", "weighted loss (nats)", "calibration error", "AUROC"),
+            rows,
+            note=f"{evaluation.tokens} tokens of {evaluation.prompts} prompts that nothing was fitted to, "
+            f"{evaluation.accepted:.1%} of them accepted. Signals predict by a logistic curve fitted on the training "
+            "prompts; the lower the better, but for AUROC.",
+        ),
+        _verdict(evaluation),
+        Table(
+            "Reliability",
+            ("predicted", "tokens", "mean prediction", "accepted"),
+            tuple(
+                (f"{one.low:.1f} to {one.high:.1f}", str(one.count), f"{one.middle:.3f}", f"{one.value:.3f}")
+                for one in evaluation.reliability
+            ),
+            note=""
+            if weight == 1
+            else f"A refusal counts {weight:g} acceptances, so predictions are too low by design.",
+        ),
+    ]
+
+
+def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
+    """All heads of a sweep, as in SpecDec++'s Table 3 and in full."""
+    kl = {(e.recipe.depth, e.recipe.reject_weight): e.head.kl for e in evaluations}
+    plain = next(e.signals for e in evaluations if e.recipe.reject_weight == 1)
+    signals = ", ".join(f"{SIGNAL_NAMES[name]} {found.kl:.4f}" for name, found in plain.items())
+    return [
+        Table(
+            "KL (nats) by depth and weight of a refusal",
+            ("depth", *(f"{weight:g}" for weight in SWEEP_WEIGHTS)),
+            tuple((str(d), *(f"{kl[d, weight]:.4f}" for weight in SWEEP_WEIGHTS)) for d in SWEEP_DEPTHS),
+            note=f"Unweighted, on {evaluations[0].tokens} tokens of {evaluations[0].prompts} prompts that no head has "
+            f"seen. Logistic curves through single signals reach: {signals}.",
+        ),
+        Table(
+            "Every head beside the best single signal",
+            ("head", "weighted loss", "best signal's", "best signal", "calibration error", "AUROC"),
+            tuple(_sweep_row(evaluation) for evaluation in evaluations),
+            note="Each head is judged by the loss it was trained on; the curves were fitted to the same loss.",
+        ),
+    ]
+
+
+def head_config(
+    evaluation: Evaluation, schedule: Schedule, facts: dict[str, Any], more: dict[str, Any]
+) -> dict[str, Any]:
+    """What config.json says beyond the shape: the draft, the data, the training and the metrics.
+
+    Args:
+        evaluation: of the head.
+        schedule: of the training.
+        facts: of the data.
+        more: versions and times.
+    """
+    return {
+        "draft_model": facts["draft"],
+        "draft_sha256": facts["draft_sha256"],
+        "target_model": facts["target"],
+        "sampling": facts["sampling"],
+        "prompts": facts["prompts"],
+        "training": {**asdict(evaluation.recipe), **asdict(schedule)},
+        "metrics": {
+            "tokens": evaluation.tokens,
+            "prompts": evaluation.prompts,
+            "accepted": evaluation.accepted,
+            "head": asdict(evaluation.head),
+            "signals": {name: asdict(found) for name, found in evaluation.signals.items()},
+        },
+        **more,
+    }
+
+
+def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
+    """The card that is written beside the weights, Markdown."""
+    sampling, prompts = config["sampling"], config["prompts"]
+    seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in config["seconds"].items())
+    shown = {name: value for name, value in config["training"].items() if name != "signals"}
+    training = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown.items())
+    reads = "the draft's last hidden state"
+    if config["training"]["signals"]:
+        reads += f", and the {', '.join(SIGNAL_NAMES[name] for name in SIGNALS)} of the step that drew the token"
+    tables = [f"## {t.title}\n\n{as_markdown(t)}" if t.columns else f"**{t.title}**\n" for t in head_tables(evaluation)]
+    return "\n".join(
+        [
+            f"# An acceptance head for {config['draft_model']}\n",
+            f"Foretells whether {config['target_model']} will accept a token that {config['draft_model']} drafted "
+            "(SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715). Made by `specctl train-head`; for the policy "
+            "`specdec++`, set `head` in `[draft]` to this folder. It belongs to one set of draft weights, SHA-256 "
+            f"`{config['draft_sha256']}`.\n",
+            f"- Data: the target's answers to {prompts['count']} prompts ({prompts['name']}) of at most "
+            f"{sampling['max_new_tokens']} tokens, temperature {sampling['temperature']:g}, top-k {sampling['top_k']}.",
+            f"- It reads {reads}.",
+            f"- Training: {training}.",
+            f"- Time: {seconds}.\n",
+            *tables,
+        ]
+    )
+
+
+def as_document(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Every number of the evaluations as JSON takes them."""
+    return [
+        {
+            **asdict(evaluation.recipe),
+            "tokens": evaluation.tokens,
+            "prompts": evaluation.prompts,
+            "accepted": evaluation.accepted,
+            "head": asdict(evaluation.head),
+            "signals": {name: asdict(found) for name, found in evaluation.signals.items()},
+            "reliability": [asdict(one) for one in evaluation.reliability],
+            "beaten_by": evaluation.beaten_by,
+        }
+        for evaluation in evaluations
+    ]
+
+
+def _verdict(evaluation: Evaluation) -> Table:
+    by = "KL" if evaluation.recipe.reject_weight == 1 else "weighted loss"
+    if beaten_by := [SIGNAL_NAMES[name] for name in evaluation.beaten_by]:
+        return Table(
+            f"The head is no better than {' or '.join(beaten_by)} alone, by {by}.",
+            (),
+            (),
+            note="More prompts may mend it; until then a policy that reads the signal does as well at less cost.",
+            alarm=True,
+        )
+    return Table(f"The head beats each single signal by {by}.", (), ())
+
+
+def _cells(found: Score) -> tuple[str, ...]:
+    area = UNKNOWN if found.auroc is None else f"{found.auroc:.3f}"
+    return f"{found.kl:.4f}", f"{found.loss:.4f}", f"{found.ece:.3f}", area
+
+
+def _sweep_row(evaluation: Evaluation) -> tuple[str, ...]:
+    best = min(evaluation.signals, key=lambda name: evaluation.signals[name].loss)
+    _, loss, ece, area = _cells(evaluation.head)
+    return evaluation.recipe.name, loss, f"{evaluation.signals[best].loss:.4f}", SIGNAL_NAMES[best], ece, area

@@ -1,0 +1,58 @@
+"""Positions and attention masks given to a model ready-made, so that it does not work them out at every step."""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+WIDEST = 64
+"""Most tokens in a pass that gets a ready-made mask; longer are prompts, where a kernel's own causal mask is best."""
+
+
+def attends_to_everything(model: PreTrainedModel) -> bool:
+    """Whether every layer keeps plain keys and values and sees the whole sequence: no windows, no recurrent state."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+
+
+def takes_masks(model: PreTrainedModel) -> bool:
+    """Whether a ready-made ``(1, 1, T, S)`` mask and positions mean to this model what they say.
+
+    True of decoders without windows that go through torch's scaled dot-product attention. Others read the mask
+    differently (additive in the models' own attention, ``(1, S)`` in flash attention) or need one for each kind of
+    layer; models that place tokens by counting the ones of a mask (OPT, Bloom) take no positions or ignore them.
+    """
+    known = inspect.signature(model.forward).parameters
+    return (
+        "position_ids" in known
+        and "logits_to_keep" in known
+        and model.config.model_type not in {"bloom", "falcon", "mpt", "opt", "xglm"}
+        and getattr(model.config, "_attn_implementation", None) == "sdpa"
+        and attends_to_everything(model)
+    )
+
+
+class MaskMaker:
+    """Ready-made arguments for passes over a cached prefix.
+
+    Args:
+        model: on its device or devices; those that take no ready-made masks are left to make their own.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._active = takes_masks(model)
+        self._places = torch.arange(0, device=next(model.parameters()).device)
+
+    def arguments(self, length: int, width: int) -> dict[str, Any]:
+        """``position_ids`` and ``attention_mask`` of ``width`` tokens after ``length`` cached ones, or nothing."""
+        if not self._active or width > WIDEST:
+            return {}
+        end = length + width
+        if end > len(self._places):
+            self._places = torch.arange(2 * end, device=self._places.device)
+        positions = self._places[length:end]
+        found: dict[str, Any] = {"position_ids": positions[None]}  # (1, T)
+        if width > 1:
+            found["attention_mask"] = (self._places[:end] <= positions[:, None])[None, None]  # (1, 1, T, S)
+        return found

@@ -1,0 +1,73 @@
+import pytest
+
+from specctl.benchmark.entrants import field_of
+from specctl.benchmark.results import Level
+from specctl.errors import UsageError
+from specctl.profile.schema import DraftTable
+
+
+def draft(*models: str, policy: str = "constant") -> DraftTable:
+    """A chain of drafts, the target's own first."""
+    first, *below = models
+    return DraftTable.model_validate(
+        {"model": first, "policy": {"name": policy}, **({"draft": draft(*below).model_dump()} if below else {})}
+    )
+
+
+def test_a_single_draft_is_told_by_its_policy_alone() -> None:
+    entrants, drafts = field_of([draft("a"), draft("a", policy="svip"), draft("a")], ["hf-constant"])
+    assert [entrant.label for entrant in entrants] == ["none", "constant", "svip", "hf-constant"]
+    assert all(entrant.levels == () for entrant in entrants)
+    assert [table.model for table in drafts] == ["a"]
+
+
+def test_each_model_is_loaded_once_in_the_order_it_appears() -> None:
+    entrants, drafts = field_of([draft("a"), draft("b", "a"), draft("x/b")], [])
+    assert [table.model for table in drafts] == ["a", "b", "x/b"]
+    assert [entrant.places for entrant in entrants] == [(0,), (0,), (1, 0), (2,)]
+    assert [entrant.label for entrant in entrants[:3]] == ["none", "constant@a", "constant@b < constant@a"]
+
+
+def test_a_model_at_two_levels_is_loaded_twice() -> None:
+    """They would spoil each other's cache."""
+    entrants, drafts = field_of([draft("a", "b", "b"), draft("b")], [])
+    assert [table.model for table in drafts] == ["a", "b", "b"]
+    assert [entrant.places for entrant in entrants[1:]] == [(0, 1, 2), (1,)]
+
+
+def test_what_never_drafts_is_not_loaded() -> None:
+    entrants, drafts = field_of([DraftTable.model_validate({**draft("a").model_dump(), "draft": idle()})], [])
+    assert [table.model for table in drafts] == ["a"]
+    assert [entrant.label for entrant in entrants] == ["none", "constant"]
+
+
+def idle() -> dict[str, object]:
+    return draft("b", policy="none").model_dump()
+
+
+def test_levels_carry_every_setting() -> None:
+    table = draft("a", "b").model_copy(update={"pre_verify": "once"})
+    (_, entrant), _ = field_of([table], [])
+    assert entrant.label == "constant(once) < constant"
+    assert entrant.levels == (
+        Level(0, "constant", {"draft_length": 5}, True),
+        Level(1, "constant", {"draft_length": 5}),
+    )
+
+
+def judged(head: str | None, policy: str = "specdec++") -> DraftTable:
+    return draft("a", policy=policy).model_copy(update={"head": head})
+
+
+def test_a_head_is_loaded_where_a_policy_reads_it() -> None:
+    assert [table.head for table in field_of([judged("h", "svip")], [])[1]] == [None]
+    assert [table.head for table in field_of([judged(None, "svip"), judged("h")], [])[1]] == ["h"]
+    assert [table.head for table in field_of([judged("h", "svip"), judged(None)], [])[1]] == ["h"]
+    below = draft("b").model_copy(update={"draft": judged("h")})
+    assert [table.head for table in field_of([below], [])[1]] == [None, "h"]
+
+
+@pytest.mark.parametrize(("heads", "message"), [((None,), "needs a head"), (("h", "i"), "different heads")])
+def test_a_policy_that_reads_a_head_needs_just_one(heads: tuple[str | None, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        field_of(list(map(judged, heads)), [])

@@ -1,0 +1,147 @@
+"""What is written does not depend on the engine that writes it, nor, where that is promised, on the policy."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+import torch
+from toys import Replays, noisy_copy, random_head, random_model, seeded
+from transformers import GenerationConfig, PreTrainedModel
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode, prefill
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import Session, build_drafter, warm_up
+from specctl.models.compilation import Compiler, missing_compiler
+from specctl.models.fixed_width import FixedWidthRunner
+from specctl.models.graph import GraphRunner
+from specctl.models.pair import load_pair
+from specctl.models.runner import EagerRunner, Runner
+from specctl.models.static import StaticRunner
+from specctl.policies import POLICIES
+from specctl.profile import resolve
+
+LENGTH = 48
+PROMPTS = (1, 5, 9), tuple(torch.randint(1, 64, (70,), generator=seeded(5)).tolist())
+SETTINGS: dict[str, dict[str, object]] = {
+    "svip": {"c": 1.0, "threshold": 1.2},
+    "max-confidence": {"threshold": 0.5, "eps": 0.3},
+    "adaedl": {"threshold": 0.3, "eps": 0.3},
+    "specdec++": {"threshold": 0.6},
+}
+HEAD = random_head(hidden_size=32, spread=0.15)
+ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
+    "static": lambda model: StaticRunner(model, 64),
+    "graph": lambda model: GraphRunner(model, 64, Replays()),
+    "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
+}
+
+
+@cache
+def reference(family: str, prompt: tuple[int, ...]) -> list[int]:
+    """What ``generate`` says."""
+    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, eos_token_id=None, pad_token_id=0)
+    ids = torch.tensor([prompt])
+    said = random_model(family).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return said[0, len(prompt) :].tolist()
+
+
+def written(
+    target: Runner, draft: Runner, name: str, prompt: Sequence[int], sampling: Sampling, seed: int = 0
+) -> list[int]:
+    drafter = ModelDrafter(draft, POLICIES[name](**SETTINGS.get(name, {})), head=HEAD)
+    with torch.inference_mode():
+        target.rollback(0)
+        drafter.rollback(0)
+        prefill(target, drafter, prompt)
+        rounds = list(decode(target, drafter, prompt, LENGTH, sampling, frozenset(), seeded(seed)))
+    return [token for round_ in rounds for token in round_.emitted]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
+def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str) -> None:
+    target, draft = ENGINES[engine](random_model(family)), ENGINES[engine](noisy_copy(family))
+    for prompt in PROMPTS:
+        assert written(target, draft, name, prompt, Sampling()) == reference(family, prompt)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["constant", "svip", "specdec++"])
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)], ids=["plain", "filtered"])
+def test_sampled_tokens_are_those_of_the_eager_engine(engine: str, name: str, sampling: Sampling) -> None:
+    """The same randomness is used up in the same order, so that the law of the one is the law of the other."""
+    model, copy = random_model("llama"), noisy_copy("llama")
+    for seed, prompt in enumerate(PROMPTS):
+        expected = written(EagerRunner(model, 64), EagerRunner(copy, 64), name, prompt, sampling, seed)
+        assert written(ENGINES[engine](model), ENGINES[engine](copy), name, prompt, sampling, seed) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
+def test_compiled_tokens_are_those_of_generate() -> None:
+    heard: list[str] = []
+    models = random_model("qwen3"), noisy_copy("qwen3")
+    target, draft = (StaticRunner(model, 64, compiler=Compiler("it", heard.append)) for model in models)
+    for name in ("constant", "svip", "adaedl"):
+        for prompt in PROMPTS:
+            assert written(target, draft, name, prompt, Sampling()) == reference("qwen3", prompt)
+    plain = [EagerRunner(model, 64) for model in models]
+    expected = written(*plain, "constant", PROMPTS[1], Sampling(1.0))
+    assert written(target, draft, "constant", PROMPTS[1], Sampling(1.0)) == expected
+    assert heard == []
+
+
+OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog was sad because")
+
+
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_deterministic_greedy_output_is_the_same_whatever_the_policy_in_bfloat16(engine: str) -> None:
+    changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", f"engine={engine}", "deterministic=true"]
+    profile = resolve("embedded", overrides=[*changes, "sampling.max_new_tokens=64"]).profile
+    pair = load_pair(profile)
+    for opening in OPENINGS:
+        prompt = pair.tokenizer.encode(opening)
+        baseline = Session(pair, None).generate(prompt, profile.sampling).tokens
+        for name in ("constant", "svip", "adaedl", "self-verify"):
+            session = Session(pair, build_drafter(pair, POLICIES[name]()))
+            assert session.generate(prompt, profile.sampling).tokens == baseline, name
+
+
+def test_logits_of_a_fixed_width_do_not_depend_on_how_tokens_came() -> None:
+    """Bit for bit, in bfloat16, where eager passes differ."""
+    profile = resolve("embedded", overrides=["target.dtype=bfloat16"]).profile
+    pair = load_pair(profile, with_drafts=False)
+    tokens = pair.tokenizer.encode(" ".join(2 * OPENINGS))[:22]
+    fixed = FixedWidthRunner(pair.target)
+    found = []
+    with torch.inference_mode():
+        for steps in ((1,), (2, 5), (9, 1, 3)):
+            fixed.rollback(0)
+            fixed.extend(tokens[:4], keep=0)
+            rows, turn = [], 0
+            while fixed.length < len(tokens):
+                width = steps[turn % len(steps)]
+                fixed.extend([1] * 3, keep=3)  # drafts that are refused
+                fixed.rollback(fixed.length - 3)
+                block = tokens[fixed.length : fixed.length + width]
+                rows.append(fixed.extend(block, keep=len(block)).logits)
+                turn += 1
+            found.append(torch.cat(rows))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_warming_up_leaves_the_runners_as_new() -> None:
+    profile = resolve("embedded", overrides=["engine=static"]).profile
+    pair = load_pair(profile)
+    warm_up(pair, profile.sampling)
+    assert [runner.length for runner in (pair.target, *pair.drafts)] == [0, 0]
+    eager = load_pair(resolve("embedded").profile)
+    prompt = pair.tokenizer.encode(OPENINGS[0])
+    texts = []
+    for each in (pair, eager):
+        session = Session(each, build_drafter(each, POLICIES["svip"](threshold=0.6)))
+        texts.append(session.generate(prompt, profile.sampling).text)
+    assert texts[0] == texts[1]
