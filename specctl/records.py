@@ -68,6 +68,8 @@ class Round:
         draft_seconds, verify_seconds, total_seconds: wall time of drafting, of the verifying forward pass with its
             verdict, and of the whole round.
         inner: in a hierarchy, the rounds between the lower levels that collected this round's draft.
+        chances: min(1, p/q) of each judged token, the first rejected one included: with what probability it was to be
+            kept, p the verifier's and q the draft's probability of it. None when greedy.
     """
 
     index: int
@@ -81,6 +83,7 @@ class Round:
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
     inner: tuple["Round", ...] = ()
+    chances: tuple[float, ...] | None = None
 
     @property
     def drafted(self) -> int:

@@ -228,7 +228,7 @@ def _load(profile: "Profile", console: "Console", *, quiet: bool, traced: bool) 
         from specctl.models.pair import load_pair
 
         policy = profile.draft.policy.build() if profile.draft is not None else None
-        drafting = policy is not None and policy.draft_limit() > 0
+        drafting = policy is not None and policy.drafts
         pair = load_pair(profile, with_drafts=drafting, progress=lambda what: progress(f"loading {what}"))
         drafter = build_drafter(pair, policy, READABLE if traced else frozenset()) if policy is not None else None
     prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)

@@ -18,7 +18,7 @@ READABLE: frozenset[Signal] = frozenset({"entropy", "top_prob", "token_prob"})
 
 def build_drafter(pair: Pair, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> Drafter | None:
     """The drafter a policy needs over a pair's drafts; None for target-only decoding."""
-    if not pair.drafts or policy.draft_limit() == 0:
+    if not pair.drafts or not policy.drafts:
         return None
     return ModelDrafter(pair.drafts[0], policy, record)
 
