@@ -71,9 +71,7 @@ def rounds(policy: StoppingPolicy, trace: Trace, eos: Set[int], clock: Clock | N
         index += 1
 
 
-def replay(
-    policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock: Clock | None = None
-) -> list[Replay]:
+def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock: Clock | None = None) -> list[Replay]:
     """Play a policy on each sequence in turn; what it carries over goes from one to the next, as it does live."""
     replays = []
     for trace in traces:
