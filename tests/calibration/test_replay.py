@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from scipy.stats import chi2_contingency
-from toys import EOS, FAMILIES, WINDOW, TableRunner, noisy_copy, random_model, related_table, seeded, table
+from toys import EOS, FAMILIES, WINDOW, TableRunner, Ticks, noisy_copy, random_model, related_table, seeded, table
 
 from specctl.calibration.collection import read_sequence
 from specctl.calibration.replay import oracle, replay, rounds
@@ -39,8 +39,20 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     ],
     "adaedl": [{"threshold": 0.3, "eps": 0.3, "max_draft": 12}, {"keep_trigger": False}],
     "self-verify": [{"max_draft": 12}],
+    "cost-optimal": [{"max_draft": 12}, {"max_draft": 5, "carry_over": False}],
 }
+# Every round takes these seconds, so that a policy that learns from times plays alike live and in replay.
+DRAFTING, VERIFYING = 2.0, 4.0
 CASES = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
+
+
+def clock(*_: int) -> tuple[float, float]:
+    return DRAFTING, VERIFYING
+
+
+@pytest.fixture(autouse=True)
+def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
 def pair_of(target: Runner, draft: Runner, eos: frozenset[int] = frozenset()) -> Pair:
@@ -51,8 +63,8 @@ def trace_of(
     pair: Pair, prompt: Sequence[int], tokens: Sequence[int], limit: int, sampling: Sampling, seed: int = 0
 ) -> Trace:
     with torch.inference_mode():
-        kept, path, branches = read_sequence(pair, prompt, tokens, limit, DEPTH, sampling, seeded(seed))
-    return Trace("p", "c", 0, len(prompt), limit, list(tokens), kept, path, branches, 0.0)
+        kept, path, branches, chances = read_sequence(pair, prompt, tokens, limit, DEPTH, sampling, seeded(seed))
+    return Trace("p", "c", 0, len(prompt), limit, list(tokens), kept, path, branches, 0.0, chances)
 
 
 def shape(played: Round) -> tuple[object, ...]:
@@ -60,7 +72,7 @@ def shape(played: Round) -> tuple[object, ...]:
 
 
 def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
-    drafter = ModelDrafter(pair.drafts[0], policy) if policy.draft_limit() else None
+    drafter = ModelDrafter(pair.drafts[0], policy) if policy.drafts else None
     with torch.inference_mode():
         pair.target.rollback(0)
         pair.drafts[0].rollback(0)
@@ -79,7 +91,7 @@ def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy_pair(family, frozenset())
-    found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos)]
+    found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
     assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
 
 
@@ -92,7 +104,7 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     for eos in (frozenset({token}) for token in ends):
         pair, trace = greedy_pair(family, eos)
         for name, settings in CASES:
-            found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, eos)]
+            found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, eos, clock)]
             assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
 
 
@@ -141,6 +153,7 @@ SAMPLED = [
     ("svip", {"c": 1.0, "threshold": 1.0, "max_draft": 6}),
     ("adaedl", {"threshold": 0.4, "max_draft": 6}),
     ("self-verify", {"max_draft": 6}),
+    ("cost-optimal", {"max_draft": 6, "cost_ratio": 0.4, "carry_over": False}),
 ]
 SHORT, RUNS = 8, 3000
 PLAIN = Sampling(temperature=1.0)
@@ -153,7 +166,7 @@ def toy_pair() -> Pair:
 def toy_run(name: str, settings: dict[str, object], seed: int) -> list[Round]:
     pair = toy_pair()
     policy = POLICIES[name](**settings)
-    drafter = ModelDrafter(pair.drafts[0], policy) if policy.draft_limit() else None
+    drafter = ModelDrafter(pair.drafts[0], policy) if policy.drafts else None
     return list(decode(pair.target, drafter, (1, 2), SHORT, PLAIN, pair.eos, seeded(seed)))
 
 
@@ -175,7 +188,9 @@ def test_sampled_rounds_have_the_law_of_live_ones(name: str, settings: dict[str,
         return tuple((r.drafted, r.accepted, r.stop, r.emitted[-1]) for r in played[:2])
 
     live_counts = Counter(key(toy_run(name, settings, 10_000 + seed)) for seed in range(RUNS))
-    replayed = Counter(key(list(rounds(POLICIES[name](**settings), trace, frozenset({EOS})))) for trace in toy_traces())
+    replayed = Counter(
+        key(list(rounds(POLICIES[name](**settings), trace, frozenset({EOS}), clock))) for trace in toy_traces()
+    )
     keys = sorted(live_counts | replayed, key=lambda k: -(live_counts[k] + replayed[k]))
     common = [k for k in keys if live_counts[k] + replayed[k] >= 20]
     columns = [[counts[k] for k in common] for counts in (live_counts, replayed)]
@@ -199,7 +214,10 @@ class FromTrace:
         accepted = min(len(block.tokens), self._trace.runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
-        return Verdict(accepted, self._trace.tokens[self._start - 1], kind)
+        assert self._trace.chances is not None
+        first = self._start - accepted - 1
+        chances = tuple(self._trace.chances[first : first + accepted + (kind is ExtraToken.CORRECTION)])
+        return Verdict(accepted, self._trace.tokens[self._start - 1], kind, chances)
 
 
 @pytest.mark.parametrize(("name", "settings"), SAMPLED, ids=str)
@@ -215,6 +233,6 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         chance = FromTrace(trace)
         monkeypatch.setattr(drafters, "draw", chance.draw)
         monkeypatch.setattr(loop, "judge", chance.judge)
-        found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset())]
+        found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]
         monkeypatch.undo()
