@@ -18,7 +18,7 @@ FIRST = (0.9, 0.5), (0.5, 0.1)
 """The same of the record of the last token written for the acceptance of a round's first token."""
 DRIFT = 5e-4
 RECORD = 1.5
-COST_MEMORY, SPEED_MEMORY = 0.97, 0.97
+COST_MEMORY, SPEED_MEMORY = 0.95, 0.97
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed that is believed before there is one: some rounds that draft so much and emit so much."""

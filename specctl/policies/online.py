@@ -7,7 +7,7 @@ from math import exp, log
 FLAT = 1e-4
 """Least variance of an outcome, so that a certain prediction can still be unlearned; probabilities are kept as far from
 0 and 1 before they become log-odds."""
-RIDGE = 0.25
+RIDGE = 0.05
 """Variance of k below which a slope over it is mostly taken for 0."""
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """An error counts up to so many typical errors plus a tenth of what was expected; how fast the typical error moves."""
@@ -87,7 +87,7 @@ class RunningLine:
     def slope(self) -> float:
         """Seconds for one more k, not below 0."""
         if self.anchored:
-            return self._kt / self._kk
+            return self._t / self._k
         mean = self._k / self._count
         varied, together = self._kk / self._count - mean * mean, self._kt / self._count - mean * self._t / self._count
         return max(0.0, together / (varied + RIDGE))

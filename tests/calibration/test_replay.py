@@ -231,8 +231,8 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         said = [token for r in live(pair, POLICIES["none"](), PROMPT, PLAIN, seed) for token in r.emitted]
         trace = trace_of(pair, PROMPT, said, LENGTH, PLAIN, seed)
         chance = FromTrace(trace)
-        monkeypatch.setattr(drafters, "draw", chance.draw)
-        monkeypatch.setattr(loop, "judge", chance.judge)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
-        assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]
-        monkeypatch.undo()
+        with monkeypatch.context() as patched:
+            patched.setattr(drafters, "draw", chance.draw)
+            patched.setattr(loop, "judge", chance.judge)
+            assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]
