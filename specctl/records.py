@@ -69,6 +69,8 @@ class Round:
             verdict, and of the whole round.
         inner: in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the
             model below it; each took one forward pass of the draft. Their ``budget`` is the room left in the block.
+        chances: min(1, p/q) of each judged token, the first rejected one included: with what probability it was to be
+            kept, p the verifier's and q the draft's probability of it. None when greedy.
     """
 
     index: int
@@ -82,6 +84,7 @@ class Round:
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
     inner: tuple["Round", ...] = ()
+    chances: tuple[float, ...] | None = None
 
     @property
     def drafted(self) -> int:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence, Set
 from copy import deepcopy
 from functools import cache
-from itertools import count, pairwise
+from itertools import accumulate, count, cycle, pairwise
+from math import exp
 from typing import Any
 
 import torch
@@ -128,6 +129,16 @@ def law(
     return dict(grow((), 1.0))
 
 
+class Ticks:
+    """A clock in the place of ``perf_counter``: each reading is later than the last by the next of some seconds."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._readings = accumulate(cycle(seconds), initial=0.0)
+
+    def __call__(self) -> float:
+        return next(self._readings)
+
+
 class Script(Rule):
     """A policy that drafts the lengths it is given, in turn and over again; it notes the rounds it observes."""
 
@@ -162,7 +173,13 @@ class DropsWhatItSaw(Rule):
 def round_of(accepted: int, drafted: int, *, entropies: Sequence[float] | None = None) -> Round:
     """A round in which the first ``accepted`` of ``drafted`` tokens were kept."""
     steps = tuple(
-        DraftStep(index + 1, token=index, entropy=entropies[index] if entropies else None) for index in range(drafted)
+        DraftStep(
+            index + 1,
+            token=index,
+            entropy=entropies[index] if entropies else None,
+            top_prob=exp(-entropies[index]) if entropies else None,
+        )
+        for index in range(drafted)
     )
     kind = ExtraToken.BONUS if accepted == drafted else ExtraToken.CORRECTION
     return Round(0, steps, accepted, extra=99, extra_kind=kind, stop=StopReason.POLICY)

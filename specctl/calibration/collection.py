@@ -9,7 +9,7 @@ from specctl.benchmark.suites import SuitePrompt
 from specctl.calibration.traces import Proposals, Trace
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompts import PromptFormat
-from specctl.decoding.sampling import Sampling, draw
+from specctl.decoding.sampling import TINY, Sampling, draw
 from specctl.decoding.session import Session
 from specctl.decoding.signals import read_signals
 from specctl.jsonl import Record
@@ -55,7 +55,7 @@ class TracingSession:
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
         generator = torch.Generator(self.pair.target.device).manual_seed((settings.seed + seed_offset) % (1 << 64))
         with torch.inference_mode():
-            kept, path, branches = read_sequence(
+            kept, path, branches, chances = read_sequence(
                 self.pair, prompt, completion.tokens, limit, self.depth, sampling, generator
             )
         self.traces.append(
@@ -70,6 +70,7 @@ class TracingSession:
                 path=path,
                 branches=branches,
                 prefill_ms=completion.prefill_seconds * 1e3,
+                chances=chances,
             )
         )
         return completion
@@ -123,16 +124,17 @@ def read_sequence(
     depth: int,
     sampling: Sampling,
     generator: torch.Generator,
-) -> tuple[list[bool], Proposals, dict[int, Proposals]]:
+) -> tuple[list[bool], Proposals, dict[int, Proposals], list[float] | None]:
     """What the draft would propose along an output of at least one token, whether that is kept, and what follows.
 
     See `specctl.calibration.replay.rounds` for the joint law when sampling.
 
     Returns:
-        Flags and proposals of every place, and the branches of places whose proposal is not kept.
+        Flags and proposals of every place, the branches of places whose proposal is not kept, and when sampling the
+        probability of keeping each proposal.
     """
     draft, head = pair.drafts[0], pair.head
-    proposed, kept, columns = _read_path(pair, prompt, output, sampling, generator)
+    proposed, kept, columns, chances = _read_path(pair, prompt, output, sampling, generator)
     path = Proposals(proposed, *columns)
     # A round must leave one place to the verifier, so a refusal at the last place or the one before has no branch.
     refused = [
@@ -166,13 +168,13 @@ def read_sequence(
     for place, ids, rows in zip(refused, tokens, signals, strict=True):
         end = next((n for n, token in enumerate(ids, start=1) if token in pair.eos), len(ids))
         branches[place] = Proposals(ids[:end], *map(list, zip(*rows[:end], strict=True)))
-    return kept, path, branches
+    return kept, path, branches, chances
 
 
 def _read_path(
     pair: Pair, prompt: Sequence[int], output: Sequence[int], sampling: Sampling, generator: torch.Generator
-) -> tuple[list[int], list[bool], list[list[float]]]:
-    """Proposals, verdicts and signals at every place of the output, both models reading it in few passes."""
+) -> tuple[list[int], list[bool], list[list[float]], list[float] | None]:
+    """Proposals, verdicts, signals and chances at every place of the output, both models reading it in few passes."""
     draft, target, head = pair.drafts[0], pair.target, pair.head
     readers: list[Runner] = [draft] if sampling.greedy else [draft, target]
     for runner in readers:
@@ -182,6 +184,7 @@ def _read_path(
     fed = [prompt[-1], *output[:-1]]
     proposed: list[int] = []
     kept: list[bool] = []
+    chances: list[float] = []
     signals: list[torch.Tensor] = []
     for start in range(0, len(fed), CHUNK):
         chunk = fed[start : start + CHUNK]
@@ -193,10 +196,11 @@ def _read_path(
             verdicts = proposals == wrote
         else:
             target_probs = sampling.probs(target.extend(chunk, keep=len(chunk)).logits)
-            proposals, verdicts = propose_given(
+            proposals, verdicts, found = propose_given(
                 wrote.to(target_probs.device), sampling.probs(logits).to(target_probs.device), target_probs, generator
             )
             proposals, verdicts = proposals.to(logits.device), verdicts.to(logits.device)
+            chances += found.tolist()
         proposed += proposals.tolist()
         kept += verdicts.tolist()
         columns = list(read_signals(logits, proposals).values())
@@ -206,12 +210,12 @@ def _read_path(
             before = signals[-1][: len(SIGNALS), -1] if signals else torch.zeros_like(own[0])
             columns.append(head.accept_prob(forward.hidden, torch.cat([before[None], own[:-1]])))
         signals.append(torch.stack(columns))  # (3 or 4, C)
-    return proposed, kept, torch.cat(signals, dim=1).tolist()
+    return proposed, kept, torch.cat(signals, dim=1).tolist(), None if sampling.greedy else chances
 
 
 def propose_given(
     wrote: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The draft's proposals and their verdicts, given what the target wrote.
 
     Speculative sampling draws a proposal y from q, keeps it with probability min(1, p(y) / q(y)) and else writes x from
@@ -224,7 +228,7 @@ def propose_given(
         generator: of their device.
 
     Returns:
-        Proposals ``(T,)`` int64 and verdicts ``(T,)`` bool.
+        Proposals y ``(T,)`` int64, verdicts ``(T,)`` bool, and min(1, p(y) / q(y)) ``(T,)`` float32.
     """
     target_of = target_probs.gather(1, wrote[:, None])[:, 0]
     draft_of = draft_probs.gather(1, wrote[:, None])[:, 0]
@@ -232,4 +236,7 @@ def propose_given(
     surplus = (draft_probs - target_probs).clamp_min(0)  # (T, V)
     # Where q is p but for rounding there is nothing to refuse.
     verdicts = (coins * target_of < draft_of) | (surplus.sum(-1) <= 0)
-    return torch.where(verdicts, wrote, draw(surplus, generator)), verdicts
+    proposals = torch.where(verdicts, wrote, draw(surplus, generator))
+    proposed = proposals[:, None]
+    chances = target_probs.gather(1, proposed) / draft_probs.gather(1, proposed).clamp_min(TINY)  # (T, 1)
+    return proposals, verdicts, chances[:, 0].clamp_max(1)

@@ -11,7 +11,17 @@ from specctl.profile.wording import did_you_mean
 
 Grid = Literal["paper", "dense"]
 LONGEST = 40
-SIMPLEST = ("none", "constant", "heuristic", "svip", "max-confidence", "self-verify", "adaedl", "specdec++")
+SIMPLEST = (
+    "none",
+    "constant",
+    "heuristic",
+    "svip",
+    "max-confidence",
+    "self-verify",
+    "adaedl",
+    "cost-optimal",
+    "specdec++",
+)
 """Policies from the simplest to the most elaborate: by what they read and remember."""
 
 

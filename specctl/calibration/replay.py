@@ -1,12 +1,15 @@
 """Plays a policy on traces: the same rounds as a live run, without a model. No torch here."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 
 from specctl.calibration.traces import Trace
 from specctl.policies import StoppingPolicy, draft_phase
 from specctl.records import ExtraToken, Round
+
+Clock = Callable[[int, int], tuple[float, float]]
+"""Seconds of a round's drafting and verifying, from the tokens before it (the prompt's too) and those it drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,8 @@ class Replay:
         return len(self.trace.tokens)
 
 
-def rounds(policy: StoppingPolicy, trace: Trace, eos: Set[int]) -> Iterator[Round]:
-    """Yield every round that `specctl.decoding.loop.decode` would have played, without times.
+def rounds(policy: StoppingPolicy, trace: Trace, eos: Set[int], clock: Clock | None = None) -> Iterator[Round]:
+    """Yield every round that `specctl.decoding.loop.decode` would have played, with the times that a clock gives them.
 
     In greedy decoding they are the very same: the target's text is fixed, so a round is settled by where it starts and
     when the policy stops. When sampling they are one run's worth in law. At every place the target's token x, the
@@ -48,21 +51,33 @@ def rounds(policy: StoppingPolicy, trace: Trace, eos: Set[int]) -> Iterator[Roun
         ended = full and bool(steps) and steps[-1].token in eos
         extra = None if ended else tokens[start + accepted]
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
-        drafts = steps or policy.draft_limit() > 0
-        round_ = Round(index, tuple(steps), accepted, extra, kind, stop if drafts else None, threshold)
+        draft_seconds, verify_seconds = clock(trace.prompt_tokens + start, len(steps)) if clock else (0.0, 0.0)
+        round_ = Round(
+            index=index,
+            steps=tuple(steps),
+            accepted=accepted,
+            extra=extra,
+            extra_kind=kind,
+            stop=stop if policy.drafts else None,
+            threshold=threshold,
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            total_seconds=draft_seconds + verify_seconds,
+            chances=None if trace.chances is None else tuple(trace.chances[start : start + accepted + (not full)]),
+        )
         policy.observe(round_)
         yield round_
         start += accepted + (not ended)
         index += 1
 
 
-def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int]) -> list[Replay]:
+def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock: Clock | None = None) -> list[Replay]:
     """Play a policy on each sequence in turn; what it carries over goes from one to the next, as it does live."""
     replays = []
     for trace in traces:
         starts, drafted, accepted = [], [], []
         start = 0
-        for round_ in rounds(policy, trace, eos):
+        for round_ in rounds(policy, trace, eos, clock):
             starts.append(start)
             drafted.append(round_.drafted)
             accepted.append(round_.accepted)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specctl.benchmark.statistics import SEED, Floats, Interval, bootstrap
+from specctl.calibration.bound import best_stopping
 from specctl.calibration.costs import CostTable
 from specctl.calibration.grids import SIMPLEST, Candidate
 from specctl.calibration.replay import Replay, oracle, replay
 from specctl.calibration.traces import TraceSet
-from specctl.policies import StoppingPolicy
+from specctl.policies import Signal
 
 RESAMPLES = 2000
 FEW = 4
@@ -61,12 +62,21 @@ def score(candidate: Candidate, traces: TraceSet, prompts: Sequence[str], costs:
     """Replay a candidate on the prompts and price its rounds."""
     policy = candidate.build()
     eos = frozenset(traces.header.eos)
-    return _priced(candidate, replay(policy, traces.of(prompts), eos), prompts, costs, policy)
+    replays = replay(policy, traces.of(prompts), eos, costs.clock(policy.signals))
+    return _priced(candidate, replays, prompts, costs, policy.signals)
 
 
 def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
     """The same for the policy that knows where the target will disagree (Theorem 4.1); it reads no signal."""
-    return _priced(Candidate("oracle"), [oracle(trace) for trace in traces.of(prompts)], prompts, costs, None)
+    return _priced(Candidate("oracle"), [oracle(trace) for trace in traces.of(prompts)], prompts, costs, ())
+
+
+def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """The same for the best that entropy and top probability allow, were their meaning on these prompts known."""
+    some = traces.of(prompts)
+    policy = best_stopping(some, costs)
+    replays = replay(policy, some, frozenset(traces.header.eos))
+    return _priced(Candidate("signal bound"), replays, prompts, costs, policy.signals)
 
 
 def _priced(
@@ -74,13 +84,13 @@ def _priced(
     replays: Iterable[Replay],
     prompts: Sequence[str],
     costs: CostTable,
-    policy: StoppingPolicy | None,
+    signals: Iterable[Signal],
 ) -> Score:
     by_prompt: dict[str, list[Replay]] = {prompt: [] for prompt in prompts}
     for found in replays:
         by_prompt[found.trace.prompt].append(found)
     groups = list(by_prompt.values())
-    signals = policy.signals if policy else ()
+    signals = frozenset(signals)
     return Score(
         candidate,
         np.array([sum(one.tokens for one in group) for group in groups], dtype=np.float64),
@@ -150,6 +160,7 @@ class Calibration:
         ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first.
         winner: the chosen one in that ranking.
         oracle: Theorem 4.1's policy on the same prompts.
+        signal_bound: the best that entropy and top probability allow there.
         baseline: none on the prompts chosen on.
         curve: the chosen policy's candidates on the prompts chosen on.
         chosen_on, reported_on: ids; the same ones where there were too few to hold some out.
@@ -161,6 +172,7 @@ class Calibration:
     ranking: list[Ranked]
     winner: Ranked
     oracle: Ranked
+    signal_bound: Ranked
     baseline: Score
     curve: list[Score]
     chosen_on: list[str]
@@ -245,6 +257,7 @@ def search(
     ranking = [Ranked(found, found.speedup(baseline)) for found in reported]
     ranking.sort(key=lambda entry: -entry.score.tokens_per_second)
     best_possible = score_oracle(traces, reported_on, costs)
+    best_read = score_signal_bound(traces, reported_on, costs)
     if choice.chosen.candidate == NONE and len(entries) > 1:
         warnings.append("no setting is faster than target-only decoding beyond the noise: do not speculate here")
     return Calibration(
@@ -253,6 +266,7 @@ def search(
         ranking=ranking,
         winner=next(entry for entry in ranking if entry.score.candidate == choice.chosen.candidate),
         oracle=Ranked(best_possible, best_possible.speedup(baseline)),
+        signal_bound=Ranked(best_read, best_read.speedup(baseline)),
         baseline=groups[NONE.name][0],
         curve=groups[choice.chosen.candidate.name],
         chosen_on=chosen_on,

@@ -55,6 +55,7 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
         "reported_on": found.reported_on,
         "ranking": [_plain(entry, found) for entry in found.ranking],
         "oracle": _plain(found.oracle, found),
+        "signal_bound": _plain(found.signal_bound, found),
         "runner_ups": [{"policy": s.candidate.table, "tokens_per_second": _round(s)} for s in found.choice.near],
         "curve": [{"policy": s.candidate.table, "tokens_per_second": _round(s)} for s in found.curve],
         "measured": [
@@ -73,7 +74,7 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
 
 
 def _ranking(found: Calibration) -> Table:
-    rows = tuple(_row(entry, found) for entry in [*found.ranking, found.oracle])
+    rows = tuple(_row(entry, found) for entry in [*found.ranking, found.signal_bound, found.oracle])
     where = "prompts that did not choose them" if found.held_out else "the prompts that chose them"
     return Table(
         "Policies at their best settings",
@@ -92,7 +93,8 @@ def _ranking(found: Calibration) -> Table:
         note=f"Predicted by replay and measured costs, the prompt's time left out, on {len(found.reported_on)} {where} "
         f"({found.candidates} settings replayed on {len(found.chosen_on)}). The chosen one is marked *; it was within "
         f"the noise of the fastest in {found.choice.share:.0%} of resamples. Oracle: Theorem 4.1's policy, which knows "
-        "where the target disagrees.",
+        "where the target disagrees. Signal bound: the best stopping rule on entropy and top probability, fitted to "
+        "these very prompts.",
     )
 
 

@@ -63,6 +63,8 @@ class Trace:
         path: what the draft proposes at each of the N places after the target's own text.
         branches: for places where the proposal is not kept, how the draft goes on after it.
         prefill_ms: time of the prompt in both models.
+        chances: when sampling, with what probability verification was to keep the proposal at each of the N places;
+            None when greedy, and in files that were written without.
     """
 
     prompt: str
@@ -75,6 +77,7 @@ class Trace:
     path: Proposals
     branches: Mapping[int, Proposals]
     prefill_ms: float
+    chances: list[float] | None = None
     _steps: dict[int, list[DraftStep]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -171,6 +174,7 @@ def write_prompt(stream: IO[str], prompt: str, record: Mapping[str, Any], traces
             "path": _columns(trace.path),
             "branches": {str(place): _columns(branch) for place, branch in trace.branches.items()},
             "prefill_ms": trace.prefill_ms,
+            **({} if trace.chances is None else {"chances": trace.chances}),
         }
         for trace in traces
     ]

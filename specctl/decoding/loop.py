@@ -74,6 +74,7 @@ def decode(
             verify_seconds=verified - drafted,
             total_seconds=verified - began,
             inner=draft.inner,
+            chances=verdict.chances,
         )
         target.rollback(len(sequence) + verdict.accepted)
         if drafter is not None:

@@ -71,7 +71,7 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
     Raises:
         ProfileError: a policy reads what a head foretells, and there is none.
     """
-    if not stages or stages[0].policy.draft_limit() == 0:
+    if not stages or not stages[0].policy.drafts:
         return None
     top = stages[0]
     if top.head is None and "accept_prob" in top.policy.signals:

@@ -5,17 +5,23 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.sampling import draw
+from specctl.decoding.sampling import TINY, draw
 from specctl.records import ExtraToken
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How many drafted tokens stay, and the verifier's own token after them."""
+    """How many drafted tokens stay, and the verifier's own token after them.
+
+    Attributes:
+        chances: with what probability each judged token was to be kept, the first rejected one included; None when
+            greedy, where there is no chance.
+    """
 
     accepted: int
     extra: int
     kind: ExtraToken
+    chances: tuple[float, ...] | None = None
 
 
 def verify(
@@ -35,7 +41,7 @@ def verify(
     """
     count = len(tokens)
     if not count:
-        return Verdict(0, int(draw(target_probs[0], generator)), ExtraToken.BONUS)
+        return Verdict(0, int(draw(target_probs[0], generator)), ExtraToken.BONUS, ())
     target_of = target_probs[:-1].gather(1, tokens[:, None])[:, 0]  # (K,)
     draft_of = draft_probs.gather(1, tokens[:, None])[:, 0]  # (K,)
     coins = torch.rand(count, generator=generator, device=tokens.device)
@@ -46,8 +52,12 @@ def verify(
     draft_row = draft_probs.index_select(0, accepted.clamp_max(count - 1))[0]
     residual = (target_row - draft_row * (accepted < count)).clamp_min(0)
     residual = torch.where(residual.sum() > 0, residual, target_row)
-    accepted_count, extra = torch.cat([accepted, draw(residual, generator)[None]]).tolist()
-    return Verdict(accepted_count, extra, ExtraToken.BONUS if accepted_count == count else ExtraToken.CORRECTION)
+    chances = (target_of / draft_of.clamp_min(TINY)).clamp_max(1)  # (K,)
+    # float64 holds ids and probabilities alike
+    read = torch.cat([accepted.double(), draw(residual, generator)[None].double(), chances.double()]).tolist()
+    accepted_count, extra = int(read[0]), int(read[1])
+    kind = ExtraToken.BONUS if accepted_count == count else ExtraToken.CORRECTION
+    return Verdict(accepted_count, extra, kind, tuple(read[2 : 3 + accepted_count]))
 
 
 def verify_greedy(tokens: Sequence[int], target_choices: Sequence[int]) -> Verdict:

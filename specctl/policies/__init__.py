@@ -7,6 +7,7 @@ written down. Profiles, flags and calibration read them from here.
 from specctl.policies.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.base import Signal, StoppingPolicy
 from specctl.policies.constant import Constant, NoDraft
+from specctl.policies.cost_optimal import CostOptimal
 from specctl.policies.drafting import draft_phase
 from specctl.policies.heuristic import Heuristic
 from specctl.policies.self_verify import SelfVerify
@@ -22,6 +23,7 @@ POLICIES: dict[str, type[StoppingPolicy]] = {
     "adaedl": AdaEdl,
     "self-verify": SelfVerify,
     "specdec++": SpecDecPlusPlus,
+    "cost-optimal": CostOptimal,
 }
 
 __all__ = ["POLICIES", "Signal", "StoppingPolicy", "draft_phase"]

@@ -14,6 +14,7 @@ class StoppingPolicy(Protocol):
         signals: the fields of `DraftStep` that `should_stop` or `observe` reads.
         keep_trigger: whether the token that triggers a stop is offered for verification. Dropping it is lawful only
             for rules that read the distribution and not the drawn token.
+        drafts: whether it ever drafts; False for target-only decoding, which needs no draft model.
         current_threshold: what the signal is compared with now, for people to watch; None for rules without one.
     """
 
@@ -24,13 +25,16 @@ class StoppingPolicy(Protocol):
     def keep_trigger(self) -> bool: ...
 
     @property
+    def drafts(self) -> bool: ...
+
+    @property
     def current_threshold(self) -> float | None: ...
 
     def reset(self) -> None:
         """A new sequence begins."""
 
     def draft_limit(self) -> int:
-        """The most tokens to draft in the coming round."""
+        """The most tokens to draft in the coming round; asked any number of times, it says the same."""
 
     def should_stop(self, step: DraftStep) -> bool:
         """Asked after each drafted token, in order."""
@@ -43,6 +47,7 @@ class Rule:
     """Defaults for the rules: nothing to remember, nothing to show, the triggering token kept."""
 
     keep_trigger = True
+    drafts = True
 
     @property
     def current_threshold(self) -> float | None:

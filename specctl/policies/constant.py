@@ -24,6 +24,7 @@ class NoDraft(Rule):
     """Target-only autoregressive decoding through the same loop: what every speedup is measured against."""
 
     signals: ClassVar[frozenset[Signal]] = frozenset()
+    drafts = False
 
     def draft_limit(self) -> int:
         return 0

@@ -114,7 +114,7 @@ class DraftTable(ModelTable):
 
     def at_work(self) -> "DraftTable | None":
         """The table without the levels at and below a policy that never drafts."""
-        if self.policy.build().draft_limit() == 0:
+        if not self.policy.build().drafts:
             return None
         below = self.draft.at_work() if self.draft is not None else None
         return self.model_copy(update={"draft": below, "pre_verify": self.pre_verify if below is not None else None})

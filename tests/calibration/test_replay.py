@@ -12,6 +12,7 @@ from toys import (
     FAMILIES,
     WINDOW,
     TableRunner,
+    Ticks,
     noisy_copy,
     random_head,
     random_model,
@@ -54,9 +55,21 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     "adaedl": [{"threshold": 0.3, "eps": 0.3, "max_draft": 12}, {"keep_trigger": False}],
     "self-verify": [{"max_draft": 12}],
     "specdec++": [{"threshold": h, "min_draft": low, "max_draft": 12} for h in (0.3, 0.6, 0.8) for low in (1, 3)],
+    "cost-optimal": [{"max_draft": 12}, {"max_draft": 5, "carry_over": False}],
 }
+# Every round takes these seconds, so that a policy that learns from times plays alike live and in replay.
+DRAFTING, VERIFYING = 2.0, 4.0
 HEAD = random_head(32, depth=1, spread=0.15)
 CASES = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
+
+
+def clock(*_: int) -> tuple[float, float]:
+    return DRAFTING, VERIFYING
+
+
+@pytest.fixture(autouse=True)
+def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
 def pair_of(
@@ -69,8 +82,8 @@ def trace_of(
     pair: Pair, prompt: Sequence[int], tokens: Sequence[int], limit: int, sampling: Sampling, seed: int = 0
 ) -> Trace:
     with torch.inference_mode():
-        kept, path, branches = read_sequence(pair, prompt, tokens, limit, DEPTH, sampling, seeded(seed))
-    return Trace("p", "c", 0, len(prompt), limit, list(tokens), kept, path, branches, 0.0)
+        kept, path, branches, chances = read_sequence(pair, prompt, tokens, limit, DEPTH, sampling, seeded(seed))
+    return Trace("p", "c", 0, len(prompt), limit, list(tokens), kept, path, branches, 0.0, chances)
 
 
 def shape(played: Round) -> tuple[object, ...]:
@@ -97,7 +110,7 @@ def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy_pair(family, frozenset())
-    found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos)]
+    found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
     assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
 
 
@@ -110,7 +123,7 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     for eos in (frozenset({token}) for token in ends):
         pair, trace = greedy_pair(family, eos)
         for name, settings in CASES:
-            found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, eos)]
+            found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, eos, clock)]
             assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
 
 
@@ -172,6 +185,7 @@ SAMPLED = [
     ("adaedl", {"threshold": 0.4, "max_draft": 6}),
     ("self-verify", {"max_draft": 6}),
     ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 6}),
+    ("cost-optimal", {"max_draft": 6, "cost_ratio": 0.4, "carry_over": False}),
 ]
 SHORT, RUNS = 8, 3000
 PLAIN = Sampling(temperature=1.0)
@@ -206,7 +220,9 @@ def test_sampled_rounds_have_the_law_of_live_ones(name: str, settings: dict[str,
         return tuple((r.drafted, r.accepted, r.stop, r.emitted[-1]) for r in played[:2])
 
     live_counts = Counter(key(toy_run(name, settings, 10_000 + seed)) for seed in range(RUNS))
-    replayed = Counter(key(list(rounds(POLICIES[name](**settings), trace, frozenset({EOS})))) for trace in toy_traces())
+    replayed = Counter(
+        key(list(rounds(POLICIES[name](**settings), trace, frozenset({EOS}), clock))) for trace in toy_traces()
+    )
     keys = sorted(live_counts | replayed, key=lambda k: -(live_counts[k] + replayed[k]))
     common = [k for k in keys if live_counts[k] + replayed[k] >= 20]
     columns = [[counts[k] for k in common] for counts in (live_counts, replayed)]
@@ -230,7 +246,10 @@ class FromTrace:
         accepted = min(len(block.tokens), self._trace.runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
-        return Verdict(accepted, self._trace.tokens[self._start - 1], kind)
+        assert self._trace.chances is not None
+        first = self._start - accepted - 1
+        chances = tuple(self._trace.chances[first : first + accepted + (kind is ExtraToken.CORRECTION)])
+        return Verdict(accepted, self._trace.tokens[self._start - 1], kind, chances)
 
 
 @pytest.mark.parametrize(("name", "settings"), SAMPLED, ids=str)
@@ -244,8 +263,8 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         said = [token for r in live(pair, POLICIES["none"](), PROMPT, PLAIN, seed) for token in r.emitted]
         trace = trace_of(pair, PROMPT, said, LENGTH, PLAIN, seed)
         chance = FromTrace(trace)
-        monkeypatch.setattr(reading, "race", chance.draw)
-        monkeypatch.setattr(loop, "judge", chance.judge)
-        found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset())]
-        assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]
-        monkeypatch.undo()
+        found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
+        with monkeypatch.context() as patched:
+            patched.setattr(reading, "race", chance.draw)
+            patched.setattr(loop, "judge", chance.judge)
+            assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]

@@ -20,7 +20,7 @@ HEADER = TraceHeader(4, [0], ["entropy"], {"created": "today"})
 def some_trace(prompt: str = "p", turn: int = 0) -> Trace:
     path = Proposals([5, 6, 9], [0.1, 0.2, 0.3], [0.9, 0.8, 0.7], [0.9, 0.8, 0.7])
     branch = Proposals([3, 4], [1.1, 1.2], [0.3, 0.2], [0.3, 0.2])
-    return Trace(prompt, "c", turn, 7, 20, [5, 6, 7], [True, True, False], path, {2: branch}, 1.5)
+    return Trace(prompt, "c", turn, 7, 20, [5, 6, 7], [True, True, False], path, {2: branch}, 1.5, [1.0, 0.5, 0.25])
 
 
 def write(path, *, end=""):

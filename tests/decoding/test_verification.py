@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -112,7 +114,8 @@ def test_equal_distributions_accept_everything(count: int) -> None:
 )
 def test_the_first_refusal_ends_the_block(kept: tuple[bool, ...], verdict: Verdict) -> None:
     tokens, drafted, target = forced(*kept)
-    assert verify(tokens, drafted, target, seeded(0)) == verdict
+    judged = kept[: verdict.accepted + 1]
+    assert verify(tokens, drafted, target, seeded(0)) == replace(verdict, chances=tuple(map(float, judged)))
     assert verify_greedy(tokens.tolist(), target.argmax(-1).tolist()) == verdict
 
 
@@ -124,6 +127,16 @@ def test_a_residual_of_zero_falls_back_to_the_target() -> None:
     refused = [verdict for verdict in verdicts if not verdict.accepted]
     assert refused
     assert {verdict.extra for verdict in refused} == {2}
+
+
+def test_chances_are_those_of_the_judged_tokens() -> None:
+    """min(1, p/q) of each drafted token, up to the first refusal: 0.2/0.8, 0.9/0.3 held at 1, 0.1/0.2."""
+    drafted = torch.tensor([[0.8, 0.1, 0.1], [0.7, 0.3, 0.0], [0.8, 0.0, 0.2]])
+    target = torch.tensor([[0.2, 0.4, 0.4], [0.1, 0.9, 0.0], [0.9, 0.0, 0.1], [0.0, 1.0, 0.0]])
+    found = [verify(torch.tensor([0, 1, 2]), drafted, target, seeded(seed)) for seed in range(60)]
+    assert {verdict.accepted for verdict in found} == {0, 2, 3}
+    for verdict in found:
+        assert verdict.chances == pytest.approx((0.25, 1.0, 0.5)[: verdict.accepted + 1])
 
 
 def test_an_empty_block_is_a_draw_from_the_target() -> None:

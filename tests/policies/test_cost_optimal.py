@@ -1,0 +1,179 @@
+"""The rule that learns what a draft is worth and what it costs."""
+
+import random
+from dataclasses import replace
+from math import exp, sqrt
+
+import pytest
+
+from specctl.policies.cost_optimal import ACCEPTED, NEXT, PROBING, CostOptimal
+from specctl.policies.online import OnlineLogistic, RunningLine, TokenRates, log_odds
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+
+
+def sigmoid(score: float) -> float:
+    return 1 / (1 + exp(-score))
+
+
+def played(
+    accepted: int, drafted: int, step_seconds: float = 1.0, target_seconds: float = 8.0, **more: object
+) -> Round:
+    steps = tuple(DraftStep(place + 1, token=5, entropy=0.4, top_prob=0.8) for place in range(drafted))
+    kind = ExtraToken.BONUS if accepted == drafted else ExtraToken.CORRECTION
+    draft = step_seconds * drafted
+    return replace(
+        Round(0, steps, accepted, 9, kind, StopReason.POLICY, None, draft, target_seconds, draft + target_seconds),
+        **more,
+    )
+
+
+def after(policy: CostOptimal, rounds: int, **settings: float) -> CostOptimal:
+    """The policy after rounds in which a draft is right nine times of ten, as long as it wishes to draft."""
+    chance = random.Random(1)
+    for _ in range(rounds):
+        count = 0
+        while count < policy.draft_limit():
+            count += 1
+            if policy.should_stop(DraftStep(count, token=5, entropy=0.4, top_prob=0.8)):
+                break
+        accepted = next((place for place in range(count) if chance.random() > 0.9), count)
+        policy.observe(played(accepted, count, **settings))
+    return policy
+
+
+def length(policy: CostOptimal) -> int:
+    """How far it drafts where every step looks alike."""
+    steps = range(1, policy.draft_limit() + 1)
+    return next((k for k in steps if policy.should_stop(DraftStep(k, token=5, entropy=0.4, top_prob=0.8))), len(steps))
+
+
+def test_one_more_token_is_drafted_while_it_pays() -> None:
+    """By hand, from the prior: S_k a against rho t_d, where a round drafts 2, emits 1.8 and takes 1 + 2 / 8."""
+    policy = CostOptimal(cost_ratio=0.125)
+    price = 0.125 * 1.8 / 1.25
+    assert policy.current_threshold == pytest.approx(price)
+    mean, _ = ACCEPTED
+    kept = sigmoid(mean[0] + mean[1] * log_odds(0.8) + mean[2] * sqrt(0.4))
+    following = sigmoid(NEXT[0][0] + NEXT[0][1] * sqrt(0.4))
+    expected = next(k for k in range(1, 99) if kept**k * following <= price)
+    assert 2 < expected < 40
+    assert length(policy) == expected
+
+
+def test_the_dearer_a_draft_step_the_shorter_the_draft() -> None:
+    lengths = [length(after(CostOptimal(), 200, step_seconds=seconds)) for seconds in (0.2, 1.0, 3.0)]
+    assert lengths[0] > lengths[1] > lengths[2] >= 1
+
+
+def test_a_target_pass_that_widens_counts_as_the_draft_step_does() -> None:
+    policy = CostOptimal()
+    for place in range(400):
+        count = 1 + place % 6
+        policy.observe(played(count, count, 1.0, 8.0 + 2.0 * count))
+    # rho of these rounds: (1 + k) tokens in 8 + 3 k seconds, k = 3.5 on average; one more costs 1 + 2.
+    assert policy.current_threshold == pytest.approx(3 * 4.5 / 18.5, rel=0.05)
+
+
+def test_costs_that_change_are_followed() -> None:
+    policy = after(CostOptimal(), 200, step_seconds=0.2)
+    long = length(policy)
+    after(policy, 60, step_seconds=3.0)
+    assert length(policy) < long / 2
+
+
+def test_where_no_token_pays_it_drafts_next_to_nothing_and_still_probes() -> None:
+    policy = CostOptimal()
+    drafted = rounds = 0
+    for place in range(2000):
+        count = length(policy) if policy.draft_limit() else 0
+        if place >= 200:
+            drafted += count
+            rounds += 1
+        policy.observe(played(0, count))
+    assert 0 < drafted <= 1.2 * PROBING * rounds * 8
+
+
+def test_it_drafts_again_once_that_pays() -> None:
+    policy = CostOptimal()
+    for _ in range(300):
+        policy.observe(played(0, 1 if policy.draft_limit() else 0))
+    assert policy.current_threshold > 0
+    after(policy, 600)
+    limits = []
+    for _ in range(10):
+        limits.append(policy.draft_limit())
+        policy.observe(played(1, 1) if limits[-1] else played(0, 0))
+    assert min(limits) > 0
+
+
+def test_tokens_behind_a_rejection_teach_nothing() -> None:
+    short, long = CostOptimal(), CostOptimal()
+    short.observe(played(1, 2, 0.0, 0.0))
+    long.observe(played(1, 7, 0.0, 0.0))
+    assert short == long
+
+
+def test_where_there_is_chance_the_chance_is_the_lesson() -> None:
+    """A token refused with bad luck says what one kept with good luck says."""
+    lucky, unlucky = CostOptimal(), CostOptimal()
+    lucky.observe(played(1, 1, 0.0, 0.0, chances=(0.7,)))
+    unlucky.observe(played(0, 1, 0.0, 0.0, chances=(0.7,)))
+    assert lucky == unlucky
+    certain = CostOptimal()
+    certain.observe(played(1, 1, 0.0, 0.0))
+    assert certain != lucky
+
+
+def test_a_new_sequence_keeps_what_was_learned_unless_told_otherwise() -> None:
+    kept, fresh = (after(CostOptimal(carry_over=carry), 50) for carry in (True, False))
+    price = kept.current_threshold
+    kept.reset()
+    fresh.reset()
+    assert kept.current_threshold == price
+    assert fresh == CostOptimal(carry_over=False)
+
+
+def test_logistic_regression_finds_the_weights_and_follows_them() -> None:
+    chance, model = random.Random(3), OnlineLogistic([0.0, 0.0], (1.0, 1.0), 1e-3)
+    for bias in (1.0, -1.0):
+        for _ in range(4000):
+            x = chance.uniform(-2, 2)
+            model.learn((1.0, x), float(chance.random() < sigmoid(bias + 1.5 * x)))
+        assert model.weights == pytest.approx([bias, 1.5], abs=0.35)
+
+
+def test_one_newton_step_by_hand() -> None:
+    """w = 0, P = 1, x = 2, y = 1: v = 1/4, 1 + v x P x = 2; w = P x (1 - 1/2) / 2 = 1/2; P = 1 - 1/4 * 4 / 2 = 1/2."""
+    model = OnlineLogistic([0.0], (1.0,), 0.0)
+    model.learn((2.0,), 1.0)
+    assert model.weights == pytest.approx([0.5])
+    assert model._covariance == [[pytest.approx(0.5)]]
+
+
+def test_a_line_is_found_in_spite_of_outliers_and_after_a_change() -> None:
+    chance, line = random.Random(5), RunningLine(0.95)
+    for base, slope in ((8.0, 0.5), (20.0, 2.0)):
+        for place in range(300):
+            k = chance.randrange(8)
+            stray = 10.0 if place % 25 == 24 else 1.0
+            line.learn(k, stray * (base + slope * k))
+        assert line.base == pytest.approx(base, rel=0.15)
+        assert line.slope == pytest.approx(slope, rel=0.35)
+
+
+def test_an_anchored_line_has_a_slope_alone() -> None:
+    line = RunningLine(0.9, anchored=True)
+    for k in (1, 4, 2):
+        line.learn(k, 3.0 * k)
+    assert (line.base, line.slope) == (0.0, pytest.approx(3.0))
+
+
+def test_a_tokens_record_is_shrunk_to_the_whole() -> None:
+    rates = TokenRates(2.0)
+    assert rates.surplus(7) == 0
+    assert rates.surplus(None) == 0
+    rates.learn(7, 0.0)
+    once = rates.surplus(7)
+    rates.learn(7, 0.0)
+    assert rates.surplus(7) < once < 0
+    assert rates.surplus(8) == 0
