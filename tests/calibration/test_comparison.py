@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from test_search import flat_costs, traces
+from test_search import SIGNALS, flat_costs, traces
 
 from specctl.calibration.bound import best_stopping
 from specctl.calibration.comparison import (
@@ -35,7 +35,7 @@ def test_the_signal_bound_lies_between_the_policies_and_the_oracle(ratio: float)
     bound = score_signal_bound(some, ids, costs).tokens_per_second
     assert bound <= score_oracle(some, ids, costs).tokens_per_second
     # A fixed setting may fit these few prompts by luck, no better.
-    assert all(bound >= 0.99 * score(one, some, ids, costs).tokens_per_second for one in grid("all", "paper"))
+    assert all(bound >= 0.99 * score(one, some, ids, costs).tokens_per_second for one in grid("all", "paper", SIGNALS))
 
 
 def test_where_signals_tell_everything_the_bound_stops_at_the_first_doubt() -> None:
