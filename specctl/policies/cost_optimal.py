@@ -44,6 +44,9 @@ class CostOptimal(Rule):
     rejection left out because nobody judged them. t_d, t_v and rho are learned from the rounds' own times, in which a
     round weighs little some dozens of rounds later: a context that grows and a machine that slows down are followed.
     ``cost_ratio``, a draft step over a target pass, serves until the first times are there.
+
+    The text's law is the target's, as with every policy. But where a draft stops depends on the clock, so when sampling
+    the same seed need not give the same text twice.
     """
 
     signals: ClassVar[frozenset[Signal]] = frozenset({"entropy", "top_prob"})
