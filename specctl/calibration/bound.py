@@ -35,18 +35,18 @@ class Solved(Rule):
         weights: of 1, log-odds of the top probability and sqrt(entropy) in a token's acceptance.
         cuts: ``(LEVELS - 1,)`` between the classes of that acceptance.
         going_on: ``(61, LEVELS)`` value of drafting one more token, in tokens.
-        opens: whether a round drafts at all.
+        limit: the longest draft; 0 where not even the first token pays.
     """
 
     weights: Floats
     cuts: Floats
     going_on: Floats
-    opens: bool
+    limit: int
     signals: frozenset[Signal] = READS
     _survival: float = field(default=0.0, init=False)
 
     def draft_limit(self) -> int:
-        return LONGEST if self.opens else 0
+        return self.limit
 
     def should_stop(self, step: DraftStep) -> bool:
         if step.index == 1:
@@ -58,7 +58,9 @@ class Solved(Rule):
         return float(np.interp(self._survival, SURVIVALS, self.going_on[:, level])) <= 0
 
 
-def best_stopping(traces: Sequence[Trace], costs: CostTable, *, one_step: bool = False) -> Solved:
+def best_stopping(
+    traces: Sequence[Trace], costs: CostTable, *, longest: int = LONGEST, one_step: bool = False
+) -> Solved:
     """The rule with the most tokens per second, were the signals' meaning on these traces known beforehand.
 
     A token's acceptance a is fitted to the traces (logistic in log-odds of the top probability and sqrt(entropy)) and
@@ -70,6 +72,7 @@ def best_stopping(traces: Sequence[Trace], costs: CostTable, *, one_step: bool =
     Args:
         traces: at least one.
         costs: of the machine.
+        longest: draft it may make.
         one_step: count only the next token's own gain, as `cost-optimal` does.
     """
     rows = [np.array([_row(*pair) for pair in zip(t.path.top_prob, t.path.entropy, strict=True)]) for t in traces]
@@ -93,7 +96,7 @@ def best_stopping(traces: Sequence[Trace], costs: CostTable, *, one_step: bool =
         _, start = _solve(accepted, follows, sizes / sizes.sum(), rho * step, one_step)
         low, high = (rho, high) if 1 + max(0.0, start) > rho * target else (low, rho)
     going_on, start = _solve(accepted, follows, sizes / sizes.sum(), low * step, one_step)
-    return Solved(weights, cuts, going_on, start > 0)
+    return Solved(weights, cuts, going_on, longest if start > 0 else 0)
 
 
 def _row(top_prob: float, entropy: float) -> tuple[float, float, float]:

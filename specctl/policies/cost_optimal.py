@@ -12,13 +12,16 @@ from specctl.records import DraftStep, Round
 
 ACCEPTED = (0.9, 0.9, -0.2), (0.5, 0.1, 0.1)
 """Prior mean and variance of what log-odds of the top probability and sqrt(entropy) say of a token's own acceptance."""
-NEXT = (1.0, -0.2, 0.5), (0.5, 0.05, 0.1)
+NEXT = (0.9, -0.2, 0.4), (0.25, 0.03, 0.05)
 """The same of sqrt(entropy) and the token's own record for the acceptance of the token after it."""
 FIRST = (0.9, 0.5), (0.5, 0.1)
 """The same of the record of the last token written for the acceptance of a round's first token."""
 DRIFT = 5e-4
-RECORD = 1.5
-COST_MEMORY, SPEED_MEMORY = 0.95, 0.97
+"""Of the estimators' weights, for each token judged."""
+RECORD = 2.0
+"""Judged followers after which a token's own record counts as much as everyone's."""
+COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
+"""What a round weighs in the costs and in the speed once the next one is over."""
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed that is believed before there is one: some rounds that draft so much and emit so much."""
@@ -41,6 +44,9 @@ class CostOptimal(Rule):
     rejection left out because nobody judged them. t_d, t_v and rho are learned from the rounds' own times, in which a
     round weighs little some dozens of rounds later: a context that grows and a machine that slows down are followed.
     ``cost_ratio``, a draft step over a target pass, serves until the first times are there.
+
+    The text's law is the target's, as with every policy. But where a draft stops depends on the clock, so when sampling
+    the same seed need not give the same text twice.
     """
 
     signals: ClassVar[frozenset[Signal]] = frozenset({"entropy", "top_prob"})
@@ -59,6 +65,7 @@ class CostOptimal(Rule):
     _price: float = field(init=False, repr=False)
     _credit: float = field(init=False, repr=False)
     _last: int | None = field(init=False, repr=False)
+    _warm: bool = field(init=False, repr=False)
     _opens: bool = field(init=False, repr=False)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
 
@@ -73,7 +80,7 @@ class CostOptimal(Rule):
         self._draft, self._verify = RunningLine(COST_MEMORY, anchored=True), RunningLine(COST_MEMORY)
         self._emitted = self._seconds = self._credit = 0.0
         self._prior = PRIOR_ROUNDS
-        self._last, self._opens = None, True
+        self._last, self._opens, self._warm = None, True, False
         self._set_price()
 
     @property
@@ -101,8 +108,9 @@ class CostOptimal(Rule):
         self._learn_verdicts(round_)
         if round_.emitted:
             self._last = round_.emitted[-1]
-        if round_.verify_seconds:
+        if self._warm and round_.verify_seconds:
             self._learn_times(round_)
+        self._warm = True  # a run's first round is slower than any other: kernels are built, memory is fetched
         self._credit = min(self._credit + PROBING, self._price)
         self._opens = self._first.predict((1.0, self._record.surplus(self._last))) > self._price
         if not self._opens and self._credit >= self._price:

@@ -9,6 +9,8 @@ FLAT = 1e-4
 0 and 1 before they become log-odds."""
 RIDGE = 0.05
 """Variance of k below which a slope over it is mostly taken for 0."""
+RATE_SPEED = 0.005
+"""How fast the rate over all tokens moves."""
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """An error counts up to so many typical errors plus a tenth of what was expected; how fast the typical error moves."""
 
@@ -137,6 +139,3 @@ class TokenRates:
         if token is not None:
             kept, judged = self._seen.get(token, (0.0, 0))
             self._seen[token] = kept + outcome, judged + 1
-
-
-RATE_SPEED = 0.005

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from test_search import SIGNALS, flat_costs, traces
@@ -49,6 +50,15 @@ def test_where_signals_tell_everything_the_bound_stops_at_the_first_doubt() -> N
 def test_a_hopeless_draft_is_best_left_alone() -> None:
     nothing = [useless(trace) for trace in traces(4).traces]
     assert best_stopping(nothing, made_up(3)).draft_limit() == 0
+
+
+def test_the_bound_drafts_no_longer_than_the_traces_reach() -> None:
+    """Traces of a calibration of short drafts hold no more than those."""
+    some = traces(40, 4)
+    some.header = replace(some.header, depth=3)
+    costs = flat_costs(1, 30)
+    assert best_stopping(some.traces, costs, longest=3).draft_limit() == 3
+    assert score_signal_bound(some, some.prompts, costs).mean_acceptance_length <= 4
 
 
 def test_looking_further_ahead_is_no_worse() -> None:

@@ -42,7 +42,19 @@ def folder(tmp_path_factory):
 def test_the_document_ranks_every_policy(folder):
     document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
     ranked = {entry["policy"]["name"] for entry in document["ranking"]}
-    assert ranked == {"none", "constant", "heuristic", "max-confidence", "svip", "adaedl", "self-verify", "specdec++"}
+    assert ranked == {
+        "none",
+        "constant",
+        "heuristic",
+        "max-confidence",
+        "svip",
+        "adaedl",
+        "self-verify",
+        "cost-optimal",
+        "specdec++",
+    }
+    assert document["signal_bound"]["policy"]["name"] == "signal bound"
+    assert document["signal_bound"]["tokens_per_second"] > 0
     assert 0 <= document["implied_threshold"] < 1
     assert sorted(document["chosen_on"] + document["reported_on"]) == sorted(prompt["id"] for prompt in PROMPTS)
     assert document["chosen"] in [one["policy"] for one in document["measured"]]

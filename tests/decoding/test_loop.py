@@ -7,6 +7,8 @@ from toys import EOS, Script, TableRunner, related_table, seeded, table, toy_hea
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import build_drafter
+from specctl.models.pair import Pair
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant, NoDraft
@@ -314,3 +316,12 @@ def test_policies_restart_with_each_sequence() -> None:
         list(decode(TableRunner(TARGET), drafter, [1], 4, GREEDY, frozenset({EOS})))
         drafter.rollback(0)
     assert resets == 3
+
+
+def test_only_a_policy_that_never_drafts_goes_without_a_drafter() -> None:
+    pair = Pair(TableRunner(TARGET), (TableRunner(DRAFT),), None, frozenset(), 1 << 20, ())  # type: ignore[arg-type]
+    assert build_drafter(pair, POLICIES["none"]()) is None
+    assert build_drafter(pair, Script(0, 2)) is not None
+    rounds = Play(Script(0, 2), limit=12).rounds
+    assert [round_.drafted for round_ in rounds[:4]] == [0, 2, 0, 2]
+    assert Play(Script(0, 2), limit=12).tokens == Play(None, limit=12).tokens

