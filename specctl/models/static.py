@@ -74,6 +74,11 @@ class StaticRunner:
         self._layers = [FixedLayer(self._cursor, self._capacity) for _ in range(text.num_hidden_layers)]
         self._cache = Cache(layers=list(self._layers))
         self._places = torch.arange(self._capacity, device=self.device)
+        self._watched = False
+        self._states = torch.empty(0)  # (1, T, D)
+
+    def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        self._states = given[0]
 
     @property
     def engine(self) -> str:
@@ -167,10 +172,14 @@ class StaticRunner:
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=keep,
-                output_hidden_states=kind.hidden,
             )
-            return output.logits[0, :, : self.vocabulary], output.hidden_states[-1][0] if kind.hidden else None
+            return output.logits[0, :, : self.vocabulary], self._states[0] if kind.hidden else None
 
+        if kind.hidden and not self._watched:
+            # What the output layer is given: torch.compile cannot see through transformers' own way of keeping states.
+            head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            head.register_forward_pre_hook(self._remember)
+            self._watched = True
         reader = kind.reader
         if reader is None:
             return logits_of
