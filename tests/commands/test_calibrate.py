@@ -81,7 +81,7 @@ def test_the_report_holds_its_figures(folder):
 
 
 def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
-    """svip's own threshold is 0.3, the embedded profile's is another: naming the policy alone would leave that in force."""
+    """svip's own threshold is not the embedded profile's: naming the policy alone would leave that in force."""
     path = tmp_path / "default.toml"
     calibrate("--trace", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "--grid", "paper", "-o", path, "-q")
     assert tomllib.loads(path.read_text(encoding="utf-8"))["draft"]["policy"].keys() >= {"name"}
