@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from specctl.decoding.reading import numbers, reader
+from specctl.decoding.reading import Judge, numbers, reader
 from specctl.decoding.sampling import Sampling, arrivals, sibling
 from specctl.models.acceptance_head import SIGNALS
 from specctl.models.runner import FusedRunner, Runner
@@ -57,20 +57,6 @@ class Drafter(Protocol):
         """Forget all but the first ``length`` tokens of the sequence."""
 
 
-class Judge(Protocol):
-    """Foretells whether a drafted token will be accepted, as `AcceptanceHead` does.
-
-    Attributes:
-        reads_signals: whether it wants the token's own signals too.
-    """
-
-    @property
-    def reads_signals(self) -> bool: ...
-
-    def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
-        """The chances ``(...)`` for tokens of the last hidden states ``(..., H)``, drawn with signals ``(..., 3)``."""
-
-
 class ModelDrafter:
     """A draft model that a stopping policy stops.
 
@@ -93,20 +79,22 @@ class ModelDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
-        self._drawn_with = torch.empty(0)  # (3,) SIGNALS of the last token drafted
+        reads_before = self._head is not None and self._head.reads_signals
+        # (3,) SIGNALS of the last token drafted, for a head that reads them
+        self._before = torch.ones(len(SIGNALS), dtype=torch.float64, device=runner.device) if reads_before else None
         self._fused = runner if isinstance(runner, FusedRunner) else None
         # Fused, all signals cost little, and one reader means one pass to compile or capture, whatever the policy.
-        every = self._fused is not None or (self._head is not None and self._head.reads_signals)
+        every = self._fused is not None or reads_before
         self._read = frozenset(SIGNALS) if every else self._signals
         self._sampling = Sampling()
-        self._reader = reader(self._sampling, self._read)
+        self._reader = reader(self._sampling, self._read, self._head)
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
-        self._reader = reader(sampling, self._read)
+        self._reader = reader(sampling, self._read, self._head)
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
 
@@ -134,27 +122,26 @@ class ModelDrafter:
 
     def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
         """Draw one token after ``pending`` and read it, with the signals wanted, in a single transfer."""
-        names: list[Signal] = self._reader.names()
-        if self._fused is not None and self._head is None and len(pending) == 1:
-            values, probs = self._fused.read(pending[0], self._reader, self._noise(self._fused.vocabulary))
+        # On a round's first step nothing drafted has been fed yet that a head could judge.
+        judging = self._head is not None and index > 1
+        if self._fused is not None and len(pending) == 1:
+            noise = self._noise(self._fused.vocabulary)
+            values, probs = self._fused.read(pending[0], self._reader, noise, self._before)
+            if self._before is not None:
+                self._before = values[1 : 1 + len(SIGNALS)]
             token, *signals = values.tolist()
         else:
-            # On a round's first step nothing drafted has been fed yet that a head could judge.
-            judging = self._head is not None and index > 1
             forward = self.runner.extend(pending, keep=1, hidden=judging)
+            state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             logits = forward.logits[0]  # (V,)
-            found, probs = self._reader(logits, self._noise(len(logits)))
-            own = found[1:]
-            if self._head is not None and forward.hidden is not None:
-                # The hidden state belongs to the token drawn one step ago, and so must the signals.
-                found = [*found, self._head.accept_prob(forward.hidden[0], self._drawn_with)]
-                names.append("accept_prob")
-            if self._head is not None and self._head.reads_signals:
-                self._drawn_with = torch.stack(own)
+            # The hidden state belongs to the token drawn one step ago, and so must the signals.
+            found, probs = self._reader(logits, self._noise(len(logits)), state, self._before)
+            if self._before is not None:
+                self._before = torch.stack(found[1 : 1 + len(SIGNALS)]).double()
             token, *signals = numbers(found)
-        known = dict(zip(names, signals, strict=True))
+        known: dict[Signal, float] = dict(zip(self._reader.names(), signals, strict=False))
         if self._head is not None:
-            known.setdefault("accept_prob", 1.0)
+            known["accept_prob"] = signals[-1] if judging else 1.0
         wanted = {str(name): value for name, value in known.items() if name in self._signals}
         return DraftStep(index, int(token), **wanted), probs
 

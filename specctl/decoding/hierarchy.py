@@ -6,7 +6,8 @@ from time import perf_counter
 
 import torch
 
-from specctl.decoding.drafters import Draft, Drafter, Judge
+from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.reading import Judge
 from specctl.decoding.sampling import Sampling, sibling
 from specctl.decoding.signals import read_signals
 from specctl.decoding.verification import Verdict, verify, verify_greedy

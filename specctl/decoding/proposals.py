@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.drafters import Judge
+from specctl.decoding.reading import Judge
 from specctl.decoding.sampling import Sampling, draw
 from specctl.decoding.signals import read_signals
 from specctl.models.runner import Runner

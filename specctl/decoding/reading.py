@@ -2,6 +2,7 @@
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,20 @@ from specctl.models.acceptance_head import SIGNALS
 from specctl.policies import Signal
 
 
+class Judge(Protocol):
+    """Foretells whether a drafted token will be accepted, as `AcceptanceHead` does.
+
+    Attributes:
+        reads_signals: whether it wants the token's own signals too.
+    """
+
+    @property
+    def reads_signals(self) -> bool: ...
+
+    def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
+        """The chances ``(...)`` for tokens of the last hidden states ``(..., H)``, drawn with signals ``(..., 3)``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Draws a token and computes signals: tensors in, tensors out, so that it can be compiled or captured.
@@ -18,26 +33,44 @@ class Reader:
     Attributes:
         sampling: how the token is drawn.
         wanted: signals to compute, of the softmax of the raw logits.
+        judge: foretells acceptance, on the model's device; None for none.
     """
 
     sampling: Sampling
     wanted: frozenset[Signal] = frozenset()
+    judge: Judge | None = None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it reads hidden states."""
+        return self.judge is not None
 
     def __call__(
-        self, logits: torch.Tensor, arrivals: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        arrivals: torch.Tensor | None,
+        hidden: torch.Tensor | None = None,
+        before: torch.Tensor | None = None,
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """The token, then the wanted signals in the order of `SIGNALS`, each ``()``; and the distribution drawn from.
+
+        With a judge and a hidden state, the chance that the token fed will be accepted comes last.
 
         Args:
             logits: ``(V,)``.
             arrivals: ``(V,)`` float32 from `sampling.arrivals`, the draw's randomness; None when greedy.
+            hidden: ``(H,)``, the last hidden state of the token that was fed.
+            before: ``(3,)``, the signals with which that token was drawn; for a judge that reads them.
         """
         probs = None if arrivals is None else self.sampling.probs(logits)  # (V,)
         token = logits.argmax(-1) if probs is None or arrivals is None else race(probs, arrivals)
-        return [token, *read_signals(logits, token, self.wanted, probs, self.sampling).values()], probs
+        found = [token, *read_signals(logits, token, self.wanted, probs, self.sampling).values()]
+        if self.judge is not None and hidden is not None:
+            found.append(self.judge.accept_prob(hidden, before))
+        return found, probs
 
     def names(self) -> list[Signal]:
-        """The signals that follow the token."""
+        """The signals that follow the token, what a judge says left out."""
         return [name for name in SIGNALS if name in self.wanted]
 
 
@@ -50,6 +83,6 @@ def numbers(found: list[torch.Tensor]) -> list[float]:
     return values
 
 
-def reader(sampling: Sampling, wanted: Set[Signal]) -> Reader:
-    """A reader of those signals that logits can tell."""
-    return Reader(sampling, frozenset(name for name in SIGNALS if name in wanted))
+def reader(sampling: Sampling, wanted: Set[Signal], judge: Judge | None = None) -> Reader:
+    """A reader of those signals that logits can tell, and of what a judge says."""
+    return Reader(sampling, frozenset(name for name in SIGNALS if name in wanted), judge)

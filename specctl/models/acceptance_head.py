@@ -48,14 +48,14 @@ class AcceptanceHead(nn.Module):
 
         Args:
             hidden: ``(..., H)``.
-            signals: ``(..., 3)`` float32, `SIGNALS` of the step that drew the token; unused where not read.
+            signals: ``(..., 3)``, `SIGNALS` of the step that drew the token; unused where not read.
         """
         state = hidden.float()
         for block in self.blocks:
             state = state + silu(block(state))
         if self.reads_signals:
             assert signals is not None
-            state = torch.cat([state, signals], -1)
+            state = torch.cat([state, signals.float()], -1)
         logits: torch.Tensor = self.output(state).squeeze(-1)
         return logits
 

@@ -35,13 +35,13 @@ class Captured:
 
     Attributes:
         ids, positions: ``(1, T)`` and ``(T,)`` int64.
-        arrivals: ``(V,)`` float32, or None where nothing is drawn.
+        more: what a reader is given beside them.
         replay: runs it; its results are overwritten by the next replay.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    arrivals: torch.Tensor | None
+    more: tuple[torch.Tensor | None, ...]
     replay: Callable[[], Any]
 
 
@@ -75,7 +75,7 @@ class GraphRunner(StaticRunner):
     A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
     nothing looks and later tokens write anew. A span is a number of places that covers the sequence, those ahead of
     a token being masked. A draft step is captured with its reader, so that a drafted token and its signals are one
-    replay and one small transfer; the draw's randomness is written in before.
+    replay and one small transfer; the draw's randomness and what the last replay found are written in before.
 
     Args:
         model: one without an `obstacle`.
@@ -119,29 +119,30 @@ class GraphRunner(StaticRunner):
     def prepares(self) -> bool:
         return self._capture is not None
 
-    def _run(self, kind: PassKind, tokens: Sequence[int], arrivals: torch.Tensor | None = None) -> Any:
+    def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
         if self._capture is None or not self._layers[0].is_initialized:
-            return super()._run(kind, tokens, arrivals)
+            return super()._run(kind, tokens, *given)
         width = width_class(len(tokens))
         kind = PassKind(width, kind.hidden, kind.reader)
         span = min(span_class(self.length + width), self.context + WIDEST)
         self._reserve(span)
-        captured = self._captured.get((kind, span)) or self._new(kind, span, arrivals)
+        captured = self._captured.get((kind, span)) or self._new(kind, span, given)
         if captured is None:
-            return super()._run(kind, tokens, arrivals)
+            return super()._run(kind, tokens, *given)
         if width == 1:
             captured.ids.fill_(tokens[0])  # no copy from the host
         else:
             captured.ids.copy_(torch.tensor([[*tokens, *[0] * (width - len(tokens))]]))
         captured.positions.copy_(self._places[self.length : self.length + width])
-        if captured.arrivals is not None and arrivals is not None:
-            captured.arrivals.copy_(arrivals)
+        for place, value in zip(captured.more, given, strict=True):
+            if place is not None and value is not None:
+                place.copy_(value)
         first, second = captured.replay()
         if kind.reader is None:
             first, second = first[: len(tokens)], None if second is None else second[: len(tokens)]
         return first.clone(), None if second is None else second.clone()
 
-    def _new(self, kind: PassKind, span: int, arrivals: torch.Tensor | None) -> Captured | None:
+    def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | None]) -> Captured | None:
         """Capture a class of pass at the place where the sequence is; None, and never again, where that fails."""
         if self._capture is None:
             return None
@@ -149,10 +150,10 @@ class GraphRunner(StaticRunner):
         began = perf_counter()
         ids = torch.zeros(1, kind.width, dtype=torch.int64, device=self.device)
         positions = self._places[self.length : self.length + kind.width].clone()
-        drawn = None if arrivals is None else arrivals.clone()
+        more = tuple(None if value is None else value.clone() for value in given)
         places = self._places[:span]
         try:
-            replay = self._capture(lambda: self._best(kind, ids, positions, places, drawn))
+            replay = self._capture(lambda: self._best(kind, ids, positions, places, *more))
         except (RuntimeError, torch.OutOfMemoryError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             self._notice(f"{self._name} runs uncaptured from here on: {reason[:200]}")
@@ -161,7 +162,7 @@ class GraphRunner(StaticRunner):
             return None
         finally:
             self._seconds += perf_counter() - began
-        captured = self._captured[kind, span] = Captured(ids, positions, drawn, replay)
+        captured = self._captured[kind, span] = Captured(ids, positions, more, replay)
         return captured
 
     def _reserve(self, tokens: int) -> None:

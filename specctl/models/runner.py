@@ -1,6 +1,6 @@
 """One causal language model and its KV cache, for one sequence."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,9 +24,31 @@ class Forward:
     hidden: torch.Tensor | None = None
 
 
-LogitReader = Callable[[torch.Tensor, torch.Tensor | None], tuple[list[torch.Tensor], torch.Tensor | None]]
-"""Scalars ``()`` read off a row of logits ``(V,)``, given a draw's randomness ``(V,)`` or None; and the distribution
-``(V,)`` they came from, if it is wanted later. Pure and hashable."""
+class TokenReader(Protocol):
+    """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
+
+    Attributes:
+        hidden: whether it wants the token's last hidden state.
+    """
+
+    @property
+    def hidden(self) -> bool: ...
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        arrivals: torch.Tensor | None,
+        hidden: torch.Tensor | None = None,
+        before: torch.Tensor | None = None,
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Scalars ``()``, and the distribution ``(V,)`` they came from if it is wanted later.
+
+        Args:
+            logits: ``(V,)``.
+            arrivals: ``(V,)``, a draw's randomness.
+            hidden: ``(D,)``.
+            before: ``(S,)``, what an earlier call found and this one wants.
+        """
 
 
 class Runner(Protocol):
@@ -59,7 +81,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class FusedRunner(Runner, Protocol):
-    """A `Runner` that can read the logits of a single token in the pass that makes them.
+    """A `Runner` that can read a single token's pass within it.
 
     Attributes:
         vocabulary: V, the length of a row of logits.
@@ -69,9 +91,9 @@ class FusedRunner(Runner, Protocol):
     def vocabulary(self) -> int: ...
 
     def read(
-        self, token: int, reader: LogitReader, arrivals: torch.Tensor | None
+        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, before: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Extend by one token and read its logits; the reader's scalars as one float64 tensor, and its distribution."""
+        """Extend by one token and read its pass; the reader's scalars as one float64 tensor, and its distribution."""
 
 
 @runtime_checkable

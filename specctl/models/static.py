@@ -10,7 +10,7 @@ from transformers import Cache, PreTrainedModel
 from specctl.models.cache import Cursor, FixedLayer
 from specctl.models.compilation import Compiler
 from specctl.models.masks import WIDEST, attends_to_everything, takes_masks
-from specctl.models.runner import Forward, LogitReader
+from specctl.models.runner import Forward, TokenReader
 
 SPARE = 256
 PIECE = 512
@@ -24,12 +24,12 @@ class PassKind:
     Attributes:
         width: tokens in the pass; 0 for any number above 1, which compiled code does not tell apart.
         hidden: whether hidden states are wanted.
-        reader: reads the logits of a pass of one token within it; None where logits themselves are wanted.
+        reader: reads a pass of one token within it; None where logits themselves are wanted.
     """
 
     width: int
     hidden: bool = False
-    reader: LogitReader | None = None
+    reader: TokenReader | None = None
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
@@ -107,29 +107,33 @@ class StaticRunner:
         return Forward(logits[kept], None if states is None else states[kept])
 
     def read(
-        self, token: int, reader: LogitReader, arrivals: torch.Tensor | None
+        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, before: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Extend by one token and read its logits in the same pass.
+        """Extend by one token and read it in the same pass.
 
         Args:
             token: the id.
             reader: the same one for the whole of a sequence, or a pass is compiled for each.
             arrivals: ``(V,)``, handed to the reader; None for none.
+            before: ``(S,)``, likewise; the same S each time.
         """
         self._reserve(self.length + 1)
         with torch.inference_mode():
-            values, probs = self._run(PassKind(1, reader=reader), [token], arrivals)
+            values, probs = self._run(PassKind(1, reader.hidden, reader), [token], arrivals, before)
         self.length += 1
         return values, probs
 
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def _run(self, kind: PassKind, tokens: Sequence[int], arrivals: torch.Tensor | None = None) -> Any:
-        """One short pass; compiled where there is a compiler, and a first pass has made the buffers."""
+    def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
+        """One short pass; compiled where there is a compiler, and a first pass has made the buffers.
+
+        ``given`` are the reader's arrivals and what came before, where there is a reader.
+        """
         ids = torch.tensor([tokens], device=self.device)  # (1, T)
         end = self.length + len(tokens)
-        return self._best(kind, ids, self._places[self.length : end], self._places[:end], arrivals)
+        return self._best(kind, ids, self._places[self.length : end], self._places[:end], *given)
 
     def _best(
         self,
@@ -137,9 +141,9 @@ class StaticRunner:
         ids: torch.Tensor,
         positions: torch.Tensor,
         places: torch.Tensor,
-        arrivals: torch.Tensor | None,
+        *more: torch.Tensor | None,
     ) -> Any:
-        given = (ids, positions, places, arrivals)
+        given = (ids, positions, places, *more)
         kind = replace(kind, width=1 if kind.width == 1 else 0)
         # Sizes of 1 would be compiled for by themselves: a sequence's first token is not worth it.
         if self._compiler is None or not self._layers[0].is_initialized or len(places) == 1:
@@ -151,16 +155,14 @@ class StaticRunner:
         return step(*given)
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
-        """The pass itself as a function of ids ``(1, T)``, positions ``(T,)``, places ``(S,)`` from 0 on and arrivals.
+        """The pass itself as a function of ids ``(1, T)``, positions ``(T,)`` and places ``(S,)`` from 0 on.
 
-        It may be repeated: it writes what it wrote before. Gives logits of the last ``keep`` tokens, or of all for 0.
+        With a reader, of its arrivals and of what came before too. It may be repeated: it writes what it wrote before.
+        Gives logits of the last ``keep`` tokens, or of all for 0.
         """
 
         def logits_of(
-            ids: torch.Tensor,
-            positions: torch.Tensor,
-            places: torch.Tensor,
-            arrivals: torch.Tensor | None = None,  # noqa: ARG001 - what the other kind takes
+            ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
             self._cursor.positions, self._cursor.span = positions, places.shape[0]
             # Padding, where there is any, may stand beyond what learned position embeddings know.
@@ -185,9 +187,14 @@ class StaticRunner:
             return logits_of
 
         def reading_of(
-            ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, arrivals: torch.Tensor | None
+            ids: torch.Tensor,
+            positions: torch.Tensor,
+            places: torch.Tensor,
+            arrivals: torch.Tensor | None,
+            before: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            found, probs = reader(logits_of(ids, positions, places)[0][0], arrivals)
+            logits, states = logits_of(ids, positions, places)
+            found, probs = reader(logits[0], arrivals, None if states is None else states[0], before)
             return torch.stack([value.double() for value in found]), probs  # float64 holds ids and probabilities alike
 
         return reading_of

@@ -84,12 +84,13 @@ def test_compiled_tokens_are_those_of_generate() -> None:
     heard: list[str] = []
     models = random_model("qwen3"), noisy_copy("qwen3")
     target, draft = (StaticRunner(model, 64, compiler=Compiler("it", heard.append)) for model in models)
-    for name in ("constant", "svip", "adaedl"):
+    for name in ("constant", "svip", "adaedl", "specdec++"):
         for prompt in PROMPTS:
             assert written(target, draft, name, prompt, Sampling()) == reference("qwen3", prompt)
     plain = [EagerRunner(model, 64) for model in models]
-    expected = written(*plain, "constant", PROMPTS[1], Sampling(1.0))
-    assert written(target, draft, "constant", PROMPTS[1], Sampling(1.0)) == expected
+    for name in ("constant", "specdec++"):
+        expected = written(*plain, name, PROMPTS[1], Sampling(1.0))
+        assert written(target, draft, name, PROMPTS[1], Sampling(1.0)) == expected
     assert heard == []
 
 

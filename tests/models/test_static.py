@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import FAMILIES, Replays, random_model, seeded
+from toys import FAMILIES, Replays, random_head, random_model, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.reading import SIGNALS, Reader
 from specctl.decoding.sampling import Sampling, arrivals
+from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.fixed_width import FixedWidthRunner
 from specctl.models.graph import SHORTEST, WIDTHS, GraphRunner, span_class, width_class
 from specctl.models.masks import WIDEST
@@ -104,17 +105,28 @@ def test_a_prompt_of_several_pieces(keep: int) -> None:
 
 @pytest.mark.parametrize("engine", ["static", "graph"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=9)], ids=["greedy", "sampled"])
-def test_a_token_read_in_the_pass_is_the_one_read_after_it(engine: str, sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [None, random_head(32, reads_signals=False), random_head(32)],
+    ids=["no head", "a head", "a head that reads signals"],
+)
+def test_a_token_read_in_the_pass_is_the_one_read_after_it(
+    engine: str, sampling: Sampling, head: AcceptanceHead | None
+) -> None:
     model = random_model("llama")
     fused, plain = ENGINES[engine](model), EagerRunner(model, VOCABULARY)
-    read = Reader(sampling, frozenset(SIGNALS))
+    read = Reader(sampling, frozenset(SIGNALS), head)
+    before = torch.tensor([1.5, 0.4, 0.3])
     for runner in (fused, plain):
         runner.extend(TOKENS[:10], keep=0)
     kept = []
     for token in TOKENS[10:20]:
         noise = None if sampling.greedy else arrivals(VOCABULARY, plain.device, seeded(token))
-        values, probs = fused.read(token, read, noise)  # type: ignore[attr-defined]
-        found, expected = read(plain.extend([token], keep=1).logits[0], noise)
+        values, probs = fused.read(token, read, noise, before)  # type: ignore[attr-defined]
+        step = plain.extend([token], keep=1, hidden=True)
+        assert step.hidden is not None
+        found, expected = read(step.logits[0], noise, step.hidden[0], before)
+        before = torch.stack(found[1:4])
         torch.testing.assert_close(values, torch.stack([value.double() for value in found]), atol=5e-5, rtol=1e-4)
         assert (probs is None) == sampling.greedy
         kept.append((probs, expected))
