@@ -63,6 +63,7 @@ class EntrantCost:
         overhead: wall time over the bare time of the same forward passes; 1 is a loop that costs nothing.
         passes_share: the oracle's target passes over this entrant's; 1 is the fewest possible.
         time_share: the oracle's predicted time over this entrant's measured time.
+        signal_share: the same of the best stopping rule on the draft's signals.
     """
 
     entrant: str
@@ -72,6 +73,7 @@ class EntrantCost:
     overhead: float | None
     passes_share: float | None
     time_share: float | None
+    signal_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,12 @@ def oracle_bound(results: RunSet, entrant: str, model: CostModel | None) -> Orac
     return OracleBound(len({run.prompt for run in runs}), round(passes / repeats), tokens / repeats, speed)
 
 
+def signal_speed(results: RunSet, model: CostModel | None) -> float | None:
+    """Tokens/s of the best stopping rule on the draft's signals, predicted as `OracleBound` does; None without one."""
+    bound = results.signal_bound
+    return 1e3 * bound.tokens / model.milliseconds(bound.drafted, bound.passes) if bound and model else None
+
+
 def decode_ms(run: Run) -> float:
     """Wall time after the prompt."""
     return sum(turn.total_ms - turn.prefill_ms for turn in run.turns)
@@ -187,7 +195,7 @@ def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) ->
     known = [time for time in bare if time is not None]
     # Of a peer some forward passes may have been counted and others not.
     counted = passes and (any(drafted) or summary.mean_acceptance_length is not None)
-    passes_share, time_share = _oracle_shares(results, summary.entrant, model)
+    passes_share, time_share, signal_share = _bound_shares(results, summary.entrant, model)
     return EntrantCost(
         entrant=summary.entrant,
         measured=1e3 * tokens / wall if wall else 0.0,
@@ -196,6 +204,7 @@ def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) ->
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,
+        signal_share=signal_share,
     )
 
 
@@ -205,15 +214,21 @@ def _latency(model: CostModel | None, summary: Summary) -> float | None:
     return model.latency(summary.discard_rate, summary.verification_rate)
 
 
-def _oracle_shares(results: RunSet, entrant: str, model: CostModel | None) -> tuple[float | None, float | None]:
+def _bound_shares(
+    results: RunSet, entrant: str, model: CostModel | None
+) -> tuple[float | None, float | None, float | None]:
     runs = _oracle_runs(results, entrant)
     best = sum(results.oracle[run.prompt] for run in runs)
     passes = sum(turn.target_forwards for run in runs for turn in run.turns)
-    # The bound is of one draft's guesses, and no other's.
+    # The bounds are of one draft's guesses, and no other's.
     if not runs or not passes or results.header.entrant(entrant).places[0] != 0:
-        return None, None
+        return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
-    return best / passes, model.milliseconds(tokens - best, best) / wall if model and wall else None
+    if model is None or not wall:
+        return best / passes, None, None
+    speed = signal_speed(results, model)
+    signal_share = 1e3 * tokens / speed / wall if speed else None
+    return best / passes, model.milliseconds(tokens - best, best) / wall, signal_share
 
 
 def _oracle_runs(results: RunSet, entrant: str) -> Sequence[Run]:

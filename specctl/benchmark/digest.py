@@ -11,6 +11,7 @@ from specctl.benchmark.cost_model import (
     entrant_costs,
     fit,
     oracle_bound,
+    signal_speed,
 )
 from specctl.benchmark.levels import EntrantLevels, entrant_levels
 from specctl.benchmark.results import BASELINE, Difference, Run, RunSet
@@ -25,6 +26,7 @@ class Digest:
         overall, by_category, by_length: one summary for each entrant that has runs there.
         model: fitted to the runs, or None.
         bare: from bare forward times, or None where they were not measured.
+        signal_speed: tokens/s that the draft's signals allow, by the fit; None where that was not asked for.
         compared: greedy runs whose tokens were held against the baseline's; None when sampling.
         differing: those among them that were not the same.
         levels: where several drafts are loaded, every entrant's passes by model.
@@ -38,6 +40,7 @@ class Digest:
     bare: CostModel | None
     costs: list[EntrantCost]
     oracle: OracleBound | None
+    signal_speed: float | None
     compared: int | None
     differing: list[tuple[Run, Difference]]
     levels: list[EntrantLevels]
@@ -74,6 +77,7 @@ def digest(results: RunSet) -> Digest:
         bare=bare,
         costs=entrant_costs(results, overall, model),
         oracle=oracle_bound(results, BASELINE, model),
+        signal_speed=signal_speed(results, model),
         compared=len(compared) if greedy else None,
         differing=[(run, difference) for run, difference in compared if difference],
         levels=entrant_levels(results, model if model and min(model.drafts_ms) > 0 else bare),

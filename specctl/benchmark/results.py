@@ -200,6 +200,20 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalBound:
+    """The best stopping rule on entropy and top probability, played on the baseline's outputs (one run of each prompt).
+
+    Attributes:
+        drafted, passes: draft steps and target passes it makes for so many tokens.
+    """
+
+    prompts: int
+    tokens: int
+    drafted: int
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """Where the numbers come from: everything needed to judge or repeat them.
 
@@ -239,6 +253,7 @@ class RunSet:
 
     Attributes:
         oracle: by prompt id, the fewest target passes Theorem 4.1 of SpecDec++ allows, |S| + 1.
+        signal_bound: worked out with the oracle, once all prompts have run.
         skipped: by prompt id, why it cannot be run on this pair; it has no runs.
     """
 
@@ -246,6 +261,7 @@ class RunSet:
     runs: list[Run] = field(default_factory=list)
     costs: Costs | None = None
     oracle: dict[str, int] = field(default_factory=dict)
+    signal_bound: SignalBound | None = None
     skipped: dict[str, str] = field(default_factory=dict)
 
     def categories(self) -> list[str]:
@@ -281,6 +297,10 @@ def _whole(facts: Any) -> dict[str, Any]:
 
 def oracle_line(prompt: str, passes: int) -> dict[str, Any]:
     return {"kind": "oracle", "prompt": prompt, "passes": passes}
+
+
+def signal_bound_line(bound: SignalBound) -> dict[str, Any]:
+    return {"kind": "signal-bound", **asdict(bound)}
 
 
 def skipped_line(prompt: str, reason: str) -> dict[str, Any]:
@@ -331,6 +351,8 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
             )
         elif kind == "oracle":
             results.oracle[line["prompt"]] = line["passes"]
+        elif kind == "signal-bound":
+            results.signal_bound = SignalBound(**line)
         elif kind == "skipped":
             results.skipped[line["prompt"]] = line["reason"]
         elif kind == "difference":

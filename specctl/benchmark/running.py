@@ -191,25 +191,27 @@ class Benchmark:
                 self._emit(difference_line(run, noted))
 
     def _gap(self, prompt: SuitePrompt, baseline: Run, difference: Difference) -> float | None:
-        ids = self._turn_ids(prompt, baseline)[difference.turn]
+        ids = self.turn_ids(prompt, baseline)[difference.turn]
         text = [*ids, *baseline.turns[difference.turn].tokens[: difference.position]]
         with torch.inference_mode():
             self._pair.target.rollback(0)
             top = self._pair.target.extend(text, keep=1).logits[0].float().topk(2).values
         return float(top[0] - top[1])
 
+    def first_of_baseline(self, prompt: SuitePrompt) -> Run:
+        """The baseline's run at the first limit, which bounds are worked out from."""
+        first = self._results.header.lengths[0]
+        return next(run for run in self._results.of(BASELINE) if (run.prompt, run.length) == (prompt.id, first))
+
     def _find_oracle(self, prompt: SuitePrompt) -> None:
         """Theorem 4.1's bound from the baseline's output: one pass more than there are disagreements, turn by turn."""
-        header = self._results.header
-        if not header.oracle or prompt.id in self._results.oracle or not self._pair.drafts:
+        if not self._results.header.oracle or prompt.id in self._results.oracle or not self._pair.drafts:
             return
-        baseline = next(
-            run for run in self._results.of(BASELINE) if run.prompt == prompt.id and run.length == header.lengths[0]
-        )
+        baseline = self.first_of_baseline(prompt)
         passes = 0
         draft = self._pair.drafts[0]
         with torch.inference_mode():
-            for ids, turn in zip(self._turn_ids(prompt, baseline), baseline.turns, strict=True):
+            for ids, turn in zip(self.turn_ids(prompt, baseline), baseline.turns, strict=True):
                 draft.rollback(0)
                 logits = draft.extend([*ids, *turn.tokens[:-1]], keep=len(turn.tokens)).logits
                 guesses = logits.argmax(-1).tolist()
@@ -217,7 +219,7 @@ class Benchmark:
         self._results.oracle[prompt.id] = passes
         self._emit(oracle_line(prompt.id, passes))
 
-    def _turn_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
+    def turn_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
         """The ids each turn of a run began with."""
         lane = self._lanes[0]
         prompts = (lane.chatting if prompt.chat else lane.answerer).prompts

@@ -79,6 +79,11 @@ def as_json(results: RunSet | Digest) -> dict[str, Any]:
         "bare_costs": whole.results.costs,
         "costs": whole.costs,
         "oracle": whole.oracle,
+        "signal_bound": whole.results.signal_bound
+        and {
+            **asdict(whole.results.signal_bound),
+            "tokens_per_second": whole.signal_speed,
+        },
         **({"levels": whole.levels} if whole.levels else {}),
         "compared": whole.compared,
         "differences": [
@@ -261,6 +266,7 @@ def _cost_model(whole: Digest) -> Table:
         "loop overhead",
         "fewest passes / passes",
         "oracle time / time",
+        "signal bound / time",
     )
     rows = tuple(
         (
@@ -271,6 +277,7 @@ def _cost_model(whole: Digest) -> Table:
             _number(cost.overhead, 3),
             _percent(cost.passes_share),
             _percent(cost.time_share),
+            _percent(cost.signal_share),
         )
         for cost in whole.costs
     )
@@ -295,6 +302,13 @@ def _cost_model(whole: Digest) -> Table:
         notes.append(
             f"Oracle (Theorem 4.1): {bound.passes} target passes for {bound.tokens:.0f} tokens on {bound.prompts} "
             f"prompts{speed}."
+        )
+    if found := whole.results.signal_bound:
+        speed = f", {whole.signal_speed:.1f} tokens/s by the fit" if whole.signal_speed else ""
+        notes.append(
+            f"Signal bound (the best stopping rule on a round's entropy and top probability, for each category of "
+            f"prompts, in hindsight): {found.passes} target passes and {found.drafted} draft steps for "
+            f"{found.tokens} tokens{speed}."
         )
     return Table("Cost model", columns, rows, note=" ".join(notes))
 

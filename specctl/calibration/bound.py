@@ -1,6 +1,6 @@
 """What the draft's signals allow: the best stopping rule on them, solved by backward induction on traces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from math import log, sqrt
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from specctl.benchmark.statistics import Floats
 from specctl.calibration.costs import CostTable, signal_key
+from specctl.calibration.replay import Replay, replay
 from specctl.calibration.traces import Trace
 from specctl.policies import Signal
 from specctl.policies.base import Rule, read
@@ -56,6 +57,22 @@ class Solved(Rule):
         self._survival += log(max(1e-9, accepted))
         level = int(np.searchsorted(self.cuts, accepted))
         return float(np.interp(self._survival, SURVIVALS, self.going_on[:, level])) <= 0
+
+
+def play_best(traces: Iterable[Trace], costs: CostTable, eos: Set[int], *, longest: int = LONGEST) -> list[Replay]:
+    """Replays under the `best_stopping` of each category of prompts, in the order of the traces' categories.
+
+    No rule that looks at these signals of its round alone does better, but for what classes and fits lose. One that
+    also remembers (which prompt it is in, what became of a token before) may.
+    """
+    by_category: dict[str, list[Trace]] = {}
+    for trace in traces:
+        by_category.setdefault(trace.category, []).append(trace)
+    return [
+        played
+        for some in by_category.values()
+        for played in replay(best_stopping(some, costs, longest=longest), some, eos)
+    ]
 
 
 def best_stopping(

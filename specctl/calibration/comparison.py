@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from specctl.benchmark.tables import Table, as_markdown
-from specctl.calibration.bound import best_stopping
+from specctl.calibration.bound import best_stopping, play_best
 from specctl.calibration.costs import CostTable
 from specctl.calibration.grids import Candidate, Grid, grid
 from specctl.calibration.replay import Replay, oracle, replay, rounds
@@ -169,7 +169,7 @@ def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
                     none=tokens / float(sums[others.index(Candidate("none"))]),
                     own=speed(NEW.build()),
                     one_step=speed(best_stopping(here, costs, one_step=True)),
-                    bound=speed(best_stopping(here, costs)),
+                    bound=tokens / _ms(play_best(here, costs, eos), costs),
                     oracle=tokens / _ms([oracle(trace) for trace in here], costs),
                 )
             )

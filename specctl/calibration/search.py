@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specctl.benchmark.statistics import SEED, Floats, Interval, bootstrap
-from specctl.calibration.bound import best_stopping
+from specctl.calibration.bound import READS, play_best
 from specctl.calibration.costs import CostTable
 from specctl.calibration.grids import LONGEST, SIMPLEST, Candidate
 from specctl.calibration.replay import Replay, oracle, replay
@@ -73,10 +73,9 @@ def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> 
 
 def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
     """The same for the best that entropy and top probability allow, were their meaning on these prompts known."""
-    some = traces.of(prompts)
-    policy = best_stopping(some, costs, longest=min(LONGEST, traces.header.depth))
-    replays = replay(policy, some, frozenset(traces.header.eos))
-    return _priced(Candidate("signal bound"), replays, prompts, costs, policy.signals)
+    longest = min(LONGEST, traces.header.depth)
+    replays = play_best(traces.of(prompts), costs, frozenset(traces.header.eos), longest=longest)
+    return _priced(Candidate("signal bound"), replays, prompts, costs, READS)
 
 
 def _priced(

@@ -28,7 +28,9 @@ from specctl.errors import UsageError
 
 if TYPE_CHECKING:
     from specctl.benchmark.results import Entrant, Header, RunSet
+    from specctl.benchmark.running import Benchmark, Emit
     from specctl.benchmark.suites import Suite
+    from specctl.models.pair import Pair
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable
 
@@ -67,7 +69,10 @@ def bench(
         ),
     ] = None,
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="How near each policy comes to the fewest possible target passes (greedy).")
+        bool,
+        typer.Option(
+            "--oracle", help="How near each policy comes to the best possible: of all, and of its signals (greedy)."
+        ),
     ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write every run here as soon as it ends.")
@@ -228,9 +233,32 @@ def _run(
         with BenchProgress(console, [e.label for e in entrants], total, results.runs, greedy) as progress:
             for run in benchmark.run(before=progress.start):
                 progress.add(run)
+        if oracle and pair.drafts and results.signal_bound is None:
+            with loading(console, "working out what the draft's signals allow"):
+                _find_signal_bound(pair, benchmark, suite, results, emit)
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"compiling and capturing took {seconds:.1f} s, which no figure contains")
     return results
+
+
+def _find_signal_bound(pair: "Pair", benchmark: "Benchmark", suite: "Suite", results: "RunSet", emit: "Emit") -> None:
+    from specctl.benchmark.cost_model import bare_model, fit
+    from specctl.benchmark.results import signal_bound_line
+    from specctl.calibration.signal_bound import Text, signal_bound
+
+    model = fit(results) or (bare_model(results.costs) if results.costs else None)
+    texts = []
+    for prompt in suite.prompts:
+        if prompt.id in results.skipped:
+            continue
+        run = benchmark.first_of_baseline(prompt)
+        for ids, turn in zip(benchmark.turn_ids(prompt, run), run.turns, strict=True):
+            limit = min(run.length, pair.room(ids))
+            texts.append(Text(prompt.id, prompt.category, ids, list(turn.tokens), limit))
+    if model is None or not texts:
+        return
+    results.signal_bound = signal_bound(pair, texts, model)
+    emit(signal_bound_line(results.signal_bound))
 
 
 def _require_same(old: "Header", new: "Header", path: Path) -> None:

@@ -11,8 +11,9 @@ from specctl.benchmark.cost_model import (
     entrant_costs,
     fit,
     oracle_bound,
+    signal_speed,
 )
-from specctl.benchmark.results import Costs, RunSet
+from specctl.benchmark.results import Costs, RunSet, SignalBound
 from specctl.benchmark.statistics import summarise
 
 ENTRANTS = [entrant("none"), entrant("svip"), entrant("hf", kind="peer")]
@@ -79,7 +80,7 @@ def test_overhead_is_wall_time_over_the_bare_passes_at_their_widths() -> None:
 
 def test_a_peer_is_measured_only() -> None:
     results = run_set(ENTRANTS, [peer_run("hf", "a", 9, 90.0)], costs=Costs(1.0, {1: 8.0}), oracle={"a": 2})
-    assert of(results, "hf", MODEL) == EntrantCost("hf", pytest.approx(100.0), None, None, None, None, None)
+    assert of(results, "hf", MODEL) == EntrantCost("hf", pytest.approx(100.0), None, None, None, None, None, None)
 
 
 def test_the_counted_passes_of_a_peer_predict_its_speed() -> None:
@@ -104,6 +105,16 @@ def test_shares_of_the_oracle() -> None:
     assert (bound.prompts, bound.passes, bound.tokens) == (1, 2, 9)
     assert bound.tokens_per_second == pytest.approx(1e3 * 9 / 34)
     assert oracle_bound(replace(results, oracle={}), "none", MODEL) is None
+
+
+def test_shares_of_the_signal_bound() -> None:
+    """9 tokens in 8 drafts and 2 passes: 2 * 8 + 10 * 2 = 36 ms."""
+    results = run_set(ENTRANTS, [drafted_run("svip", "a", ROUNDS), plain_run("a", 9)], oracle={"a": 2})
+    assert of(results, "svip", MODEL).signal_share is None
+    results.signal_bound = SignalBound(prompts=1, tokens=9, drafted=8, passes=2)
+    assert of(results, "svip", MODEL).signal_share == pytest.approx(36 / 54)
+    assert signal_speed(results, MODEL) == pytest.approx(1e3 * 9 / 36)
+    assert signal_speed(results, None) is None
 
 
 def test_the_oracle_speaks_of_the_first_limit() -> None:

@@ -79,6 +79,21 @@ def test_no_policy_beats_the_oracle(whole):
             assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
 
 
+def test_the_signal_bound_is_beside_the_oracle(whole):
+    results = read_results(whole[0])
+    bound = results.signal_bound
+    assert bound is not None
+    baseline = results.of("none")
+    assert bound.tokens == sum(run.tokens for run in baseline)
+    assert bound.prompts == len(results.oracle)
+    assert sum(results.oracle.values()) - len(baseline) <= bound.passes <= bound.tokens
+    document = json.loads(bench("--from", whole[0], "--json").stdout)
+    assert document["signal_bound"]["tokens_per_second"] <= document["oracle"]["tokens_per_second"]
+    shares = {cost["entrant"]: cost["signal_share"] for cost in document["costs"]}
+    assert shares["svip"] > 0
+    assert shares["hf-constant"] is not None
+
+
 def test_costs_are_measured_at_every_width_that_runs(whole):
     results = read_results(whole[0])
     widths = {round_.drafted + 1 for run in results.runs for round_ in run.rounds}
@@ -102,6 +117,7 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(whole, prompts, tmp_path):
     assert [run.key for run in resumed.runs] == [run.key for run in uninterrupted.runs]
     assert [run.tokens for run in resumed.runs] == [run.tokens for run in uninterrupted.runs]
     assert resumed.oracle == uninterrupted.oracle
+    assert resumed.signal_bound is not None
 
 
 def test_another_benchmark_is_not_mixed_in(whole, prompts):

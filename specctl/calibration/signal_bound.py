@@ -1,0 +1,62 @@
+"""What a benchmark's own outputs say of the best that any rule on the draft's signals could have done."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specctl.benchmark.cost_model import CostModel
+from specctl.benchmark.results import SignalBound
+from specctl.calibration.bound import LONGEST, play_best
+from specctl.calibration.collection import read_sequence
+from specctl.calibration.costs import CostTable
+from specctl.calibration.traces import Trace
+from specctl.decoding.sampling import Sampling
+from specctl.models.pair import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What the target wrote greedily after a prompt.
+
+    Attributes:
+        prompt, category: their names.
+        ids: of the prompt.
+        tokens: of the output.
+        limit: how many there might have been.
+    """
+
+    prompt: str
+    category: str
+    ids: list[int]
+    tokens: list[int]
+    limit: int
+
+
+def signal_bound(pair: Pair, texts: Iterable[Text], model: CostModel) -> SignalBound:
+    """Let the draft read each output, and play the best stopping rule for each category on what it says.
+
+    Args:
+        pair: with a draft; the first one is meant.
+        texts: at least one.
+        model: what forward passes cost.
+    """
+    traces = [_trace(pair, text) for text in texts]
+    drafted = np.arange(LONGEST + 1, dtype=np.float64)
+    passes = np.full_like(drafted, model.target_ms)
+    costs = CostTable(np.zeros(1), drafted, model.draft_ms * drafted[None], passes[None], {}, 0.0)
+    replays = play_best(traces, costs, frozenset(pair.eos))
+    return SignalBound(
+        prompts=len({trace.prompt for trace in traces}),
+        tokens=sum(replay.tokens for replay in replays),
+        drafted=sum(sum(replay.drafted) for replay in replays),
+        passes=sum(len(replay.starts) for replay in replays),
+    )
+
+
+def _trace(pair: Pair, text: Text) -> Trace:
+    unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
+    with torch.inference_mode():
+        kept, path, branches, _ = read_sequence(pair, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
+    return Trace(text.prompt, text.category, 0, len(text.ids), text.limit, text.tokens, kept, path, branches, 0.0)
