@@ -19,11 +19,11 @@ from specctl.models.pair import Pair
 from specctl.policies import Signal
 from specctl.policies.constant import Constant
 
-LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 31, 40)
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
 IN_A_ROW = 3
 """Rounds of one length after each other; the first is not counted."""
 WARM_UPS = 1
-PASSES = WARM_UPS + 7
+PASSES = WARM_UPS + 4
 TYPICAL = 4
 """The draft length at which signals are priced."""
 

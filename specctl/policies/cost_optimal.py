@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from annotated_types import Ge, Gt
 
@@ -12,6 +12,8 @@ from specctl.records import DraftStep, Round
 
 ACCEPTED = (0.9, 0.9, -0.2), (0.5, 0.1, 0.1)
 """Prior mean and variance of what log-odds of the top probability and sqrt(entropy) say of a token's own acceptance."""
+JUDGED = (0.2, 0.4, -0.1, 0.6), (0.5, 0.1, 0.1, 0.1)
+"""The same of log-odds of the top probability, sqrt(entropy) and log-odds of what a head says, once it has read it."""
 NEXT = (0.9, -0.2, 0.4), (0.25, 0.03, 0.05)
 """The same of sqrt(entropy) and the token's own record for the acceptance of the token after it."""
 FIRST = (0.9, 0.5), (0.5, 0.1)
@@ -25,6 +27,8 @@ COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed that is believed before there is one: some rounds that draft so much and emit so much."""
+READS: frozenset[Signal] = frozenset({"entropy", "top_prob"})
+READS_HEAD: frozenset[Signal] = READS | {"accept_prob"}
 PROBING = 0.01
 """Share of its speed that it may give to drafting where drafting does not seem to pay."""
 
@@ -45,15 +49,18 @@ class CostOptimal(Rule):
     round weighs little some dozens of rounds later: a context that grows and a machine that slows down are followed.
     ``cost_ratio``, a draft step over a target pass, serves until the first times are there.
 
+    With ``use_head`` a trained head's word on a token joins in, one step after that token was drawn.
+
     The text's law is the target's, as with every policy. But where a draft stops depends on the clock, so when sampling
     the same seed need not give the same text twice.
     """
 
-    signals: ClassVar[frozenset[Signal]] = frozenset({"entropy", "top_prob"})
     max_draft: Annotated[int, Ge(1)] = 40
     cost_ratio: Annotated[float, Gt(0)] = 0.125
     carry_over: bool = True
+    use_head: bool = False
     _accepted: OnlineLogistic = field(init=False, repr=False)
+    _judged: OnlineLogistic = field(init=False, repr=False)
     _next: OnlineLogistic = field(init=False, repr=False)
     _first: OnlineLogistic = field(init=False, repr=False)
     _record: TokenRates = field(init=False, repr=False)
@@ -67,14 +74,16 @@ class CostOptimal(Rule):
     _last: int | None = field(init=False, repr=False)
     _warm: bool = field(init=False, repr=False)
     _opens: bool = field(init=False, repr=False)
+    _before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
+    _newest: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
 
     def __post_init__(self) -> None:
         self._restart()
 
     def _restart(self) -> None:
-        self._accepted, self._next, self._first = (
-            OnlineLogistic(list(mean), variances, DRIFT) for mean, variances in (ACCEPTED, NEXT, FIRST)
+        self._accepted, self._judged, self._next, self._first = (
+            OnlineLogistic(list(mean), variances, DRIFT) for mean, variances in (ACCEPTED, JUDGED, NEXT, FIRST)
         )
         self._record = TokenRates(RECORD)
         self._draft, self._verify = RunningLine(COST_MEMORY, anchored=True), RunningLine(COST_MEMORY)
@@ -82,6 +91,10 @@ class CostOptimal(Rule):
         self._prior = PRIOR_ROUNDS
         self._last, self._opens, self._warm = None, True, False
         self._set_price()
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return READS_HEAD if self.use_head else READS
 
     @property
     def current_threshold(self) -> float:
@@ -98,10 +111,14 @@ class CostOptimal(Rule):
 
     def should_stop(self, step: DraftStep) -> bool:
         if step.index == 1:
-            self._survival = 1.0
-        confidence, doubt = _features(step)
-        self._survival *= self._accepted.predict((1.0, confidence, doubt))
-        following = self._next.predict((1.0, doubt, self._record.surplus(step.token)))
+            self._before = 1.0
+        elif self.use_head:
+            self._before *= self._judged.predict((1.0, *self._newest, log_odds(read(step.accept_prob))))
+        else:
+            self._before = self._survival
+        self._newest = _features(step)
+        self._survival = self._before * self._accepted.predict((1.0, *self._newest))
+        following = self._next.predict((1.0, self._newest[1], self._record.surplus(step.token)))
         return self._survival * following <= self._price
 
     def observe(self, round_: Round) -> None:
@@ -121,9 +138,12 @@ class CostOptimal(Rule):
         judged = round_.accepted + (not round_.fully_accepted)
         chances = round_.chances or [float(place < round_.accepted) for place in range(judged)]
         before, doubt_before = self._last, 0.0
-        for step, chance in zip(round_.steps, chances, strict=False):
+        for place, (step, chance) in enumerate(zip(round_.steps, chances, strict=False), start=1):
             confidence, doubt = _features(step)
             self._accepted.learn((1.0, confidence, doubt), chance)
+            if self.use_head and place < round_.drafted:
+                said = log_odds(read(round_.steps[place].accept_prob))
+                self._judged.learn((1.0, confidence, doubt, said), chance)
             surplus = self._record.surplus(before)
             if step.index == 1:
                 self._first.learn((1.0, surplus), chance)

@@ -6,7 +6,7 @@ from math import exp, sqrt
 
 import pytest
 
-from specctl.policies.cost_optimal import ACCEPTED, NEXT, PROBING, CostOptimal
+from specctl.policies.cost_optimal import ACCEPTED, NEXT, PROBING, CostOptimal, _features
 from specctl.policies.online import OnlineLogistic, RunningLine, TokenRates, log_odds
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
@@ -177,3 +177,25 @@ def test_a_tokens_record_is_shrunk_to_the_whole() -> None:
     rates.learn(7, 0.0)
     assert rates.surplus(7) < once < 0
     assert rates.surplus(8) == 0
+
+
+def test_a_heads_word_joins_in_one_token_later() -> None:
+    sure, unsure = CostOptimal(use_head=True), CostOptimal(use_head=True)
+    assert sure.signals == CostOptimal().signals | {"accept_prob"}
+    for policy, said in ((sure, 0.99), (unsure, 0.0005)):
+        assert not policy.should_stop(DraftStep(1, 0, entropy=0.1, top_prob=0.97, accept_prob=1.0))
+        assert policy.should_stop(DraftStep(2, 0, entropy=0.1, top_prob=0.97, accept_prob=said)) == (said < 0.5)
+
+
+def test_what_a_heads_word_means_is_learned_from_the_verdicts_on_the_token_it_was_about() -> None:
+    """Of two tokens the second is always refused and the head, asked about it at the third, always says so wrongly."""
+    policy = CostOptimal(use_head=True)
+    steps = tuple(
+        DraftStep(place, place, entropy=0.5, top_prob=0.8, accept_prob=said)
+        for place, said in enumerate((1.0, 0.05, 0.95), start=1)
+    )
+    before = policy._judged.predict((1.0, *_features(steps[1]), log_odds(0.95)))
+    for _ in range(60):
+        policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
+    assert policy._judged.predict((1.0, *_features(steps[1]), log_odds(0.95))) < 0.3 < before
+    assert policy._judged.predict((1.0, *_features(steps[0]), log_odds(0.05))) > 0.6
