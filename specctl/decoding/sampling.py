@@ -62,7 +62,7 @@ def arrivals(shape: Sequence[int], device: torch.device, generator: torch.Genera
     """Standard exponential variates: all the randomness of a `race`."""
     if device.type == "cpu":
         # By the inverse of the law, a third of the time that torch's own way takes there; float32 would be too coarse.
-        uniform = torch.rand(tuple(shape), dtype=torch.float64, generator=generator)
+        uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
         return uniform.log_().neg_().float().clamp_min_(TINY)
     return torch.empty(shape, device=device).exponential_(generator=generator).clamp_min_(TINY)
 

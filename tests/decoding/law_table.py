@@ -52,7 +52,7 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     # With a threshold of 0 the head's slightest doubt ends a round after two tokens, or even one.
     "specdec++": [{"threshold": 0.0}, {"threshold": 0.6, "min_draft": 1, "max_draft": 3}, {"threshold": 0.45}],
     # Learned from all sequences so far.
-    "cost-optimal": [{}, {"max_draft": 2}, {"carry_over": False}],
+    "cost-optimal": [{"use_head": True}, {"max_draft": 2}, {"carry_over": False}, {}],
 }
 
 
@@ -130,6 +130,7 @@ HIERARCHIES = [
     Hierarchy("full", (("self-verify", {}), ("self-verify", {}))),
     Hierarchy("full, near the limit", (("self-verify", {}), ("self-verify", {})), limit=LENGTH),
     Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY)),
+    Hierarchy("both learn what pays", (("cost-optimal", {}), ("cost-optimal", {}))),
     Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY), sampling="T=0.7 top_k=4 top_p=0.9"),
     Hierarchy(
         "mixed", (("max-confidence", {"threshold": 0.5, "adapt": False}), ("svip", {"c": 1.0, "threshold": 1.1}))
