@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from specctl.benchmark.suites import SuitePrompt
-from specctl.calibration.traces import Proposals, Trace
+from specctl.calibration.traces import Line, Proposals, Trace
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompts import PromptFormat
 from specctl.decoding.sampling import TINY, Sampling, draw
@@ -55,7 +55,7 @@ class TracingSession:
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
         generator = torch.Generator(self.pair.target.device).manual_seed((settings.seed + seed_offset) % (1 << 64))
         with torch.inference_mode():
-            kept, path, branches, chances = read_sequence(
+            line, chances = read_sequence(
                 self.pair, prompt, completion.tokens, limit, self.depth, sampling, generator
             )
         self.traces.append(
@@ -66,11 +66,13 @@ class TracingSession:
                 prompt_tokens=len(prompt),
                 limit=limit,
                 tokens=list(completion.tokens),
-                kept=kept,
-                path=path,
-                branches=branches,
+                kept=line.kept,
+                path=line.path,
+                branches=line.branches,
                 prefill_ms=completion.prefill_seconds * 1e3,
                 chances=chances,
+                below=line.below,
+                branches_below=line.branches_below,
             )
         )
         return completion
@@ -124,93 +126,158 @@ def read_sequence(
     depth: int,
     sampling: Sampling,
     generator: torch.Generator,
-) -> tuple[list[bool], Proposals, dict[int, Proposals], list[float] | None]:
+) -> tuple[Line, list[float] | None]:
     """What the draft would propose along an output of at least one token, whether that is kept, and what follows.
 
-    See `specctl.calibration.replay.rounds` for the joint law when sampling.
+    In a hierarchy, the same of each further draft along all that the one above it would write. See
+    `specctl.calibration.replay.play` for the joint law when sampling.
 
     Returns:
-        Flags and proposals of every place, the branches of places whose proposal is not kept, and when sampling the
-        probability of keeping each proposal.
+        The line of the first draft, and when sampling the probability of keeping each of its proposals.
     """
-    draft, head = pair.drafts[0], pair.head
-    proposed, kept, columns, chances = _read_path(pair, prompt, output, sampling, generator)
-    path = Proposals(proposed, *columns)
-    # A round must leave one place to the verifier, so a refusal at the last place or the one before has no branch.
-    refused = [
-        place
-        for place, fine in enumerate(kept)
-        if not fine and depth > 1 and place < limit - 2 and proposed[place] not in pair.eos
-    ]
-    length = min(depth - 1, max((limit - 2 - place for place in refused), default=0))
-    tokens: list[list[int]] = [[] for _ in refused]
-    signals: list[list[list[float]]] = [[] for _ in refused]
-
-    def choose(which: Sequence[int], forward: Forward) -> list[int]:
-        logits = forward.logits  # (B, V)
-        chosen = draw(sampling.probs(logits), generator) if not sampling.greedy else logits.argmax(-1)  # (B,)
-        columns = list(read_signals(logits, chosen).values())
-        if head is not None and forward.hidden is not None:
-            before = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
-            drawn_with = torch.tensor([row[: len(SIGNALS)] for row in before], device=logits.device)  # (B, 3)
-            columns.append(head.accept_prob(forward.hidden, drawn_with))
-        found = torch.stack(columns, dim=1).tolist()  # (B, 3 or 4)
-        for branch, token, row in zip(which, chosen.tolist(), found, strict=True):
-            tokens[branch].append(token)
-            signals[branch].append(row)
-        return chosen.tolist()
-
-    if refused:
-        first = [proposed[place] for place in refused]
-        starts = [len(prompt) + place for place in refused]
-        continue_branches(draft, [*prompt, *output], starts, first, length, choose, hidden=head is not None)
-    branches = {}
-    for place, ids, rows in zip(refused, tokens, signals, strict=True):
-        end = next((n for n, token in enumerate(ids, start=1) if token in pair.eos), len(ids))
-        branches[place] = Proposals(ids[:end], *map(list, zip(*rows[:end], strict=True)))
-    return kept, path, branches, chances
+    reading = _Reading(pair, depth, sampling, generator)
+    return reading.line(0, prompt, output, output, limit - 2)
 
 
-def _read_path(
-    pair: Pair, prompt: Sequence[int], output: Sequence[int], sampling: Sampling, generator: torch.Generator
-) -> tuple[list[int], list[bool], list[list[float]], list[float] | None]:
-    """Proposals, verdicts, signals and chances at every place of the output, both models reading it in few passes."""
-    draft, target, head = pair.drafts[0], pair.target, pair.head
-    readers: list[Runner] = [draft] if sampling.greedy else [draft, target]
-    for runner in readers:
-        runner.rollback(len(prompt) - 1)
-        if pending := prompt[runner.length : -1]:
-            runner.extend(pending, keep=0)
-    fed = [prompt[-1], *output[:-1]]
-    proposed: list[int] = []
-    kept: list[bool] = []
-    chances: list[float] = []
-    signals: list[torch.Tensor] = []
-    for start in range(0, len(fed), CHUNK):
-        chunk = fed[start : start + CHUNK]
-        forward = draft.extend(chunk, keep=len(chunk), hidden=head is not None)
-        logits = forward.logits  # (C, V)
-        wrote = torch.tensor(output[start : start + CHUNK], device=logits.device)
-        if sampling.greedy:
-            proposals = logits.argmax(-1)
-            verdicts = proposals == wrote
-        else:
-            target_probs = sampling.probs(target.extend(chunk, keep=len(chunk)).logits)
-            proposals, verdicts, found = propose_given(
-                wrote.to(target_probs.device), sampling.probs(logits).to(target_probs.device), target_probs, generator
-            )
-            proposals, verdicts = proposals.to(logits.device), verdicts.to(logits.device)
-            chances += found.tolist()
-        proposed += proposals.tolist()
-        kept += verdicts.tolist()
-        columns = list(read_signals(logits, proposals).values())
-        if head is not None and forward.hidden is not None:
-            own = torch.stack(columns, dim=1)  # (C, 3)
-            # A row's hidden state is of the token before its place, and so must the signals be.
-            before = signals[-1][: len(SIGNALS), -1] if signals else torch.zeros_like(own[0])
-            columns.append(head.accept_prob(forward.hidden, torch.cat([before[None], own[:-1]])))
-        signals.append(torch.stack(columns))  # (3 or 4, C)
-    return proposed, kept, torch.cat(signals, dim=1).tolist(), None if sampling.greedy else chances
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads lines of a pair's drafts; each draft's verifier is the model above it."""
+
+    pair: Pair
+    depth: int
+    sampling: Sampling
+    generator: torch.Generator
+
+    def line(
+        self,
+        level: int,
+        prefix: Sequence[int],
+        text: Sequence[int],
+        wrote: Sequence[int],
+        last: int,
+        before: Sequence[float] | None = None,
+    ) -> tuple[Line, list[float] | None]:
+        """One draft along a text, and all drafts below along what it would write.
+
+        The caches of the draft, of those below and of its verifier may hold any prefix of ``prefix[:-1]``, with text
+        behind it or not; afterwards they hold none that is not of ``prefix`` and ``text``.
+
+        Args:
+            level: which draft.
+            prefix: at least one id.
+            text: N ids that follow the prefix.
+            wrote: N ids, what the verifier writes after each of the N beginnings of the text: the text itself, unless
+                the verifier is a draft whose refused proposals are not in it.
+            last: the last place whose refused proposal can be followed by another: a round must leave one place to the
+                verifier.
+            before: the signals with which the draft drew the prefix's last token, for a head that reads them.
+        """
+        draft, head, sampling = self.pair.drafts[level], self.pair.heads[level], self.sampling
+        path, kept, chances = self._path(level, prefix, text, wrote, before)
+        eos = self.pair.eos
+        refused = [
+            place
+            for place, fine in enumerate(kept)
+            if not fine and self.depth > 1 and place < last and path.tokens[place] not in eos
+        ]
+        length = min(self.depth - 1, max((last - place for place in refused), default=0))
+        tokens: list[list[int]] = [[] for _ in refused]
+        signals: list[list[list[float]]] = [[] for _ in refused]
+
+        def choose(which: Sequence[int], forward: Forward) -> list[int]:
+            logits = forward.logits  # (B, V)
+            chosen = logits.argmax(-1) if sampling.greedy else draw(sampling.probs(logits), self.generator)  # (B,)
+            columns = list(read_signals(logits, chosen).values())
+            if head is not None and forward.hidden is not None:
+                rows = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
+                drawn_with = torch.tensor([row[: len(SIGNALS)] for row in rows], device=logits.device)  # (B, 3)
+                columns.append(head.accept_prob(forward.hidden, drawn_with))
+            found = torch.stack(columns, dim=1).tolist()  # (B, 3 or 4)
+            for branch, token, row in zip(which, chosen.tolist(), found, strict=True):
+                tokens[branch].append(token)
+                signals[branch].append(row)
+            return chosen.tolist()
+
+        if refused:
+            first = [path.tokens[place] for place in refused]
+            starts = [len(prefix) + place for place in refused]
+            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=head is not None)
+        branches = {}
+        for place, ids, rows in zip(refused, tokens, signals, strict=True):
+            end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
+            branches[place] = Proposals(ids[:end], *map(list, zip(*rows[:end], strict=True)))
+        found = Line(kept, path, branches)
+        if level + 1 < len(self.pair.drafts):
+            found = self._with_below(found, level, prefix, text, last)
+        return found, chances
+
+    def _with_below(
+        self, line: Line, level: int, prefix: Sequence[int], text: Sequence[int], last: int
+    ) -> Line:
+        """The line with the next draft along its path and along each of its branches."""
+        # One place more is left to this draft, as the verifier of the next.
+        below, _ = self.line(level + 1, prefix, text, line.path.tokens, last - 1)
+        branches_below = {}
+        for place, branch in line.branches.items():
+            shared = [*prefix, *text[:place]]
+            start = [*shared, line.path.tokens[place]]
+            room = min(last - place, self.depth) - 2
+            before = below.path.signals(place)
+            branches_below[place], _ = self.line(level + 1, start, branch.tokens, branch.tokens, room, before)
+            for runner in self.pair.drafts[level:]:
+                runner.rollback(min(runner.length, len(shared)))
+        return Line(line.kept, line.path, line.branches, below, branches_below)
+
+    def _path(
+        self,
+        level: int,
+        prefix: Sequence[int],
+        text: Sequence[int],
+        wrote: Sequence[int],
+        before: Sequence[float] | None,
+    ) -> tuple[Proposals, list[bool], list[float] | None]:
+        """Proposals at every place of the text, verdicts and chances, the models reading it in few passes."""
+        draft, head, sampling = self.pair.drafts[level], self.pair.heads[level], self.sampling
+        verifier = self.pair.drafts[level - 1] if level else self.pair.target
+        readers: list[Runner] = [draft] if sampling.greedy else [draft, verifier]
+        for runner in readers:
+            runner.rollback(len(prefix) - 1)
+            if pending := prefix[runner.length : -1]:
+                runner.extend(pending, keep=0)
+        fed = [prefix[-1], *text[:-1]]
+        proposed: list[int] = []
+        kept: list[bool] = []
+        chances: list[float] = []
+        signals: list[torch.Tensor] = []
+        for start in range(0, len(fed), CHUNK):
+            chunk = fed[start : start + CHUNK]
+            forward = draft.extend(chunk, keep=len(chunk), hidden=head is not None)
+            logits = forward.logits  # (C, V)
+            written = torch.tensor(wrote[start : start + CHUNK], device=logits.device)
+            if sampling.greedy:
+                proposals = logits.argmax(-1)
+                verdicts = proposals == written
+            else:
+                above = sampling.probs(verifier.extend(chunk, keep=len(chunk)).logits)
+                proposals, verdicts, found = propose_given(
+                    written.to(above.device), sampling.probs(logits).to(above.device), above, self.generator
+                )
+                proposals, verdicts = proposals.to(logits.device), verdicts.to(logits.device)
+                chances += found.tolist()
+            proposed += proposals.tolist()
+            kept += verdicts.tolist()
+            columns = list(read_signals(logits, proposals).values())
+            if head is not None and forward.hidden is not None:
+                own = torch.stack(columns, dim=1)  # (C, 3)
+                # A row's hidden state is of the token before its place, and so must the signals be.
+                if signals:
+                    drawn_with = signals[-1][: len(SIGNALS), -1]
+                else:
+                    drawn_with = torch.zeros_like(own[0]) if before is None else own.new_tensor(before)
+                columns.append(head.accept_prob(forward.hidden, torch.cat([drawn_with[None], own[:-1]])))
+            signals.append(torch.stack(columns))  # (3 or 4, C)
+        columns_of = torch.cat(signals, dim=1).tolist()
+        return Proposals(proposed, *columns_of), kept, None if sampling.greedy else chances
 
 
 def propose_given(

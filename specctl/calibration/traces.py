@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from specctl.errors import UsageError
 from specctl.jsonl import drop_torn_line, write_line
@@ -13,6 +13,8 @@ from specctl.policies import Signal
 from specctl.records import DraftStep
 
 SCHEMA_VERSION = 1
+_T = TypeVar("_T")
+_LINE = ("kept", "path", "branches", "below", "branches_below")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,23 @@ class Proposals:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __getitem__(self, places: slice) -> "Proposals":
+        heads = self.accept_prob
+        columns = self.tokens, self.entropy, self.top_prob, self.token_prob
+        return Proposals(*(column[places] for column in columns), None if heads is None else heads[places])
+
+    def __add__(self, after: "Proposals") -> "Proposals":
+        heads = None
+        if self.accept_prob is not None and after.accept_prob is not None:
+            heads = self.accept_prob + after.accept_prob
+        return Proposals(
+            self.tokens + after.tokens,
+            self.entropy + after.entropy,
+            self.top_prob + after.top_prob,
+            self.token_prob + after.token_prob,
+            heads,
+        )
 
     def signals(self, place: int) -> list[float]:
         """Entropy, top probability and the proposal's own at a place."""
@@ -51,34 +70,25 @@ class Proposals:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """One sequence: everything that any policy could have seen while it was generated.
+class Line:
+    """What a draft would do along a text that the model above it wrote, the target or in a hierarchy another draft.
 
     Attributes:
-        prompt, category, turn: where it comes from.
-        prompt_tokens: length of the prompt.
-        limit: the token limit in force.
-        tokens: N ids, what the target wrote.
-        kept: N flags: verification keeps the draft's proposal there, once all before it in the round are kept.
-        path: what the draft proposes at each of the N places after the target's own text.
+        kept: a flag for each of the N places of the text: verification keeps the draft's proposal there, once all
+            before it in the round are kept.
+        path: what the draft proposes at each of these places, after the text before it.
         branches: for places where the proposal is not kept, how the draft goes on after it.
-        prefill_ms: time of the prompt in both models.
-        chances: when sampling, with what probability verification was to keep the proposal at each of the N places;
-            None when greedy, and in files that were written without.
+        below: in a hierarchy, the next draft along ``path``, each place of which comes after the text before it.
+        branches_below: the next draft along each of the branches.
     """
 
-    prompt: str
-    category: str
-    turn: int
-    prompt_tokens: int
-    limit: int
-    tokens: list[int]
     kept: list[bool]
     path: Proposals
     branches: Mapping[int, Proposals]
-    prefill_ms: float
-    chances: list[float] | None = None
+    below: "Line | None" = None
+    branches_below: "Mapping[int, Line]" = field(default_factory=dict)
     _steps: dict[int, list[DraftStep]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _under: "dict[int, Line]" = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def runs(self) -> list[int]:
@@ -89,7 +99,7 @@ class Trace:
         return runs
 
     def step(self, start: int, index: int) -> DraftStep:
-        """The ``index``-th step of a round that starts after ``start`` tokens.
+        """The ``index``-th step of a round that starts at a place.
 
         Raises:
             UsageError: the trace was recorded for shorter drafts.
@@ -107,10 +117,82 @@ class Trace:
         branch, after = self.branches.get(refused), place - refused - 1
         if branch is None or after >= len(branch):
             raise UsageError(
-                f"the trace of prompt {self.prompt} was not recorded for drafts of {index} tokens",
+                f"the trace was not recorded for drafts of {index} tokens",
                 "record a new one, or replay policies with a smaller max_draft",
             )
         return branch.step(after, index)
+
+    def under(self, start: int) -> "Line":
+        """The next draft along what this one writes in a round that starts at a place: the path as far as the first
+        proposal that is not kept, then the branch from there. Places are counted as along the path.
+        """
+        assert self.below is not None
+        refused = start + self.runs[start]
+        if (found := self._under.get(refused)) is None:
+            branch = self.branches_below.get(refused)
+            found = self._under[refused] = self.below if branch is None else _joined(self.below, branch, refused + 1)
+        return found
+
+
+def _joined(trunk: Line, branch: Line, first: int) -> Line:
+    """A line along the first places of one text and then all of another."""
+    below = trunk.below
+    if below is not None and branch.below is not None:
+        below = _joined(below, branch.below, first)
+    return Line(
+        trunk.kept[:first] + branch.kept,
+        trunk.path[:first] + branch.path,
+        _shifted(trunk.branches, branch.branches, first),
+        below,
+        _shifted(trunk.branches_below, branch.branches_below, first),
+    )
+
+
+def _shifted(trunk: Mapping[int, _T], branch: Mapping[int, _T], first: int) -> dict[int, _T]:
+    return {place: found for place, found in trunk.items() if place < first} | {
+        first + place: found for place, found in branch.items()
+    }
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One sequence: everything that any policy could have seen while it was generated.
+
+    Attributes:
+        prompt, category, turn: where it comes from.
+        prompt_tokens: length of the prompt.
+        limit: the token limit in force.
+        tokens: N ids, what the target wrote.
+        kept, path, branches: the draft along these, as in `Line`.
+        prefill_ms: time of the prompt in both models.
+        chances: when sampling, with what probability verification was to keep the proposal at each of the N places;
+            None when greedy, and in files that were written without.
+        below, branches_below: the draft's own draft, as in `Line`.
+    """
+
+    prompt: str
+    category: str
+    turn: int
+    prompt_tokens: int
+    limit: int
+    tokens: list[int]
+    kept: list[bool]
+    path: Proposals
+    branches: Mapping[int, Proposals]
+    prefill_ms: float
+    chances: list[float] | None = None
+    below: Line | None = None
+    branches_below: Mapping[int, Line] = field(default_factory=dict)
+
+    @cached_property
+    def line(self) -> Line:
+        """The draft along the target's text."""
+        return Line(self.kept, self.path, self.branches, self.below, self.branches_below)
+
+    @property
+    def runs(self) -> list[int]:
+        """How many proposals in a row are kept from each place on."""
+        return self.line.runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +252,7 @@ def write_prompt(stream: IO[str], prompt: str, record: Mapping[str, Any], traces
             "prompt_tokens": trace.prompt_tokens,
             "limit": trace.limit,
             "tokens": trace.tokens,
-            "kept": trace.kept,
-            "path": _columns(trace.path),
-            "branches": {str(place): _columns(branch) for place, branch in trace.branches.items()},
+            **_proposed(trace.line),
             "prefill_ms": trace.prefill_ms,
             **({} if trace.chances is None else {"chances": trace.chances}),
         }
@@ -223,10 +303,40 @@ def read_traces(path: Path) -> TraceSet:
     return found
 
 
+def _proposed(line: Line) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "kept": line.kept,
+        "path": _columns(line.path),
+        "branches": {str(place): _columns(branch) for place, branch in line.branches.items()},
+    }
+    if line.below is not None:
+        record["below"] = _proposed(line.below)
+        record["branches_below"] = {str(place): _proposed(below) for place, below in line.branches_below.items()}
+    return record
+
+
 def _columns(proposals: Proposals) -> dict[str, Any]:
     return {name: values for name, values in asdict(proposals).items() if values is not None}
 
 
 def _trace(prompt: str, turn: dict[str, Any]) -> Trace:
-    branches = {int(place): Proposals(**columns) for place, columns in turn.pop("branches").items()}
-    return Trace(prompt=prompt, path=Proposals(**turn.pop("path")), branches=branches, **turn)
+    line = _line({name: turn.pop(name) for name in _LINE if name in turn})
+    return Trace(
+        prompt=prompt,
+        kept=line.kept,
+        path=line.path,
+        branches=line.branches,
+        below=line.below,
+        branches_below=line.branches_below,
+        **turn,
+    )
+
+
+def _line(record: dict[str, Any]) -> Line:
+    return Line(
+        record["kept"],
+        Proposals(**record["path"]),
+        {int(place): Proposals(**columns) for place, columns in record["branches"].items()},
+        _line(record["below"]) if "below" in record else None,
+        {int(place): _line(below) for place, below in record.get("branches_below", {}).items()},
+    )

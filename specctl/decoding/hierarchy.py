@@ -13,8 +13,8 @@ from specctl.decoding.signals import read_signals
 from specctl.decoding.verification import Verdict, verify, verify_greedy
 from specctl.models.acceptance_head import SIGNALS
 from specctl.models.runner import Forward, Runner
-from specctl.policies import Signal, StoppingPolicy
-from specctl.records import DraftStep, Round, StopReason
+from specctl.policies import Signal, StoppingPolicy, collect_phase
+from specctl.records import DraftStep, Round
 
 
 class PreVerifiedDrafter:
@@ -78,34 +78,19 @@ class PreVerifiedDrafter:
         self.inner.prefill(sequence)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
-        limit = self.policy.draft_limit()
-        stop = StopReason.MAX_DRAFT if limit <= budget else StopReason.BUDGET
-        limit = min(limit, budget)
         threshold = self.policy.current_threshold
         text = list(sequence)
-        steps: list[DraftStep] = []
         rows: list[torch.Tensor] = []
-        inner: list[Round] = []
         self._start = len(sequence)
-        while len(steps) < limit:
-            # One place is left for this model's own token.
-            round_, added, probs = self._round(text, len(inner), limit - len(steps) - 1, len(steps) + 1)
-            inner.append(round_)
+
+        def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
+            round_, added, probs = self._round(text, index, room, first)
             text.extend(round_.emitted)
-            steps.extend(added)
             if probs is not None:
                 rows.append(probs)
-            trigger = None if self._once else next(filter(self.policy.should_stop, added), None)
-            if trigger is not None and not self.policy.keep_trigger:
-                del steps[trigger.index - 1 :]
-                stop = StopReason.POLICY
-                break
-            if steps[-1].token in self._eos:
-                stop = StopReason.EOS
-                break
-            if trigger is not None or (self._once and len(steps) < limit):
-                stop = StopReason.POLICY
-                break
+            return round_, added
+
+        steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         block = torch.cat(rows)[: len(steps)] if rows else None  # (K, V)
         return Draft([step.token for step in steps], block, tuple(steps), stop, threshold, tuple(inner))
 

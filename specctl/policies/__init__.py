@@ -8,7 +8,7 @@ from specctl.policies.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.base import Signal, StoppingPolicy
 from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.cost_optimal import CostOptimal
-from specctl.policies.drafting import draft_phase
+from specctl.policies.drafting import collect_phase, draft_phase
 from specctl.policies.heuristic import Heuristic
 from specctl.policies.self_verify import SelfVerify
 from specctl.policies.specdec import SpecDecPlusPlus
@@ -26,4 +26,4 @@ POLICIES: dict[str, type[StoppingPolicy]] = {
     "cost-optimal": CostOptimal,
 }
 
-__all__ = ["POLICIES", "Signal", "StoppingPolicy", "draft_phase"]
+__all__ = ["POLICIES", "Signal", "StoppingPolicy", "collect_phase", "draft_phase"]

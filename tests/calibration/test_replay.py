@@ -21,8 +21,8 @@ from toys import (
     table,
     toy_head,
 )
+from traced import pair_of, shape, trace_of
 
-from specctl.calibration.collection import read_sequence
 from specctl.calibration.replay import oracle, replay, rounds
 from specctl.calibration.traces import Trace
 from specctl.decoding import drafters, loop, reading
@@ -31,9 +31,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import build_drafter
 from specctl.decoding.verification import Verdict
 from specctl.errors import UsageError
-from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.pair import Pair
-from specctl.models.runner import EagerRunner, Runner
+from specctl.models.runner import EagerRunner
 from specctl.models.static import StaticRunner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import ExtraToken, Round
@@ -72,24 +71,6 @@ def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
-def pair_of(
-    target: Runner, draft: Runner, eos: frozenset[int] = frozenset(), head: AcceptanceHead | None = None
-) -> Pair:
-    return Pair(target, (draft,), None, eos, 1 << 20, (), (head,))  # type: ignore[arg-type]
-
-
-def trace_of(
-    pair: Pair, prompt: Sequence[int], tokens: Sequence[int], limit: int, sampling: Sampling, seed: int = 0
-) -> Trace:
-    with torch.inference_mode():
-        kept, path, branches, chances = read_sequence(pair, prompt, tokens, limit, DEPTH, sampling, seeded(seed))
-    return Trace("p", "c", 0, len(prompt), limit, list(tokens), kept, path, branches, 0.0, chances)
-
-
-def shape(played: Round) -> tuple[object, ...]:
-    return played.drafted, played.accepted, played.stop, played.extra, played.extra_kind
-
-
 def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
     drafter = build_drafter(pair, policy)
     with torch.inference_mode():
@@ -101,9 +82,9 @@ def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sa
 
 @cache
 def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
-    pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos, HEAD)
+    pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos=eos, heads=[HEAD])
     said = [token for played in live(pair, POLICIES["none"](), PROMPT, Sampling()) for token in played.emitted]
-    return pair, trace_of(pair, PROMPT, said, LENGTH, Sampling())
+    return pair, trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
@@ -137,8 +118,8 @@ def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
 
 def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
     _, expected = greedy_pair("llama", frozenset())
-    pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), head=HEAD)
-    found = trace_of(pair, PROMPT, expected.tokens, LENGTH, Sampling())
+    pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), heads=[HEAD])
+    found = trace_of(pair, PROMPT, expected.tokens, LENGTH, DEPTH, Sampling())
     assert (found.kept, found.path.tokens) == (expected.kept, expected.path.tokens)
     assert found.branches.keys() == expected.branches.keys()
     for place, branch in found.branches.items():
@@ -192,7 +173,7 @@ PLAIN = Sampling(temperature=1.0)
 
 
 def toy_pair() -> Pair:
-    return pair_of(TableRunner(TARGET), TableRunner(DRAFT), frozenset({EOS}), TOY_HEAD)
+    return pair_of(TableRunner(TARGET), TableRunner(DRAFT), eos=frozenset({EOS}), heads=[TOY_HEAD])
 
 
 def toy_run(name: str, settings: dict[str, object], seed: int) -> list[Round]:
@@ -208,7 +189,7 @@ def toy_traces() -> list[Trace]:
     found = []
     for seed in range(RUNS):
         said = [token for played in toy_run("none", {}, seed) for token in played.emitted]
-        found.append(trace_of(toy_pair(), (1, 2), said, SHORT, PLAIN, seed))
+        found.append(trace_of(toy_pair(), (1, 2), said, SHORT, DEPTH, PLAIN, seed))
     return found
 
 
@@ -240,7 +221,7 @@ class FromTrace:
 
     def draw(self, *_: object) -> torch.Tensor:
         self._index += 1
-        return torch.tensor(self._trace.step(self._start, self._index).token)
+        return torch.tensor(self._trace.line.step(self._start, self._index).token)
 
     def judge(self, block: drafters.Draft, *_: object) -> Verdict:
         accepted = min(len(block.tokens), self._trace.runs[self._start])
@@ -258,10 +239,10 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
 ) -> None:
     """The models run; only chance is taken from the trace."""
     target, draft = EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64)
-    pair = pair_of(target, draft, head=HEAD)
+    pair = pair_of(target, draft, heads=[HEAD])
     for seed in range(5):
         said = [token for r in live(pair, POLICIES["none"](), PROMPT, PLAIN, seed) for token in r.emitted]
-        trace = trace_of(pair, PROMPT, said, LENGTH, PLAIN, seed)
+        trace = trace_of(pair, PROMPT, said, LENGTH, DEPTH, PLAIN, seed)
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         with monkeypatch.context() as patched:

@@ -75,17 +75,17 @@ def test_a_missing_file_is_said_so(tmp_path):
 def test_steps_come_from_the_path_and_then_from_the_branch():
     trace = some_trace()
     assert trace.runs == [2, 1, 0, 0]
-    assert [trace.step(0, index).token for index in (1, 2, 3, 4, 5)] == [5, 6, 9, 3, 4]
-    assert [trace.step(1, index).entropy for index in (1, 2, 3)] == [0.2, 0.3, 1.1]
-    assert trace.step(2, 2).index == 2
+    assert [trace.line.step(0, index).token for index in (1, 2, 3, 4, 5)] == [5, 6, 9, 3, 4]
+    assert [trace.line.step(1, index).entropy for index in (1, 2, 3)] == [0.2, 0.3, 1.1]
+    assert trace.line.step(2, 2).index == 2
     with pytest.raises(UsageError, match="drafts of 6 tokens"):
-        trace.step(0, 6)
+        trace.line.step(0, 6)
 
 
 def test_a_round_begins_with_nothing_a_head_could_judge():
     path = Proposals([5, 6, 9], [0.1, 0.2, 0.3], [0.9, 0.8, 0.7], [0.9, 0.8, 0.7], [0.5, 0.6, 0.7])
     branch = Proposals([3], [1.1], [0.3], [0.3], [0.2])
     trace = replace(some_trace(), path=path, branches={2: branch})
-    assert [trace.step(0, index).accept_prob for index in (1, 2, 3, 4)] == [1.0, 0.6, 0.7, 0.2]
-    assert [trace.step(1, index).accept_prob for index in (1, 2, 3)] == [1.0, 0.7, 0.2]
-    assert some_trace().step(0, 1).accept_prob is None
+    assert [trace.line.step(0, index).accept_prob for index in (1, 2, 3, 4)] == [1.0, 0.6, 0.7, 0.2]
+    assert [trace.line.step(1, index).accept_prob for index in (1, 2, 3)] == [1.0, 0.7, 0.2]
+    assert some_trace().line.step(0, 1).accept_prob is None

@@ -1,0 +1,51 @@
+"""Pairs without a tokenizer, and traces of what their target wrote."""
+
+from collections.abc import Sequence
+
+import torch
+from toys import seeded
+
+from specctl.calibration.collection import read_sequence
+from specctl.calibration.traces import Trace
+from specctl.decoding.sampling import Sampling
+from specctl.models.acceptance_head import AcceptanceHead
+from specctl.models.pair import Pair
+from specctl.models.runner import Runner
+from specctl.records import Round
+
+
+def pair_of(
+    target: Runner,
+    *drafts: Runner,
+    eos: frozenset[int] = frozenset(),
+    heads: Sequence[AcceptanceHead | None] | None = None,
+) -> Pair:
+    return Pair(target, drafts, None, eos, 1 << 20, (), tuple(heads or [None] * len(drafts)))  # type: ignore[arg-type]
+
+
+def trace_of(
+    pair: Pair, prompt: Sequence[int], tokens: Sequence[int], limit: int, depth: int, sampling: Sampling, seed: int = 0
+) -> Trace:
+    with torch.inference_mode():
+        line, chances = read_sequence(pair, prompt, tokens, limit, depth, sampling, seeded(seed))
+    return Trace(
+        prompt="p",
+        category="c",
+        turn=0,
+        prompt_tokens=len(prompt),
+        limit=limit,
+        tokens=list(tokens),
+        kept=line.kept,
+        path=line.path,
+        branches=line.branches,
+        prefill_ms=0.0,
+        chances=chances,
+        below=line.below,
+        branches_below=line.branches_below,
+    )
+
+
+def shape(played: Round) -> tuple[object, ...]:
+    """All of a round but its signals and times, those of its inner rounds too."""
+    inner = tuple(map(shape, played.inner))
+    return played.drafted, played.accepted, played.stop, played.extra, played.extra_kind, inner
