@@ -33,9 +33,12 @@ def calibrated_profile(
         "extends": _parent(resolved, output),
     }
     for key, origin in resolved.origins.items():
-        if not _of_file(origin) and not key.startswith(("draft.policy", "provenance")):
-            _put(table, key.split("."), _value(resolved, key.split(".")))
-    _put(table, ["draft", "policy"], winner.score.candidate.whole_table)
+        path = key.split(".")
+        if not _of_file(origin) and "policy" not in path and path[0] != "provenance":
+            _put(table, path, _value(resolved, path))
+    draft = resolved.profile.draft
+    assert draft is not None
+    _lay(table.setdefault("draft", {}), winner.score.candidate.draft_table(len(draft.levels)))
     speed = winner.speedup
     expected: dict[str, Any] = {
         "tokens_per_second": round(winner.score.tokens_per_second, 1),
@@ -85,3 +88,11 @@ def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         table = table.setdefault(name, {})
     table[path[-1]] = value
+
+
+def _lay(table: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _lay(table[key], value)
+        else:
+            table[key] = value

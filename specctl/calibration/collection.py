@@ -55,9 +55,7 @@ class TracingSession:
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
         generator = torch.Generator(self.pair.target.device).manual_seed((settings.seed + seed_offset) % (1 << 64))
         with torch.inference_mode():
-            line, chances = read_sequence(
-                self.pair, prompt, completion.tokens, limit, self.depth, sampling, generator
-            )
+            line, chances = read_sequence(self.pair, prompt, completion.tokens, limit, self.depth, sampling, generator)
         self.traces.append(
             Trace(
                 prompt="",
@@ -102,20 +100,30 @@ class Collection:
         chat = PromptFormat(pair.tokenizer, chat=bool(pair.tokenizer.chat_template))
         self._chatting = Answerer(self._tracing, chat, settings)
 
-    def record(self, prompt: SuitePrompt, record: Record) -> tuple[list[Trace], list[float]]:
-        """The traces of one prompt, a turn each, and what each of its rounds took beside its two phases, in ms.
+    def record(self, prompt: SuitePrompt, record: Record) -> tuple[list[Trace], list[list[float]]]:
+        """The traces of one prompt, a turn each, and of each what a round takes beside its two phases, in ms.
+
+        In a hierarchy the latter for each level that had rounds.
 
         Raises:
             RecordError: the prompt cannot be answered.
         """
         self._tracing.traces.clear()
         answered = (self._chatting if prompt.chat else self._plain).answer(record)
-        rests = []
-        for completion in answered:
-            phases = sum(round_.draft_seconds + round_.verify_seconds for round_ in completion.rounds)
-            between = completion.total_seconds - completion.prefill_seconds - phases
-            rests.append(1e3 * between / len(completion.rounds))
-        return [replace(trace, prompt=prompt.id, category=prompt.category) for trace in self._tracing.traces], rests
+        traces = [replace(trace, prompt=prompt.id, category=prompt.category) for trace in self._tracing.traces]
+        return traces, list(map(_rests, answered))
+
+
+def _rests(completion: Completion) -> list[float]:
+    whole, rounds = completion.total_seconds - completion.prefill_seconds, list(completion.rounds)
+    rests = []
+    while rounds:
+        phases = sum(round_.draft_seconds + round_.verify_seconds for round_ in rounds)
+        rests.append(1e3 * (whole - phases) / len(rounds))
+        collected = [round_ for round_ in rounds if round_.inner]
+        whole = sum(round_.draft_seconds for round_ in collected)
+        rounds = [inner for round_ in collected for inner in round_.inner]
+    return rests
 
 
 def read_sequence(
@@ -211,9 +219,7 @@ class _Reading:
             found = self._with_below(found, level, prefix, text, last)
         return found, chances
 
-    def _with_below(
-        self, line: Line, level: int, prefix: Sequence[int], text: Sequence[int], last: int
-    ) -> Line:
+    def _with_below(self, line: Line, level: int, prefix: Sequence[int], text: Sequence[int], last: int) -> Line:
         """The line with the next draft along its path and along each of its branches."""
         # One place more is left to this draft, as the verifier of the next.
         below, _ = self.line(level + 1, prefix, text, line.path.tokens, last - 1)

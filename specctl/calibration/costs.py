@@ -1,7 +1,7 @@
 """What drafting and verifying cost on this machine, and what replayed rounds would therefore take."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from time import perf_counter
@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specctl.calibration.replay import Clock, Replay
+from specctl.calibration.replay import Clock, Level, Replay
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.pair import Pair
@@ -40,6 +41,8 @@ def signal_key(signals: Iterable[Signal]) -> str:
 class CostTable:
     """Milliseconds of a round's two phases, measured as the loop runs them: one after the other, on the same caches.
 
+    In a hierarchy each level has one: ``draft`` is then of its draft without those below.
+
     Attributes:
         contexts: tokens in the caches, ascending.
         lengths: draft lengths, ascending from 0.
@@ -47,6 +50,8 @@ class CostTable:
         verify: ``(contexts, lengths)`` of the target's pass and verdict, one token wider than the draft.
         signals: by `signal_key`, what reading them adds to each drafted token.
         rest: what a round takes beside its two phases.
+        below: of the next draft with this one as its verifier, in a hierarchy.
+        reading: there, by `signal_key`, what reading its signals adds to each of this draft's verifying passes.
     """
 
     contexts: Floats
@@ -55,24 +60,65 @@ class CostTable:
     verify: Floats
     signals: dict[str, float]
     rest: float
+    below: "CostTable | None" = None
+    reading: dict[str, float] = field(default_factory=dict)
 
-    def milliseconds(self, replays: Iterable[Replay], signals: Iterable[Signal]) -> float:
+    @property
+    def levels(self) -> "tuple[CostTable, ...]":
+        """This one, the one below it, and so on down."""
+        return (self, *(self.below.levels if self.below is not None else ()))
+
+    def milliseconds(self, replays: Iterable[Replay], *signals: Iterable[Signal]) -> float:
         """What the rounds would take, the prompt left out.
 
         Between measured contexts and lengths the costs are interpolated, beyond them held.
+
+        Args:
+            replays: of as many levels as there are sets of signals.
+            signals: what is read at each level, from the top down.
         """
-        each = self.signals.get(signal_key(signals), 0.0)
-        total = 0.0
-        for replay in replays:
-            starts, drafted = np.array(replay.starts), np.array(replay.drafted)
-            phases = _interpolated(
-                self._whole, self.contexts, self.lengths, replay.trace.prompt_tokens + starts, drafted
+        return sum(
+            self._level_ms(
+                replay.trace.prompt_tokens,
+                [Level(replay.starts, replay.drafted, replay.accepted), *replay.inner],
+                signals,
             )
-            total += float(phases.sum()) + each * float(drafted.sum()) + self.rest * len(starts)
-        return total
+            for replay in replays
+        )
+
+    def _level_ms(self, prompt_tokens: int, levels: Sequence[Level], signals: Sequence[Iterable[Signal]]) -> float:
+        starts, drafted = np.array(levels[0].starts, dtype=np.int64), np.array(levels[0].drafted, dtype=np.int64)
+        phases = self._whole if len(levels) == 1 else self.verify
+        total = float(_interpolated(phases, self.contexts, self.lengths, prompt_tokens + starts, drafted).sum())
+        total += self.rest * len(starts)
+        if len(levels) == 1:
+            return total + self.signals.get(signal_key(signals[0]), 0.0) * float(drafted.sum())
+        assert self.below is not None
+        reading = self.reading.get(signal_key(signals[0]), 0.0) * len(levels[1].starts)
+        return total + reading + self.below._level_ms(prompt_tokens, levels[1:], signals[1:])
+
+    def clocks(self, signals: Sequence[Iterable[Signal]]) -> list[Clock]:
+        """The same costs round by round, for policies that learn from times: a clock for each level, from the top down.
+
+        A round's rest is in neither phase.
+        """
+        if len(signals) == 1:
+            return [self.clock(signals[0])]
+        assert self.below is not None
+        reading = self.reading.get(signal_key(signals[0]), 0.0) / 1e3
+        own, (next_, *further) = self.clock(()), self.below.clocks(signals[1:])
+
+        def collecting(context: int, drafted: int) -> tuple[float, float]:
+            return 0.0, own(context, drafted)[1]
+
+        def with_reading(context: int, drafted: int) -> tuple[float, float]:
+            draft, verify = next_(context, drafted)
+            return draft, verify + reading
+
+        return [collecting, with_reading, *further]
 
     def clock(self, signals: Iterable[Signal]) -> Clock:
-        """The same costs round by round, for a policy that learns from times; a round's rest is in neither phase."""
+        """That of a draft alone."""
         each = self.signals.get(signal_key(signals), 0.0)
 
         def seconds(context: int, drafted: int) -> tuple[float, float]:
@@ -110,8 +156,9 @@ class CostTable:
             "draft_lengths": [int(length) for length in self.lengths],
             "draft_ms": np.round(self.draft, 4).tolist(),
             "verify_ms": np.round(self.verify, 4).tolist(),
-            "signal_ms": {key: round(value, 4) for key, value in self.signals.items()},
+            "signal_ms": _rounded(self.signals),
             "rest_ms": round(self.rest, 4),
+            **({} if self.below is None else {"reading_ms": _rounded(self.reading), "below": self.below.as_record()}),
         }
 
     @classmethod
@@ -123,7 +170,13 @@ class CostTable:
             np.array(record["verify_ms"]),
             dict(record["signal_ms"]),
             float(record["rest_ms"]),
+            cls.of_record(record["below"]) if "below" in record else None,
+            dict(record.get("reading_ms", {})),
         )
+
+
+def _rounded(costs: dict[str, float]) -> dict[str, float]:
+    return {key: round(value, 4) for key, value in costs.items()}
 
 
 def measure(
@@ -132,23 +185,44 @@ def measure(
     longest: int,
     signal_sets: Iterable[SignalSet],
     sampling: Sampling,
-    rest: float,
+    rests: Sequence[float],
     advance: Callable[[], None] = lambda: None,
 ) -> CostTable:
     """Time rounds of fixed lengths over caches of each context; medians of interleaved repeats.
+
+    In a hierarchy, each draft with its verifier by itself.
 
     Args:
         pair: with a draft.
         contexts: tokens in the caches.
         longest: the longest draft that has to be priced.
-        signal_sets: what policies read.
+        signal_sets: what policies read; of what a head says only where there is one.
         sampling: as it will run.
-        rest: milliseconds of a round beside its phases, as a live run showed them.
-        advance: called after each of `PASSES` over all lengths.
+        rests: for each draft, milliseconds of a round beside its phases, as a live run showed them.
+        advance: called after each of `PASSES` over all lengths, for every draft.
     """
+    sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
+    own = [signals for signals in sets if pair.head is not None or "accept_prob" not in signals]
+    table = _measure_top(pair, contexts, longest, own, sampling, rests[0], advance)
+    if len(pair.drafts) == 1:
+        return table
+    lower = replace(pair, target=pair.drafts[0], drafts=pair.drafts[1:], heads=pair.heads[1:])
+    below = measure(lower, contexts, longest, sets, sampling, rests[1:], advance)
+    return replace(table, below=below, reading=_measure_reading(pair, int(table.contexts[0]), own, sampling))
+
+
+def _measure_top(
+    pair: Pair,
+    contexts: Sequence[int],
+    longest: int,
+    sets: Sequence[SignalSet],
+    sampling: Sampling,
+    rest: float,
+    advance: Callable[[], None],
+) -> CostTable:
+    """The first draft's, verified by the target."""
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
     contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
-    sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
     plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {
         (c, k): ([], []) for c in contexts for k in lengths
     }
@@ -184,6 +258,32 @@ def measure(
     )
 
 
+def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
+    """What reading signals adds to a pass in which the first draft verifies the second."""
+    typical = Constant(draft_length=TYPICAL)
+    sequence = _ordinary(pair, context)
+    found: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
+
+    def verifying(signals: SignalSet) -> float:
+        inner = ModelDrafter(pair.drafts[1], typical)
+        block = Constant(draft_length=TYPICAL + 1)
+        drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, head=pair.head)
+        drafter.begin(sampling, frozenset(), None)
+        (round_,) = drafter.draft(sequence, TYPICAL + 1).inner
+        _wait(pair.drafts[0].device)
+        drafter.rollback(len(sequence) - 1)
+        return round_.verify_seconds * 1e3
+
+    with torch.inference_mode():
+        _fill(pair, sequence)
+        for number in range(PASSES):
+            for signals in sets:
+                bare, reading = verifying(frozenset()), verifying(signals)
+                if number >= WARM_UPS:
+                    found[signals].append(reading - bare)
+    return {signal_key(signals): max(0.0, median(times)) for signals, times in found.items()}
+
+
 def _round(pair: Pair, sequence: list[int], length: int, signals: SignalSet, sampling: Sampling) -> tuple[float, float]:
     """Milliseconds of drafting and of verifying one round of a fixed length."""
     drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals, pair.head)
@@ -204,7 +304,7 @@ def _round(pair: Pair, sequence: list[int], length: int, signals: SignalSet, sam
 
 
 def _fill(pair: Pair, sequence: list[int]) -> None:
-    for runner in (pair.target, pair.drafts[0]):
+    for runner in (pair.target, *pair.drafts):
         runner.rollback(0)
         if len(sequence) > 1:
             runner.extend(sequence[:-1], keep=0)

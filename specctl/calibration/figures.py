@@ -63,7 +63,7 @@ def ranking(found: Calibration) -> Picture:
 
 def threshold_curve(found: Calibration) -> Picture:
     knob, best = curve(found)
-    name = found.curve[0].candidate.name
+    name = found.curve[0].candidate.family
     picture = page(
         "curve",
         f"{name}: predicted speed by {knob}",

@@ -1,12 +1,13 @@
 """The settings worth trying for each policy."""
 
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal
 
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Signal, StoppingPolicy
+from specctl.profile.schema import DraftTable, PolicyTable
 from specctl.profile.wording import did_you_mean
 
 Grid = Literal["paper", "dense"]
@@ -27,40 +28,106 @@ SIMPLEST = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A policy with settings; those not named have their defaults."""
+    """A policy with settings; those not named have their defaults.
+
+    Attributes:
+        once: in a hierarchy, whether the draft's block goes up after a single round of the draft below.
+        below: how that draft is stopped; None for a draft that writes alone.
+    """
 
     name: str
     settings: tuple[tuple[str, Any], ...] = ()
+    once: bool = False
+    below: "Candidate | None" = None
+
+    @property
+    def levels(self) -> "tuple[Candidate, ...]":
+        """This one, the one below it, and so on down."""
+        return (self, *(self.below.levels if self.below is not None else ()))
 
     @property
     def label(self) -> str:
+        return " < ".join(one._label + "(once)" * one.once for one in self.levels)
+
+    @property
+    def _label(self) -> str:
         given = ",".join(f"{key}={_text(value)}" for key, value in self.settings)
         return f"{self.name}:{given}" if given else self.name
 
     @property
+    def family(self) -> str:
+        """The names of its policies."""
+        return " < ".join(one.name + "(once)" * one.once for one in self.levels)
+
+    @property
     def table(self) -> dict[str, Any]:
-        """As a profile's policy table says it."""
-        return {"name": self.name, **dict(self.settings)}
+        """As a profile's policy table says it, with ``pre_verify`` and the table below in a hierarchy."""
+        table = {"name": self.name, **dict(self.settings)}
+        if self.below is None:
+            return table
+        return {**table, "pre_verify": _pre_verify(self.once), "draft": self.below.table}
 
     @property
     def whole_table(self) -> dict[str, Any]:
-        """The same with every setting, defaults too: laid over another table, it leaves nothing of that."""
+        """The policy's own table with every setting, defaults too: laid over another, it leaves nothing of that."""
         policy = self.build()
         names = (field.name for field in fields(policy) if field.init)  # type: ignore[arg-type]
         return {"name": self.name, **{name: getattr(policy, name) for name in names}}
 
+    def draft_table(self, drafts: int) -> dict[str, Any]:
+        """What a profile's ``[draft]`` has to say for it, every setting of so many drafts."""
+        table: dict[str, Any] = {"policy": self.whole_table}
+        if drafts > 1:
+            below = self.below or Candidate("none")
+            table |= {"pre_verify": _pre_verify(self.once), "draft": below.draft_table(drafts - 1)}
+        return table
+
     def build(self) -> StoppingPolicy:
+        """The policy of the first level."""
         return POLICIES[self.name](**dict(self.settings))
+
+    def build_levels(self) -> list[StoppingPolicy]:
+        return [one.build() for one in self.levels]
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """What it reads."""
+        """What the first level reads."""
         return self.build().signals
 
     @property
     def longest_draft(self) -> int:
-        policy = self.build()
-        return max(getattr(policy, "max_draft", 0), policy.draft_limit())
+        """Of any level."""
+        return max(max(getattr(policy, "max_draft", 0), policy.draft_limit()) for policy in self.build_levels())
+
+
+def _pre_verify(once: bool) -> str:
+    return "once" if once else "loop"
+
+
+def nested(levels: Sequence[Candidate]) -> Candidate:
+    """Candidates of single levels, from the top down, as one; it ends above a level that never drafts."""
+    top, *lower = levels
+    if not lower or not lower[0].build().drafts or not top.build().drafts:
+        return replace(top, once=False, below=None)
+    return replace(top, below=nested(lower))
+
+
+def candidate_of(draft: DraftTable) -> Candidate:
+    """A profile's own setting, at every level."""
+    levels = [
+        replace(candidate({"name": level.policy.name, **level.policy.settings()}), once=level.pre_verify == "once")
+        for level in draft.levels
+    ]
+    return nested(levels)
+
+
+def stopped(draft: DraftTable, by: Candidate) -> DraftTable:
+    """A profile's drafts with another setting, the models below a draft that is to write alone left idle."""
+    if draft.draft is None:
+        return draft.model_copy(update={"policy": PolicyTable(**by.whole_table)})
+    below = stopped(draft.draft, by.below or Candidate("none"))
+    changed = {"policy": PolicyTable(**by.whole_table), "pre_verify": _pre_verify(by.once), "draft": below}
+    return draft.model_copy(update=changed)
 
 
 def candidate(table: dict[str, Any]) -> Candidate:
@@ -90,6 +157,23 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Candidate]:
         raise UsageError(f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}")
     settings = _paper(policy) if kind == "paper" else _dense(policy)
     return list(dict.fromkeys(candidate({"name": policy, **one}) for one in settings))
+
+
+def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) -> list[list[Candidate]]:
+    """The candidates of each level of a hierarchy, from the top down.
+
+    A level above another may go on until its policy stops or, as the paper's pre-verification does, hand its block up
+    after one round of the draft below, with its length alone to choose; the lowest may be left out.
+
+    Args:
+        policies: a name, or ``all``, for each level.
+        kind: of the grids.
+        known: the signals that each level can read.
+    """
+    grids = [grid(policy, kind, signals) for policy, signals in zip(policies, known, strict=True)]
+    once = [replace(one, once=True) for one in grid("constant", kind, frozenset())]
+    drafting = [[one for one in some if one.name != "none"] for some in grids]
+    return [[*some, *once] for some in drafting[:-1]] + [[*drafting[-1], Candidate("none")]]
 
 
 def _paper(policy: str) -> list[dict[str, Any]]:

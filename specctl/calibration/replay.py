@@ -75,10 +75,7 @@ class _Drafting:
     def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
         self.policy, self._once, self._clock = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
-        self._below: _Drafting | None = None
-        # A policy that never drafts leaves the level above it alone, as it does live.
-        if len(players) > 1 and players[1].policy.drafts:
-            self._below = _Drafting(players[1:], prompt_tokens, eos)
+        self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self.policy.reset()
 
     def draft(self, line: Line, start: int, budget: int) -> _Drafted:
@@ -159,15 +156,25 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
         trace: a sequence.
         eos: ids that end it.
     """
-    top = _Drafting(players, trace.prompt_tokens, eos)
+    top = _Drafting(_at_work(players), trace.prompt_tokens, eos)
     line, tokens, start, index = trace.line, trace.tokens, 0, 0
     while start < len(tokens):
         drafted = top.draft(line, start, trace.limit - start - 1)
-        round_ = top.judge(drafted, index, line, start, lambda kept, first=start: tokens[first + kept], trace.chances)
+        round_ = top.judge(drafted, index, line, start, partial(_nth, tokens, start), trace.chances)
         top.policy.observe(round_)
         yield round_
         start += len(round_.emitted)
         index += 1
+
+
+def _nth(tokens: Sequence[int], start: int, count: int) -> int:
+    return tokens[start + count]
+
+
+def _at_work(players: Sequence[Player]) -> Sequence[Player]:
+    """Without the levels at and below a policy that never drafts, as they are left out live; the first stays."""
+    idle = (level for level, player in enumerate(players) if level and not player.policy.drafts)
+    return players[: next(idle, len(players))]
 
 
 def replayable(policies: Sequence[StoppingPolicy], *, sampled: bool) -> bool:
@@ -193,7 +200,7 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
     """Play policies on each sequence in turn; what they carry over goes from one to the next, as it does live."""
     replays = []
     for trace in traces:
-        top, *inner = (Level() for _ in players)
+        top, *inner = (Level() for _ in _at_work(players))
         start = 0
         for round_ in play(players, trace, eos):
             _note(round_, start, (top, *inner))
@@ -211,17 +218,34 @@ def _note(round_: Round, start: int, levels: Sequence[Level]) -> None:
         start += len(inner.emitted)
 
 
-def oracle(trace: Trace) -> Replay:
+def oracle(trace: Trace, levels: int = 1) -> Replay:
     """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
 
-    It drafts exactly up to each disagreement: nothing is discarded, and the target passes are the fewest possible.
+    It drafts exactly up to each disagreement: nothing is discarded, and the target passes are the fewest possible. In
+    a hierarchy of so many levels, every draft below knows where the one above will disagree.
     """
-    starts, drafted = [], []
+    top, *inner = (Level() for _ in range(levels))
     start = 0
     while start < len(trace.tokens):
         # The last place is the verifier's own, unless the draft ends the sequence there.
         length = min(trace.runs[start], max(0, trace.limit - start - 1))
-        starts.append(start)
-        drafted.append(length)
+        top.starts.append(start)
+        top.drafted.append(length)
+        _foreseen(trace.line, start, length, inner)
         start += length + 1
-    return Replay(trace, starts, drafted, drafted)
+    for level in (top, *inner):
+        level.accepted.extend(level.drafted)
+    return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
+
+
+def _foreseen(line: Line, start: int, length: int, inner: Sequence[Level]) -> None:
+    """The inner rounds in which a block of a length is collected with nothing discarded."""
+    if not inner:
+        return
+    text, place, end = line.under(start), start, start + length
+    while place < end:
+        drafted = min(text.runs[place], end - place - 1)
+        inner[0].starts.append(place)
+        inner[0].drafted.append(drafted)
+        _foreseen(text, place, drafted, inner[1:])
+        place += drafted + 1

@@ -9,11 +9,14 @@ from specctl.benchmark.statistics import SEED, Floats, Interval, bootstrap
 from specctl.calibration.bound import READS, play_best
 from specctl.calibration.costs import CostTable
 from specctl.calibration.grids import LONGEST, SIMPLEST, Candidate
-from specctl.calibration.replay import Replay, oracle, replay
+from specctl.calibration.levels import Space, explore
+from specctl.calibration.replay import Player, Replay, oracle, replay_levels
 from specctl.calibration.traces import TraceSet
 from specctl.policies import Signal
 
 RESAMPLES = 2000
+MOST_RANKED = 12
+"""Families shown; as many as there are policies at least."""
 FEW = 4
 """Prompts below which an interval over them says little."""
 NONE = Candidate("none")
@@ -60,15 +63,25 @@ class Score:
 
 def score(candidate: Candidate, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
     """Replay a candidate on the prompts and price its rounds."""
-    policy = candidate.build()
-    eos = frozenset(traces.header.eos)
-    replays = replay(policy, traces.of(prompts), eos, costs.clock(policy.signals))
-    return _priced(candidate, replays, prompts, costs, policy.signals)
+    policies = candidate.build_levels()
+    signals = [policy.signals for policy in policies]
+    once = [one.once for one in candidate.levels]
+    players = list(map(Player, policies, once, costs.clocks(signals)))
+    replays = replay_levels(players, traces.of(prompts), frozenset(traces.header.eos))
+    return _priced(candidate, replays, prompts, costs, *signals)
 
 
 def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
-    """The same for the policy that knows where the target will disagree (Theorem 4.1); it reads no signal."""
-    return _priced(Candidate("oracle"), [oracle(trace) for trace in traces.of(prompts)], prompts, costs, ())
+    """The same for the policy that knows where the target will disagree (Theorem 4.1); it reads no signal.
+
+    In a hierarchy its drafts know where the one above them will, and it takes as many of them as is fastest.
+    """
+    some = traces.of(prompts)
+    scores = [
+        _priced(Candidate("oracle"), [oracle(trace, used) for trace in some], prompts, costs, *[()] * used)
+        for used in range(1, len(costs.levels) + 1)
+    ]
+    return max(scores, key=lambda found: found.tokens_per_second)
 
 
 def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
@@ -83,17 +96,16 @@ def _priced(
     replays: Iterable[Replay],
     prompts: Sequence[str],
     costs: CostTable,
-    signals: Iterable[Signal],
+    *signals: Iterable[Signal],
 ) -> Score:
     by_prompt: dict[str, list[Replay]] = {prompt: [] for prompt in prompts}
     for found in replays:
         by_prompt[found.trace.prompt].append(found)
     groups = list(by_prompt.values())
-    signals = frozenset(signals)
     return Score(
         candidate,
         np.array([sum(one.tokens for one in group) for group in groups], dtype=np.float64),
-        np.array([costs.milliseconds(group, signals) for group in groups]),
+        np.array([costs.milliseconds(group, *signals) for group in groups]),
         np.array([sum(len(one.starts) for one in group) for group in groups], dtype=np.float64),
         np.array([sum(map(sum, (one.drafted for one in group))) for group in groups], dtype=np.float64),
         np.array([sum(map(sum, (one.accepted for one in group))) for group in groups], dtype=np.float64),
@@ -136,9 +148,10 @@ def choose(scores: Sequence[Score]) -> Choice:
     return Choice(scores[chosen], scores[best], float(sure.mean()), [scores[place] for place in near])
 
 
-def _simplicity(candidate: Candidate) -> tuple[int, int]:
-    known = SIMPLEST.index(candidate.name) if candidate.name in SIMPLEST else len(SIMPLEST)
-    return known, len(candidate.settings)
+def _simplicity(candidate: Candidate) -> tuple[int, int, int]:
+    levels = candidate.levels
+    known = sum(SIMPLEST.index(one.name) if one.name in SIMPLEST else len(SIMPLEST) for one in levels)
+    return len(levels), known, sum(len(one.settings) for one in levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +169,12 @@ class Calibration:
     Attributes:
         choice: among all candidates, on the prompts chosen on.
         candidates: how many were replayed.
-        ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first.
+        ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first. Of
+            many combinations in a hierarchy, those that did best on the prompts chosen on.
         winner: the chosen one in that ranking.
         oracle: Theorem 4.1's policy on the same prompts.
-        signal_bound: the best that entropy and top probability allow there.
+        signal_bound: the best that entropy and top probability allow there; None for a hierarchy, whose levels it does
+            not know.
         baseline: none on the prompts chosen on.
         curve: the chosen policy's candidates on the prompts chosen on.
         chosen_on, reported_on: ids; the same ones where there were too few to hold some out.
@@ -171,7 +186,7 @@ class Calibration:
     ranking: list[Ranked]
     winner: Ranked
     oracle: Ranked
-    signal_bound: Ranked
+    signal_bound: Ranked | None
     baseline: Score
     curve: list[Score]
     chosen_on: list[str]
@@ -183,8 +198,8 @@ class Calibration:
         return self.chosen_on != self.reported_on
 
     def ranked(self, name: str) -> Ranked | None:
-        """The fastest entry of a policy."""
-        return next((entry for entry in self.ranking if entry.score.candidate.name == name), None)
+        """The fastest entry of a policy that stops a draft without help."""
+        return next((entry for entry in self.ranking if entry.score.candidate.family == name), None)
 
 
 def split(traces: TraceSet) -> tuple[list[str], list[str]]:
@@ -204,28 +219,33 @@ def split(traces: TraceSet) -> tuple[list[str], list[str]]:
     return sorted(chosen, key=order.index), sorted(reported, key=order.index)
 
 
-def contestants(candidates: Iterable[Candidate], old: Candidate, rivals: Iterable[Candidate] = ()) -> list[Candidate]:
-    """All that `search` replays, each once."""
-    return list(dict.fromkeys([NONE, *candidates, old, *rivals]))
+def contestants(
+    candidates: Iterable[Candidate], old: Candidate | None, rivals: Iterable[Candidate] = ()
+) -> list[Candidate]:
+    """All that `search` replays in any case, each once."""
+    return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *rivals]))
 
 
 def search(
     traces: TraceSet,
     candidates: Iterable[Candidate],
-    old: Candidate,
+    old: Candidate | None,
     costs: CostTable,
     rivals: Sequence[Candidate] = (),
     advance: Callable[[], None] = lambda: None,
+    *,
+    space: Space | None = None,
 ) -> Calibration:
     """Choose among the candidates on one part of the prompts and report on the other.
 
     Args:
         traces: of at least one prompt.
         candidates: what may be chosen, as may none.
-        old: the profile's own setting.
+        old: the profile's own setting; None for one that cannot be replayed.
         costs: of this machine.
         rivals: what is ranked beside them but not chosen.
-        advance: called after each of `contestants`.
+        advance: called after each setting that was replayed.
+        space: of a hierarchy's settings, explored from the old one on; what is found there may be chosen too.
     """
     chosen_on, reported_on = split(traces)
     warnings = []
@@ -240,34 +260,50 @@ def search(
         warnings.append("the draft never agrees with the target on these prompts")
     candidates = list(candidates)
     eligible = {NONE, *candidates}
-    entries = contestants(candidates, old, rivals)
-    scores = []
-    for one in entries:
-        scores.append(score(one, traces, chosen_on, costs))
-        advance()
-    choice = choose([found for found in scores if found.candidate in eligible])
-    groups: dict[str, list[Score]] = {}
-    for found in scores:
-        groups.setdefault(found.candidate.name, []).append(found)
-    wanted = [choose(group).chosen.candidate for group in groups.values()]
-    wanted = list(dict.fromkeys([choice.chosen.candidate, *wanted, old]))
-    reported = [score(one, traces, reported_on, costs) for one in wanted]
+    scores: dict[Candidate, Score] = {}
+
+    def scored(one: Candidate) -> Score:
+        if one not in scores:
+            scores[one] = score(one, traces, chosen_on, costs)
+            advance()
+        return scores[one]
+
+    for one in contestants(candidates, old, rivals):
+        scored(one)
+    if space is not None:
+
+        def speed(one: Candidate) -> float:
+            eligible.add(one)
+            return scored(one).tokens_per_second
+
+        explore(space, old or NONE, speed)
+    choice = choose([found for found in scores.values() if found.candidate in eligible])
+    families: dict[str, list[Score]] = {}
+    for found in scores.values():
+        families.setdefault(found.candidate.family, []).append(found)
+    best = sorted((choose(family).chosen for family in families.values()), key=lambda one: -one.tokens_per_second)
+    wanted = [choice.chosen.candidate, NONE, *(found.candidate for found in best[:MOST_RANKED])]
+    wanted += [] if old is None else [old]
+    reported = [score(one, traces, reported_on, costs) for one in dict.fromkeys(wanted)]
     baseline = next(found for found in reported if found.candidate == NONE)
     ranking = [Ranked(found, found.speedup(baseline)) for found in reported]
     ranking.sort(key=lambda entry: -entry.score.tokens_per_second)
     best_possible = score_oracle(traces, reported_on, costs)
-    best_read = score_signal_bound(traces, reported_on, costs)
-    if choice.chosen.candidate == NONE and len(entries) > 1:
+    signal_bound = None
+    if costs.below is None:
+        best_read = score_signal_bound(traces, reported_on, costs)
+        signal_bound = Ranked(best_read, best_read.speedup(baseline))
+    if choice.chosen.candidate == NONE and len(scores) > 1:
         warnings.append("no setting is faster than target-only decoding beyond the noise: do not speculate here")
     return Calibration(
         choice=choice,
-        candidates=len(entries),
+        candidates=len(scores),
         ranking=ranking,
         winner=next(entry for entry in ranking if entry.score.candidate == choice.chosen.candidate),
         oracle=Ranked(best_possible, best_possible.speedup(baseline)),
-        signal_bound=Ranked(best_read, best_read.speedup(baseline)),
-        baseline=groups[NONE.name][0],
-        curve=groups[choice.chosen.candidate.name],
+        signal_bound=signal_bound,
+        baseline=scores[NONE],
+        curve=families[choice.chosen.candidate.family],
         chosen_on=chosen_on,
         reported_on=reported_on,
         warnings=warnings,

@@ -1,7 +1,7 @@
 """What a benchmark's own outputs say of the best that any rule on the draft's signals could have done."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ def signal_bound(pair: Pair, texts: Iterable[Text], model: CostModel) -> SignalB
     """Let the draft read each output, and play the best stopping rule for each category on what it says.
 
     Args:
-        pair: with a draft; the first one is meant.
+        pair: with a draft; the first one is meant, whatever others there are beside or below it.
         texts: at least one.
         model: what forward passes cost.
     """
@@ -57,6 +57,8 @@ def signal_bound(pair: Pair, texts: Iterable[Text], model: CostModel) -> SignalB
 
 def _trace(pair: Pair, text: Text) -> Trace:
     unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
+    first = replace(pair, drafts=pair.drafts[:1], heads=pair.heads[:1])
     with torch.inference_mode():
-        kept, path, branches, _ = read_sequence(pair, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
-    return Trace(text.prompt, text.category, 0, len(text.ids), text.limit, text.tokens, kept, path, branches, 0.0)
+        line, _ = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
+    where = text.prompt, text.category, 0, len(text.ids), text.limit
+    return Trace(*where, text.tokens, line.kept, line.path, line.branches, 0.0)

@@ -13,6 +13,14 @@ from specctl.policies.specdec import implied_threshold
 SHOWN_NEAR = 5
 _SHOWN_VALUES = 16
 _BAR = 30
+_ABOUT_BOUND = (
+    "where the target disagrees. Signal bound: the best stopping rule on entropy and top probability, fitted to these "
+    "very prompts."
+)
+_ABOUT_HIERARCHIES = (
+    "where each model disagrees with the one above. Policies stand from the target's own draft down; one alone means "
+    "that draft without those below."
+)
 KNOBS = ("threshold", "draft_length", "max_draft")
 """What a policy's curve is drawn over: the first of these that it has."""
 
@@ -38,7 +46,7 @@ def calibration_tables(found: Calibration, costs: CostTable, measured: Sequence[
         *([_verified(measured)] if measured else []),
         *([_curve(found)] if len(found.curve) > 2 else []),
         *([_near(found)] if found.choice.near else []),
-        _costs(costs, found),
+        *_costs(costs, found),
     ]
 
 
@@ -55,13 +63,13 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
         "reported_on": found.reported_on,
         "ranking": [_plain(entry, found) for entry in found.ranking],
         "oracle": _plain(found.oracle, found),
-        "signal_bound": _plain(found.signal_bound, found),
+        "signal_bound": None if found.signal_bound is None else _plain(found.signal_bound, found),
         "runner_ups": [{"policy": s.candidate.table, "tokens_per_second": _round(s)} for s in found.choice.near],
         "curve": [{"policy": s.candidate.table, "tokens_per_second": _round(s)} for s in found.curve],
         "measured": [
             {
                 "policy": one.candidate.table,
-                "predicted_tokens_per_second": round(one.predicted, 2),
+                "predicted_tokens_per_second": None if one.predicted is None else round(one.predicted, 2),
                 "measured_tokens_per_second": round(one.measured, 2),
                 "measured_speedup": _interval(one.speedup),
             }
@@ -74,7 +82,8 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
 
 
 def _ranking(found: Calibration) -> Table:
-    rows = tuple(_row(entry, found) for entry in [*found.ranking, found.signal_bound, found.oracle])
+    bounds = [found.oracle] if found.signal_bound is None else [found.signal_bound, found.oracle]
+    rows = tuple(_row(entry, found) for entry in [*found.ranking, *bounds])
     where = "prompts that did not choose them" if found.held_out else "the prompts that chose them"
     return Table(
         "Policies at their best settings",
@@ -93,8 +102,7 @@ def _ranking(found: Calibration) -> Table:
         note=f"Predicted by replay and measured costs, the prompt's time left out, on {len(found.reported_on)} {where} "
         f"({found.candidates} settings replayed on {len(found.chosen_on)}). The chosen one is marked *; it was within "
         f"the noise of the fastest in {found.choice.share:.0%} of resamples. Oracle: Theorem 4.1's policy, which knows "
-        "where the target disagrees. Signal bound: the best stopping rule on entropy and top probability, fitted to "
-        "these very prompts.",
+        + (_ABOUT_HIERARCHIES if found.signal_bound is None else _ABOUT_BOUND),
     )
 
 
@@ -119,9 +127,9 @@ def _verified(measured: Sequence[Measured]) -> Table:
     rows = tuple(
         (
             one.candidate.label,
-            f"{one.predicted:.1f}",
+            UNKNOWN if one.predicted is None else f"{one.predicted:.1f}",
             f"{one.measured:.1f}",
-            f"{one.measured / one.predicted - 1:+.1%}",
+            UNKNOWN if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
             UNKNOWN if one.speedup is None else f"{one.speedup.value:.2f}",
             UNKNOWN
             if one.speedup is None or one.speedup.low is None
@@ -152,7 +160,7 @@ def _curve(found: Calibration) -> Table:
         for value, score in shown
     )
     return Table(
-        f"{found.curve[0].candidate.name}: tokens/s by {knob}",
+        f"{found.curve[0].candidate.family}: tokens/s by {knob}",
         (knob, "", "tokens/s"),
         rows,
         labels=2,
@@ -185,28 +193,35 @@ def _near(found: Calibration) -> Table:
     )
 
 
-def _costs(costs: CostTable, found: Calibration) -> Table:
-    wide = len(costs.lengths) - 1
-    some = sorted({0, min(4, wide), min(8, wide), wide})
-    rows = tuple(
-        (
-            f"{context:.0f}",
-            f"{costs.at(context)[0]:.3f}",
-            *(f"{costs.verify[place, column]:.3f}" for column in some),
-        )
-        for place, context in enumerate(costs.contexts)
-    )
-    reading = ", ".join(f"{key} {ms:.3f}" for key, ms in costs.signals.items())
+def _costs(costs: CostTable, found: Calibration) -> list[Table]:
+    """A table for each level."""
     implied = _implied_threshold(costs, found)
     theorem = "" if implied is None else f" By Theorem 4.3 with D = 0 they imply specdec++'s threshold {implied:.3f}."
-    return Table(
-        "Measured costs in milliseconds",
-        ("context", "draft step", *(f"target, {costs.lengths[column] + 1:.0f} tokens" for column in some)),
-        rows,
-        labels=0,
-        note=f"Reading signals adds, per drafted token: {reading or 'nothing'}. A round's rest: {costs.rest:.3f}."
-        f"{theorem}",
-    )
+    tables = []
+    for level, own in enumerate(costs.levels):
+        verifier = "target" if level == 0 else "verifying draft"
+        wide = len(own.lengths) - 1
+        some = sorted({0, min(4, wide), min(8, wide), wide})
+        rows = tuple(
+            (
+                f"{context:.0f}",
+                f"{own.at(context)[0]:.3f}",
+                *(f"{own.verify[place, column]:.3f}" for column in some),
+            )
+            for place, context in enumerate(own.contexts)
+        )
+        reading = ", ".join(f"{key} {ms:.3f}" for key, ms in own.signals.items())
+        tables.append(
+            Table(
+                "Measured costs in milliseconds" + f", {level} level{'s' * (level > 1)} further down" * (level > 0),
+                ("context", "draft step", *(f"{verifier}, {own.lengths[column] + 1:.0f} tokens" for column in some)),
+                rows,
+                labels=0,
+                note=f"Reading signals adds, per drafted token: {reading or 'nothing'}. "
+                f"A round's rest: {own.rest:.3f}.{theorem * (level == 0)}",
+            )
+        )
+    return tables
 
 
 def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:

@@ -34,9 +34,13 @@ class Proposals:
         return len(self.tokens)
 
     def __getitem__(self, places: slice) -> "Proposals":
-        heads = self.accept_prob
-        columns = self.tokens, self.entropy, self.top_prob, self.token_prob
-        return Proposals(*(column[places] for column in columns), None if heads is None else heads[places])
+        return Proposals(
+            self.tokens[places],
+            self.entropy[places],
+            self.top_prob[places],
+            self.token_prob[places],
+            None if self.accept_prob is None else self.accept_prob[places],
+        )
 
     def __add__(self, after: "Proposals") -> "Proposals":
         heads = None

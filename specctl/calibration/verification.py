@@ -1,16 +1,14 @@
 """Runs the chosen settings live, to hold the prediction against the clock."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specctl.benchmark.cost_model import decode_ms
-from specctl.benchmark.entrants import policy_entrant
 from specctl.benchmark.results import BASELINE, Header, RunSet
 from specctl.benchmark.running import Benchmark
 from specctl.benchmark.statistics import Interval, evened, speedup
 from specctl.benchmark.suites import SuitePrompt
 from specctl.calibration.grids import Candidate
-from specctl.calibration.search import Score
 from specctl.decoding.prompts import PromptFormat
 from specctl.models.pair import Pair
 from specctl.profile.schema import SamplingTable
@@ -18,10 +16,13 @@ from specctl.profile.schema import SamplingTable
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A candidate's predicted and measured tokens/s after the prompt, and its measured speedup with the prompt."""
+    """A candidate's predicted and measured tokens/s after the prompt, and its measured speedup with the prompt.
+
+    ``predicted`` is None for one that cannot be replayed.
+    """
 
     candidate: Candidate
-    predicted: float
+    predicted: float | None
     measured: float
     speedup: Interval | None
 
@@ -32,29 +33,34 @@ def verify(
     prompts: Sequence[SuitePrompt],
     settings: SamplingTable,
     prompt_format: PromptFormat,
-    predicted: Iterable[Score],
+    predicted: Mapping[Candidate, float | None],
+    labels: Mapping[Candidate, str],
     advance: Callable[[], None] = lambda: None,
 ) -> list[Measured]:
-    """Benchmark each predicted candidate on the prompts, interleaved; ``header`` names them as entrants.
+    """Benchmark each predicted candidate on the prompts, interleaved.
 
     Stop strings are left out, as the traces leave them out.
+
+    Args:
+        pair: loaded models.
+        header: names the candidates as entrants.
+        prompts: to run.
+        settings: the sampling table in force.
+        prompt_format: how prompts become ids.
+        predicted: tokens/s of each candidate.
+        labels: what the header calls them.
+        advance: called after each run.
     """
     results = RunSet(header)
     unstopped = settings.model_copy(update={"stop": []})
     for _ in Benchmark(pair, results, prompts, unstopped, prompt_format, lambda _: None).run():
         advance()
     found = []
-    for score in predicted:
-        runs = evened(results.of(policy_entrant(score.candidate.table).label))
+    for one, tokens_per_second in predicted.items():
+        runs = evened(results.of(labels[one]))
         if not runs:
             continue
         speed = speedup(runs, results.of(BASELINE))
-        found.append(
-            Measured(
-                score.candidate,
-                score.tokens_per_second,
-                1e3 * sum(run.tokens for run in runs) / sum(map(decode_ms, runs)),
-                speed and speed.of_totals,
-            )
-        )
+        measured = 1e3 * sum(run.tokens for run in runs) / sum(map(decode_ms, runs))
+        found.append(Measured(one, tokens_per_second, measured, speed and speed.of_totals))
     return found

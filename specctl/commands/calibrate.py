@@ -1,9 +1,11 @@
 """`specctl calibrate`: the right policy and threshold for this pair, this machine and these prompts, in one pass."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,19 +30,26 @@ if TYPE_CHECKING:
 
     from specctl.benchmark.suites import Suite
     from specctl.calibration.costs import CostTable
-    from specctl.calibration.grids import Candidate
+    from specctl.calibration.grids import Candidate, Grid
+    from specctl.calibration.levels import Space
     from specctl.calibration.search import Calibration
     from specctl.calibration.traces import TraceHeader, TraceSet
     from specctl.calibration.verification import Measured
     from specctl.models.pair import Pair
     from specctl.profile import Profile, ResolvedProfile
+    from specctl.profile.schema import DraftTable
 
 
 def calibrate(
     profile: ProfileOption = None,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="NAME|all", help="Whose settings to find; without it, the profile's own."),
+        typer.Option(
+            "--policy",
+            metavar="NAME|all",
+            help="Whose settings to find; without it, the profile's own. In a hierarchy at every level, or a name for "
+            "each with commas, the target's own draft first.",
+        ),
     ] = None,
     set_: SetOption = None,
     suite: SuiteOption = None,
@@ -86,10 +95,10 @@ def calibrate(
     from rich.console import Console
 
     from specctl.benchmark.suites import sample
-    from specctl.calibration.grids import candidate
+    from specctl.calibration.grids import candidate_of
     from specctl.calibration.grids import grid as settings_of
+    from specctl.calibration.replay import replayable
     from specctl.calibration.traces import read_traces
-    from specctl.jsonl import SIGNALS
     from specctl.profile import resolve
     from specctl.terminal.loading import loading, note
 
@@ -102,22 +111,28 @@ def calibrate(
     own = resolved.profile
     if own.draft is None:
         raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
-    if own.draft.draft is not None:
-        raise UsageError("a hierarchy of drafts cannot be replayed", "compare its settings by running: specctl bench")
-    old = candidate({"name": own.draft.policy.name, **own.draft.policy.settings()})
+    old = candidate_of(own.draft)
     kept: TraceSet | None = None
     if trace is not None:
         kept = read_traces(trace)
         _require_same(kept.header, own, trace)
-    known: set[str] = set(SIGNALS)
-    if kept is not None:
-        known = set(kept.header.signals)
-    elif own.draft.head is None:
-        known.remove("accept_prob")
-    wanted = settings_of(policy or old.name, grid, known)
-    rivals = [] if policy == "all" else settings_of("constant", grid, known)
-    _require_known([*wanted, old], known, trace)
-    depth = max(one.longest_draft for one in (*wanted, *rivals, old))
+    known = _known(own.draft, kept)
+    policies = _policies(policy, own.draft)
+    hierarchy = len(policies) > 1 and policies[0] != "none"
+    space = _space(policies, grid, known) if hierarchy else None
+    wanted = [] if hierarchy else settings_of(policies[0], grid, known[0])
+    rivals = [] if policies == ["all"] else settings_of("constant", grid, known[0])
+    options = space.fine if space is not None else [wanted]
+    _require_known(options, known, trace)
+    _require_known([[one] for one in old.levels], known, trace)
+    depth = max(one.longest_draft for one in (*rivals, old, *(one for some in options for one in some)))
+    tried: Candidate | None = old
+    if not replayable(old.build_levels(), sampled=own.sampling.temperature > 0):
+        warn(
+            "the profile's own setting is only run, not replayed: when sampling, the text behind a trigger that a "
+            "middle draft drops (keep_trigger = false) would be drawn anew"
+        )
+        tried = None
     console = Console(stderr=True, quiet=quiet)
     pair: Pair | None = None
     if kept is None or verify:
@@ -144,7 +159,7 @@ def calibrate(
         warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:
         raise UsageError("no prompt could be run, so there is nothing to calibrate on")
-    found, costs = _search(traces, wanted, rivals, old, console)
+    found, costs = _search(traces, wanted, rivals, tried, space, console)
     measured = _verify(pair, own, traces, found, old, console) if verify and pair is not None else []
     _show(resolved, traces, found, costs, measured, output, report, json_, quiet)
     if traces.failures:
@@ -200,11 +215,11 @@ def _trace(
             sink = stack.enter_context(open_output(str(path), append=not fresh))
             if fresh:
                 write_header(sink, header)
-        session = Session(pair, build_drafter(pair, profile.draft.policy.build()))
+        session = Session(pair, build_drafter(pair, profile.draft.policy.build(), draft=profile.draft))
         prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
         collection = Collection(pair, session, profile.sampling, prompts, depth)
         advance = stack.enter_context(counting(console, "prompts", len(suite.prompts)))
-        rests: list[float] = []
+        rests: list[list[float]] = []
         for number, prompt in enumerate(suite.prompts):
             if prompt.id not in traces.records and prompt.id not in traces.failures:
                 try:
@@ -236,8 +251,8 @@ def _trace(
                 depth,
                 {one.signals for one in grid("all", "paper", readable(pair))},
                 Sampling(table.temperature, table.top_k, table.top_p, table.min_p),
-                sorted(rests)[len(rests) // 2],
-                stack.enter_context(counting(console, "costs", PASSES)),
+                [_middle([rest[level] for rest in rests if level < len(rest)]) for level in range(len(pair.drafts))],
+                stack.enter_context(counting(console, "costs", PASSES * len(pair.drafts))),
             )
             traces.costs = costs.as_record()
             if sink is not None:
@@ -245,18 +260,55 @@ def _trace(
     return traces
 
 
+def _middle(values: Sequence[float]) -> float:
+    from statistics import median
+
+    return median(values) if values else 0.0
+
+
+def _policies(policy: str | None, draft: "DraftTable") -> list[str]:
+    """The name of the policy whose settings are wanted, for each level."""
+    levels = draft.levels
+    if policy is None:
+        return [level.policy.name for level in levels]
+    names = [name.strip() for name in policy.split(",")]
+    if len(names) not in (1, len(levels)):
+        drafts = "1 draft" if len(levels) == 1 else f"{len(levels)} drafts"
+        raise UsageError(f"--policy names {len(names)} policies for {drafts}", "give one for all, or one for each")
+    return names * (len(levels) // len(names))
+
+
+def _known(draft: "DraftTable", kept: "TraceSet | None") -> list[set[str]]:
+    """The signals that each level can read."""
+    from specctl.jsonl import SIGNALS
+
+    recorded: set[str] = set(SIGNALS) if kept is None else set(kept.header.signals)
+    return [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
+
+
+def _space(policies: Sequence[str], kind: "Grid", known: Sequence[set[str]]) -> "Space":
+    """Of every policy the papers' values first, or all combinations would be too many."""
+    from specctl.calibration.grids import level_grids
+    from specctl.calibration.levels import Space
+
+    fine = level_grids(policies, kind, known)
+    return Space(level_grids(policies, "paper", known) if "all" in policies and kind == "dense" else fine, fine)
+
+
 def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None:
     """A trace tells about one pair, one way of running it and one way of sampling."""
     recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
-    for model in ("target", "draft"):
-        if recorded[model]["model"] != asked[model]["model"]:
+    for (place, was), (_, now) in zip_longest(_models(recorded), _models(asked), fillvalue=("draft", {})):
+        if was.get("model") != now.get("model"):
             raise UsageError(
-                f"{path} was recorded with {recorded[model]['model']} as {model}, not {asked[model]['model']}",
+                f"{path} was recorded with {was.get('model')} as {place}, not {now.get('model')}",
                 "name the profile that it was recorded with",
             )
-    was, now = recorded["draft"].get("head"), asked["draft"].get("head")
-    if "accept_prob" in header.signals and was != now:
-        raise UsageError(f"{path} was recorded with {was} as the draft's head, not {now}", "record a new trace")
+        if "accept_prob" in header.signals and was.get("head") != now.get("head"):
+            raise UsageError(
+                f"{path} was recorded with {was.get('head')} as the draft's head, not {now.get('head')}",
+                "record a new trace",
+            )
     for key in ("engine", "compile", "deterministic"):
         if recorded[key] != asked[key]:
             raise UsageError(f"{path} was recorded with another {key}", "its costs are other ones: record a new trace")
@@ -265,9 +317,20 @@ def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None
             raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
 
 
-def _require_known(candidates: list["Candidate"], known: set[str], trace: Path | None) -> None:
-    """A head's word cannot be had where there is no head."""
-    blind = next((one.name for one in candidates if not one.signals <= known), None)
+def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables of a profile's models, by role, the target's first."""
+    tables = [("target", profile["target"])]
+    below = profile.get("draft")
+    while below is not None:
+        tables.append(("draft", below))
+        below = below.get("draft")
+    return tables
+
+
+def _require_known(options: "Sequence[Sequence[Candidate]]", known: Sequence[set[str]], trace: Path | None) -> None:
+    """A head's word cannot be had where there is no head; candidates and known signals are those of each level."""
+    levels = zip(options, known, strict=False)
+    blind = next((one.name for some, signals in levels for one in some if not one.signals <= signals), None)
     if blind is None:
         return
     if trace is not None:
@@ -276,7 +339,12 @@ def _require_known(candidates: list["Candidate"], known: set[str], trace: Path |
 
 
 def _search(
-    traces: "TraceSet", wanted: list["Candidate"], rivals: list["Candidate"], old: "Candidate", console: "Console"
+    traces: "TraceSet",
+    wanted: list["Candidate"],
+    rivals: list["Candidate"],
+    old: "Candidate | None",
+    space: "Space | None",
+    console: "Console",
 ) -> tuple["Calibration", "CostTable"]:
     from specctl.calibration.costs import CostTable
     from specctl.calibration.search import contestants, search
@@ -284,33 +352,43 @@ def _search(
 
     assert traces.costs is not None
     costs = CostTable.of_record(traces.costs)
-    with counting(console, "settings", len(contestants(wanted, old, rivals))) as advance:
-        return search(traces, wanted, old, costs, rivals, advance), costs
+    most = len(contestants(wanted, old, rivals)) + (space.most if space is not None else 0)
+    with counting(console, "settings", most) as advance:
+        return search(traces, wanted, old, costs, rivals, advance, space=space), costs
 
 
 def _verify(
     pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Candidate", console: "Console"
 ) -> list["Measured"]:
     """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on."""
-    from specctl.benchmark.entrants import policy_entrant
+    from specctl.benchmark.entrants import field_of
     from specctl.benchmark.provenance import describe
     from specctl.benchmark.suites import Suite, SuitePrompt
+    from specctl.calibration.grids import stopped
     from specctl.calibration.search import NONE
     from specctl.calibration.verification import verify
     from specctl.decoding.prompts import PromptFormat
     from specctl.terminal.loading import counting
 
+    assert profile.draft is not None
     constant = found.ranked("constant")
     names = {found.winner.score.candidate, old, NONE} | ({constant.score.candidate} if constant else set())
-    scores = [entry.score for entry in found.ranking if entry.score.candidate in names]
+    predicted: dict[Candidate, float | None] = {
+        entry.score.candidate: entry.score.tokens_per_second
+        for entry in found.ranking
+        if entry.score.candidate in names
+    }
+    predicted.setdefault(old, None)
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
-    entrants = [policy_entrant(NONE.table)]
-    entrants += [policy_entrant(score.candidate.table) for score in scores if score.candidate != NONE]
+    drafting = [one for one in predicted if one != NONE]
+    entrants, _ = field_of([stopped(profile.draft, one) for one in drafting], ())
+    labels = {one: entrant.label for one, entrant in zip([NONE, *drafting], entrants, strict=True)}
     limits = [profile.sampling.max_new_tokens]
-    header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False)
+    models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []
+    header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False, models)
     prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
     with counting(console, "verifying", len(prompts) * len(entrants)) as advance:
-        return verify(pair, header, prompts, profile.sampling, prompt_format, scores, advance)
+        return verify(pair, header, prompts, profile.sampling, prompt_format, predicted, labels, advance)
 
 
 def _show(
@@ -351,7 +429,8 @@ def _show(
         print_tables(Console(), shown)
         print(verdict(found))
         if output is None:
-            print(f"\n[draft.policy]\n{tomli_w.dumps(found.winner.score.candidate.whole_table)}", end="")
+            drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
+            print(f"\n{tomli_w.dumps({'draft': found.winner.score.candidate.draft_table(drafts)})}", end="")
     for warning in found.warnings:
         warn(warning)
     if output is not None:

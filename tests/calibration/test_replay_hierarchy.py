@@ -23,7 +23,7 @@ from toys import (
 )
 from traced import pair_of, shape, trace_of
 
-from specctl.calibration.replay import Player, play, replay_levels, replayable
+from specctl.calibration.replay import Player, oracle, play, replay_levels, replayable
 from specctl.calibration.traces import Trace, TraceHeader, read_traces, write_header, write_prompt
 from specctl.decoding import hierarchy, loop
 from specctl.decoding.loop import decode, prefill
@@ -104,8 +104,14 @@ def policies(parts: Sequence[Part]) -> list[StoppingPolicy]:
 
 
 def players(parts: Sequence[Part]) -> list[Player]:
-    below = [Player(policy, once, lambda *_: (DRAFTING, VERIFYING)) for policy, (*_, once) in zip(policies(parts), parts)]
-    return [below[0]._replace(clock=lambda *_: (0.0, TARGET_VERIFYING)), *below[1:]]
+    def inner(*_: int) -> tuple[float, float]:
+        return DRAFTING, VERIFYING
+
+    def top(*_: int) -> tuple[float, float]:
+        return 0.0, TARGET_VERIFYING
+
+    clocks = [top, *[inner] * (len(parts) - 1)]
+    return [Player(policy, part[2], of) for policy, part, of in zip(policies(parts), parts, clocks, strict=True)]
 
 
 def live(pair: Pair, parts: Sequence[Part], prompt: Sequence[int], limit: int, sampling: Sampling, seed: int = 0):
@@ -193,6 +199,16 @@ def test_columns_add_up() -> None:
     # All that goes up was drafted below or is the verifying draft's own.
     assert sum(middle.accepted) + len(middle.starts) == sum(found.drafted)
     assert sum(lowest.accepted) + len(lowest.starts) == sum(middle.drafted)
+
+
+def test_nobody_takes_fewer_passes_than_one_who_knows_where_models_disagree() -> None:
+    pair, trace = greedy("llama", 2)
+    best = oracle(trace, 2)
+    assert best.drafted == best.accepted
+    assert sum(best.inner[0].drafted) + len(best.inner[0].starts) == sum(best.drafted)
+    for parts in HIERARCHIES.values():
+        (found,) = replay_levels(players(parts), [trace], pair.eos)
+        assert len(best.starts) <= len(found.starts)
 
 
 # Sampling, on a toy whose outputs are short.

@@ -152,3 +152,73 @@ def test_mistakes_are_told(folder, arguments, message):
     places = {"trace": folder / "trace.jsonl", "prompts": folder / "prompts.jsonl", "headless": headless}
     with pytest.raises(UsageError, match=message):
         calibrate(*(argument.format(**places) for argument in arguments))
+
+
+@pytest.fixture(scope="module")
+def hierarchy(tmp_path_factory):
+    """A finished calibration of the three embedded models."""
+    folder = tmp_path_factory.mktemp("hierarchy")
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:4]), encoding="utf-8"
+    )
+    named = ["--save-trace", folder / "trace.jsonl", "-o", folder / "fast.toml", "--report", folder / "report"]
+    options = ["-p", "embedded-hsddw", "-i", folder / "prompts.jsonl", "-n", 12, "--grid", "paper"]
+    shown = calibrate(*options, "--policy", "constant,self-verify", "--json", *named)
+    (folder / "shown.json").write_text(shown.stdout, encoding="utf-8")
+    return folder
+
+
+def test_a_hierarchy_is_calibrated_at_every_level(hierarchy):
+    document = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))
+    ranked = {" < ".join(_names(entry["policy"])) for entry in document["ranking"]}
+    # Both ways to pre-verify, the upper draft alone, and the profile's own.
+    assert {"none", "constant", "constant < self-verify", "constant(once) < self-verify"} <= ranked
+    assert "self-verify < self-verify" in ranked
+    assert document["signal_bound"] is None
+    assert document["costs"]["below"]["draft_ms"] != document["costs"]["draft_ms"]
+    assert all(one["measured_tokens_per_second"] > 0 for one in document["measured"])
+    assert len(document["measured"]) >= 2
+
+
+def _names(policy):
+    below = _names(policy["draft"]) if "draft" in policy else []
+    return [policy["name"] + "(once)" * (policy.get("pre_verify") == "once"), *below]
+
+
+def test_its_profile_says_how_every_level_is_stopped(hierarchy):
+    found = resolve(str(hierarchy / "fast.toml")).profile
+    chosen = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))["chosen"]
+    for level in found.draft.levels:
+        expected = {key: value for key, value in chosen.items() if key not in ("name", "pre_verify", "draft")}
+        assert level.policy.build() == POLICIES[chosen["name"]](**expected)
+        chosen = chosen.get("draft", {"name": "none"})
+    assert [level.model for level in found.draft.levels] == ["embedded:mid", "embedded:draft"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "svip,svip,svip"], "names 3 policies for 2 drafts"),
+        (["--policy", "svip,specdec++", "--set", "draft.policy.name=svip"], "specdec\\+\\+ needs a head"),
+        (["--set", "draft.draft.model=embedded:target", "--trace", "{trace}"], "embedded:draft as draft"),
+        (
+            ["-p", "embedded", "--set", "draft.model=embedded:mid", "--trace", "{trace}"],
+            "embedded:draft as draft, not None",
+        ),
+    ],
+)
+def test_mistakes_about_levels_are_told(hierarchy, arguments, message):
+    options = [argument.format(trace=hierarchy / "trace.jsonl") for argument in arguments]
+    with pytest.raises(UsageError, match=message):
+        calibrate("-p", "embedded-hsddw", *options, "--no-verify")
+
+
+def test_what_cannot_be_replayed_is_run(hierarchy):
+    dropping = ["--set", "draft.policy.name=svip", "--set", "draft.policy.keep_trigger=false"]
+    options = ["-i", hierarchy / "prompts.jsonl", "-n", 8, "-t", 1, "--grid", "paper", "--policy", "constant,constant"]
+    result = calibrate("-p", "embedded-hsddw", *options, *dropping, "--json")
+    assert "only run, not replayed" in result.stderr
+    measured = json.loads(result.stdout)["measured"]
+    own = next(one for one in measured if one["policy"]["name"] == "svip")
+    assert own["predicted_tokens_per_second"] is None
+    assert own["measured_tokens_per_second"] > 0

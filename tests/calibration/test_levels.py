@@ -1,0 +1,109 @@
+"""Settings of hierarchies: what they are called and made of, and the search over all levels."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from specctl.calibration.costs import CostTable
+from specctl.calibration.grids import Candidate, candidate_of, level_grids, nested, stopped
+from specctl.calibration.levels import Space, explore
+from specctl.calibration.replay import Level, Replay
+from specctl.calibration.traces import Proposals, Trace
+from specctl.profile import resolve
+
+SIGNALS = {"entropy", "top_prob", "token_prob"}
+ABOVE, BELOW = Candidate("svip", (("threshold", 0.5),)), Candidate("self-verify", (("max_draft", 4),))
+
+
+def test_levels_are_told_from_the_top_down():
+    loop, once = nested([ABOVE, BELOW]), nested([Candidate("constant", once=True), BELOW])
+    assert loop.label == "svip:threshold=0.5 < self-verify:max_draft=4"
+    assert (once.label, once.family) == ("constant(once) < self-verify:max_draft=4", "constant(once) < self-verify")
+    assert [type(policy).__name__ for policy in loop.build_levels()] == ["Svip", "SelfVerify"]
+    assert loop.table["draft"] == {"name": "self-verify", "max_draft": 4}
+
+
+def test_a_level_that_never_drafts_leaves_the_one_above_alone():
+    once = Candidate("constant", once=True)
+    assert nested([once, Candidate("none"), BELOW]) == Candidate("constant")
+    assert nested([Candidate("none"), BELOW]) == Candidate("none")
+
+
+@pytest.mark.parametrize("by", [nested([ABOVE, BELOW]), nested([Candidate("constant", once=True), BELOW]), ABOVE])
+def test_a_profile_takes_a_setting_and_gives_it_back(by):
+    draft = stopped(resolve("embedded-hsddw").profile.draft, by)
+    assert candidate_of(draft) == by
+    assert [level.model for level in draft.levels] == ["embedded:mid", "embedded:draft"]
+    assert len(draft.at_work().levels) == len(by.levels)
+
+
+def test_grids_of_levels_hold_both_ways_to_pre_verify():
+    upper, lower = level_grids(["svip", "self-verify"], "paper", [SIGNALS, SIGNALS])
+    assert {(one.name, one.once) for one in upper} == {("svip", False), ("constant", True)}
+    assert {one.name for one in lower} == {"self-verify", "none"}
+
+
+def test_exploring_finds_the_best_of_all_combinations():
+    options = level_grids(["constant", "constant"], "dense", [SIGNALS, SIGNALS])
+    asked = []
+
+    def speed(one: Candidate) -> float:
+        """A hill whose top depends on how blocks are pre-verified."""
+        asked.append(one)
+        if one.below is None:
+            return -50.0
+        long, short = (level.build().draft_length for level in one.levels)
+        return -((long - (17 if one.once else 12)) ** 2) - (short - (5 if one.once else 3)) ** 2 + 7 * one.once
+
+    space = Space(options, options)
+    explore(space, Candidate("none"), speed)
+    best = max(map(nested, product(*options)), key=speed)
+    assert (
+        max(asked[:-1], key=speed) == best == nested([Candidate("constant", (("draft_length", 17),), True), best.below])
+    )
+    assert best.below == Candidate("constant")
+
+
+def test_a_fine_search_stays_with_the_policies_of_the_coarse_one():
+    coarse, fine = (level_grids(["all", "all"], kind, [SIGNALS, SIGNALS]) for kind in ("paper", "dense"))
+    asked = set()
+
+    def speed(one: Candidate) -> float:
+        asked.add(one)
+        return sum(
+            (level.name == "svip") - abs(dict(level.settings).get("threshold", 0.3) - 0.72) for level in one.levels
+        )
+
+    space = Space(coarse, fine)
+    explore(space, Candidate("none"), speed)
+    assert len(asked) <= space.most < len(fine[0]) * len(fine[1])
+    best = max(asked, key=speed)
+    assert [dict(level.settings)["threshold"] for level in best.levels] == [0.72, 0.72]
+    alone = [dict(one.settings) for one in asked if one.name == "constant" and not one.once]
+    assert all(settings.get("draft_length") in (None, *range(2, 15)) for settings in alone)
+
+
+def flat(draft: float, verify: float, rest: float, **more) -> CostTable:
+    """Every drafted token and every pass costs the same."""
+    lengths = np.array([0.0, 40.0])
+    return CostTable(
+        np.zeros(1), lengths, draft * lengths[None], np.full((1, 2), verify), {"entropy": 0.25}, rest, **more
+    )
+
+
+def test_every_level_has_its_price():
+    costs = flat(100.0, 10.0, 1.0, below=flat(2.0, 5.0, 0.5), reading={"top_prob": 0.125})
+    nothing = Proposals([], [], [], [])
+    trace = Trace("p", "c", 0, 3, 20, [1] * 9, [], nothing, {}, 0.0)
+    found = Replay(trace, [0, 5], [4, 3], [4, 3], (Level([0, 2, 5], [1, 1, 2], [1, 1, 2]),))
+    expected = 2 * (10 + 1) + 3 * (5 + 0.5 + 0.125) + 4 * (2 + 0.25)
+    assert costs.milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(expected)
+    assert CostTable.of_record(costs.as_record()).milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(
+        expected
+    )
+    top, lowest = costs.clocks([{"top_prob"}, {"entropy"}])
+    assert top(7, 4) == pytest.approx((0.0, 0.010))
+    assert lowest(7, 4) == pytest.approx((4 * 2.25e-3, 5.125e-3))
+    alone = Replay(trace, [0, 5], [4, 3], [4, 3])
+    assert costs.milliseconds([alone], ()) == pytest.approx(2 * 11 + 7 * 100)
