@@ -200,7 +200,7 @@ def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) ->
         entrant=summary.entrant,
         measured=1e3 * tokens / wall if wall else 0.0,
         predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
-        latency_ms=None if entrant.levels else _latency(model, summary),
+        latency_ms=_latency(model, summary) if entrant.places == (0,) else None,
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,

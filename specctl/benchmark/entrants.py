@@ -1,7 +1,7 @@
 """Who runs in a benchmark: draft tables as labelled entrants, and the models they need between them."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
@@ -13,18 +13,37 @@ from specctl.profile.wording import did_you_mean
 ModelKey = tuple[str, int]
 
 
-def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> tuple[list[Entrant], list[DraftTable]]:
-    """The baseline, then every contender once, then the peers; with the draft models to load for them.
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who runs, and what has to be loaded for them.
+
+    Attributes:
+        entrants: the baseline, then every contender once, then the peers.
+        drafts: the tables of the draft models, without heads.
+        heads: for each of them the heads that its policies read.
+    """
+
+    entrants: list[Entrant]
+    drafts: list[DraftTable]
+    heads: list[list[str]]
+
+
+def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
+    """The entrants that draft tables make.
 
     Args:
         contenders: a draft table each, with the policies of all its levels.
         peers: names of transformers' own settings.
 
     Raises:
-        UsageError: there is no such peer, or a policy needs a head and there is none or more than one.
+        UsageError: there is no such peer, or a policy needs a head and it is not told which.
     """
     working = [table for contender in contenders if (table := contender.at_work()) is not None]
-    drafts = _drafts(working)
+    drafts: dict[ModelKey, DraftTable] = {}
+    for table in working:
+        for key, level in zip(model_keys(table), table.levels, strict=True):
+            drafts.setdefault(key, level.model_copy(update={"head": None}))
+    heads = _heads(working)
     places = {key: place for place, key in enumerate(drafts)}
     chains = {tuple(model_keys(table)) for table in working if table.draft is not None}
     found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
@@ -33,15 +52,18 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> tuple[li
         for key, level in zip(model_keys(table), table.levels, strict=True):
             stopped = policy_entrant({"name": level.policy.name, **level.policy.settings()})
             once = level.pre_verify == "once"
-            labels.append(stopped.label + "(once)" * once)
-            levels_of_it.append(Level(places[key], stopped.name, stopped.settings, once))
+            head = level.head if len(heads[key]) > 1 and _judges(level) else None
+            named = "" if head is None else f"{',' if ':' in stopped.label else ':'}head={_distinct(head, heads[key])}"
+            labels.append(stopped.label + named + "(once)" * once)
+            levels_of_it.append(Level(places[key], stopped.name, stopped.settings, once, head))
         used = [level.draft for level in levels_of_it]
         # A model goes without saying where there is no other to take, or all take part in one and the same order.
         if len(used) != len(drafts) or len(chains) > 1:
             labels = [f"{label}@{short_name(level.model)}" for label, level in zip(labels, table.levels, strict=True)]
         label = " < ".join(labels)
         top = levels_of_it[0]
-        entrant = Entrant(label, "policy", top.policy, top.settings, () if used == [0] else tuple(levels_of_it))
+        plain = used == [0] and top.head is None
+        entrant = Entrant(label, "policy", top.policy, top.settings, () if plain else tuple(levels_of_it))
         found.setdefault(label, entrant)
     if peers:
         from specctl.benchmark.peers import SETTINGS
@@ -50,7 +72,7 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> tuple[li
             if peer not in SETTINGS:
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
             found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
-    return list(found.values()), list(drafts.values())
+    return Field(list(found.values()), list(drafts.values()), [heads[key] for key in drafts])
 
 
 def policy_entrant(table: Mapping[str, Any]) -> Entrant:
@@ -67,25 +89,40 @@ def policy_entrant(table: Mapping[str, Any]) -> Entrant:
     return Entrant(f"{name}:{','.join(changed)}" if changed else name, "policy", name, settings)
 
 
-def _drafts(tables: Iterable[DraftTable]) -> dict[ModelKey, DraftTable]:
-    """The models of all levels, each with its head where one of the policies reads what that foretells."""
-    drafts: dict[ModelKey, DraftTable] = {}
-    heads: dict[ModelKey, set[str]] = {}
-    judging: dict[ModelKey, str] = {}
+def _judges(level: DraftTable) -> bool:
+    """Whether its policy reads what a head foretells."""
+    return "accept_prob" in level.policy.build().signals
+
+
+def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
+    """For each model the heads that its policies read; a profile that names none takes the only one there is."""
+    known: dict[ModelKey, list[str]] = {}
+    judged: dict[ModelKey, list[str | None]] = {}
     for table in tables:
         for key, level in zip(model_keys(table), table.levels, strict=True):
-            drafts.setdefault(key, level.model_copy(update={"head": None}))
-            heads.setdefault(key, set()).update({level.head} if level.head is not None else ())
-            if "accept_prob" in level.policy.build().signals:
-                judging[key] = level.policy.name
-    for key, name in judging.items():
-        known = sorted(heads[key])
-        if not known:
-            raise UsageError(f"{name} needs a head that foretells acceptance", "name it with --set draft.head=PATH")
-        if len(known) > 1:
-            raise UsageError(f"the profiles name different heads ({', '.join(known)})", "benchmark one head at a time")
-        drafts[key] = drafts[key].model_copy(update={"head": known[0]})
-    return drafts
+            known.setdefault(key, []).extend([level.head] if level.head is not None else [])
+            if _judges(level):
+                judged.setdefault(key, []).append(level.head)
+    for key, heads in judged.items():
+        several = sorted(set(known[key]))
+        if not several:
+            raise UsageError("a policy needs a head that foretells acceptance", "name it with --set draft.head=PATH")
+        if None in heads and len(several) > 1:
+            raise UsageError(
+                f"the profiles name different heads ({', '.join(several)}) and one that needs a head names none",
+                "name it with head in [draft]",
+            )
+    return {key: list(dict.fromkeys(head or heads[0] for head in judged.get(key, ()))) for key, heads in known.items()}
+
+
+def _distinct(head: str, heads: Sequence[str]) -> str:
+    """The end of a head's path that tells it from the others."""
+    parts = [other.replace(":", "/").strip("/").split("/") for other in heads]
+    own = head.replace(":", "/").strip("/").split("/")
+    for count in range(1, len(own)):
+        if sum(other[-count:] == own[-count:] for other in parts) == 1:
+            return "/".join(own[-count:])
+    return head
 
 
 def model_keys(table: DraftTable) -> list[ModelKey]:

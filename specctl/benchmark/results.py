@@ -22,12 +22,14 @@ class Level:
     Attributes:
         draft: which of the loaded drafts, a place in `Header.drafts`.
         once: in a hierarchy, whether it offers its block after a single round of the level below.
+        head: which of the draft's heads foretells acceptance, where several of its heads are compared.
     """
 
     draft: int
     policy: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     once: bool = False
+    head: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Entrant:
         name: the policy's or peer's name.
         settings: every setting, defaults included.
         levels: its drafts, the one that the target verifies first, whose policy is the entrant's own; empty where
-            that is the first loaded draft and nobody drafts for it.
+            that is the first loaded draft, nobody drafts for it and it has one head at most.
     """
 
     label: str
@@ -59,7 +61,10 @@ class Entrant:
         """What it has in common with the same policies on the same models at other settings."""
         if not self.levels:
             return self.name
-        return " < ".join(f"{level.policy}{'(once)' * level.once}@{level.draft}" for level in self.levels)
+        return " < ".join(
+            f"{level.policy}{'(once)' * level.once}@{level.draft}" + (f" {level.head}" if level.head else "")
+            for level in self.levels
+        )
 
 
 @dataclass(frozen=True, slots=True)

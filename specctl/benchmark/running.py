@@ -29,6 +29,7 @@ from specctl.decoding.prompts import PromptFormat
 from specctl.decoding.session import Session, Stage, compose
 from specctl.errors import RecordError
 from specctl.jsonl import Record
+from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.pair import Pair
 from specctl.policies import POLICIES
 from specctl.profile.schema import SamplingTable
@@ -89,7 +90,7 @@ class Benchmark:
                     self._pair.drafts[level.draft],
                     POLICIES[level.policy](**level.settings),
                     level.once,
-                    self._pair.heads[level.draft],
+                    self._head(level),
                 )
                 for level in levels
                 if self._pair.drafts
@@ -104,6 +105,11 @@ class Benchmark:
             Answerer(generates, chat, self._settings),
             peer,
         )
+
+    def _head(self, level: Level) -> AcceptanceHead | None:
+        if level.head is None:
+            return self._pair.heads[level.draft]
+        return self._pair.named_heads[level.draft][level.head]
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
         """Yield runs as they finish, those of an earlier run left out; ``before`` hears each entrant and prompt.

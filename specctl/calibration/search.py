@@ -16,7 +16,7 @@ from specctl.policies import Signal
 
 RESAMPLES = 2000
 MOST_RANKED = 12
-"""Families shown; as many as there are policies at least."""
+"""Combinations of policies shown beside the best of their kinds; no fewer than there are policies."""
 FEW = 4
 """Prompts below which an interval over them says little."""
 NONE = Candidate("none")
@@ -170,7 +170,8 @@ class Calibration:
         choice: among all candidates, on the prompts chosen on.
         candidates: how many were replayed.
         ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first. Of
-            many combinations in a hierarchy, those that did best on the prompts chosen on.
+            many combinations in a hierarchy, those that did best on the prompts chosen on, the best without the drafts
+            below and the best of each way to pre-verify among them.
         winner: the chosen one in that ranking.
         oracle: Theorem 4.1's policy on the same prompts.
         signal_bound: the best that entropy and top probability allow there; None for a hierarchy, whose levels it does
@@ -282,9 +283,12 @@ def search(
     for found in scores.values():
         families.setdefault(found.candidate.family, []).append(found)
     best = sorted((choose(family).chosen for family in families.values()), key=lambda one: -one.tokens_per_second)
-    wanted = [choice.chosen.candidate, NONE, *(found.candidate for found in best[:MOST_RANKED])]
-    wanted += [] if old is None else [old]
-    reported = [score(one, traces, reported_on, costs) for one in dict.fromkeys(wanted)]
+    shapes: dict[tuple[bool, ...], Score] = {}
+    for found in best:
+        shapes.setdefault(tuple(level.once for level in found.candidate.levels), found)
+    wanted = [choice.chosen, scores[NONE], *best[:MOST_RANKED], *shapes.values()]
+    wanted += [] if old is None else [scores[old]]
+    reported = [score(one, traces, reported_on, costs) for one in dict.fromkeys(one.candidate for one in wanted)]
     baseline = next(found for found in reported if found.candidate == NONE)
     ranking = [Ranked(found, found.speedup(baseline)) for found in reported]
     ranking.sort(key=lambda entry: -entry.score.tokens_per_second)

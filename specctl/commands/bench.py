@@ -27,7 +27,8 @@ from specctl.commands.options import (
 from specctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from specctl.benchmark.results import Entrant, Header, RunSet
+    from specctl.benchmark.entrants import Field
+    from specctl.benchmark.results import Header, RunSet
     from specctl.benchmark.running import Benchmark, Emit
     from specctl.benchmark.suites import Suite
     from specctl.models.pair import Pair
@@ -106,9 +107,9 @@ def bench(
         from specctl.benchmark.entrants import field_of
 
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, pair_profile.sampling.seed)
-        entrants, drafts = field_of(contenders, peer or [])
+        field = field_of(contenders, peer or [])
         limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
-        results = _run(pair_profile, entrants, drafts, prompts, limits, repeats, oracle, output, resume, quiet, force)
+        results = _run(pair_profile, field, prompts, limits, repeats, oracle, output, resume, quiet, force)
     _show(results, report, spec_bench_out, json_)
 
 
@@ -166,8 +167,7 @@ def _lengths(text: str | None) -> list[int]:
 
 def _run(
     profile: "Profile",
-    entrants: list["Entrant"],
-    drafts: list["DraftTable"],
+    field: "Field",
     suite: "Suite",
     lengths: list[int],
     repeats: int,
@@ -187,6 +187,7 @@ def _run(
 
     if oracle and profile.sampling.temperature:
         raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
+    entrants, drafts = field.entrants, field.drafts
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
         from specctl.benchmark.provenance import describe
@@ -198,6 +199,7 @@ def _run(
         pair = load_pair(
             profile,
             drafts=drafts,
+            heads=field.heads,
             on_foreign_head=warn if force else None,
             engines=EngineSettings.of(profile, expected, lambda text: note(console, text), say),
             progress=lambda what: say(f"loading {what}"),

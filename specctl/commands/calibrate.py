@@ -381,7 +381,7 @@ def _verify(
     predicted.setdefault(old, None)
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafting = [one for one in predicted if one != NONE]
-    entrants, _ = field_of([stopped(profile.draft, one) for one in drafting], ())
+    entrants = field_of([stopped(profile.draft, one) for one in drafting], ()).entrants
     labels = {one: entrant.label for one, entrant in zip([NONE, *drafting], entrants, strict=True)}
     limits = [profile.sampling.max_new_tokens]
     models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []

@@ -1,6 +1,6 @@
 """A target with the drafts that write ahead for it, loaded and matched."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,6 +29,7 @@ class Pair:
         context: the longest sequence that every model of the pair can hold, in tokens.
         models: the transformers models behind the runners, the target's first.
         heads: for each draft what foretells acceptance from its hidden states, on its device; None where it has none.
+        named_heads: where a draft has several, all of them by name; the first is the one in ``heads``.
     """
 
     target: Runner
@@ -38,6 +39,7 @@ class Pair:
     context: int
     models: tuple[PreTrainedModel, ...]
     heads: tuple[AcceptanceHead | None, ...]
+    named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
 
     @property
     def head(self) -> AcceptanceHead | None:
@@ -65,6 +67,7 @@ def load_pair(
     *,
     with_drafts: bool = True,
     drafts: Sequence[ModelTable] | None = None,
+    heads: Sequence[Sequence[str]] | None = None,
     with_heads: bool = True,
     on_foreign_head: Callable[[str], None] | None = None,
     engines: EngineSettings | None = None,
@@ -76,6 +79,7 @@ def load_pair(
         profile: names the models.
         with_drafts: whether its drafts are wanted.
         drafts: to load instead of the profile's own, in the order that `Pair.drafts` will have.
+        heads: for each of ``drafts`` the heads to load, instead of what its table names.
         with_heads: whether to load the heads that the drafts' tables name.
         on_foreign_head: hears that a head was trained on another draft's weights; without it, such a head is refused.
         engines: how passes are to run; without it, as the profile says.
@@ -105,13 +109,14 @@ def load_pair(
     runners = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
-    heads: list[AcceptanceHead | None] = []
-    for (_, table), draft, runner in zip(tables[-2::-1], models[1:], runners[1:], strict=True):
-        head = None
-        if with_heads and isinstance(table, DraftTable) and table.head is not None:
-            progress(table.head)
-            head = _load_head(table, table.head, draft, on_foreign_head).to(runner.device)
-        heads.append(head)
+    named: list[dict[str, AcceptanceHead]] = []
+    for place, ((_, table), draft, runner) in enumerate(zip(tables[-2::-1], models[1:], runners[1:], strict=True)):
+        own = [table.head] if with_heads and isinstance(table, DraftTable) and table.head is not None else []
+        loading: dict[str, AcceptanceHead] = {}
+        for name in own if heads is None else heads[place]:
+            progress(name)
+            loading[name] = _load_head(table, name, draft, on_foreign_head).to(runner.device)
+        named.append(loading)
     return Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
@@ -119,12 +124,13 @@ def load_pair(
         eos=eos_ids(target.model, tokenizer),
         context=min(runner.context for runner in runners),
         models=tuple(model.model for model in models),
-        heads=tuple(heads),
+        heads=tuple(next(iter(loading.values()), None) for loading in named),
+        named_heads=tuple(named),
     )
 
 
 def _load_head(
-    table: DraftTable, name: str, draft: LoadedModel, on_foreign: Callable[[str], None] | None
+    table: ModelTable, name: str, draft: LoadedModel, on_foreign: Callable[[str], None] | None
 ) -> AcceptanceHead:
     checkpoint = locate_head(name)
     head = checkpoint.load(draft.config.hidden_size)

@@ -15,14 +15,16 @@ def draft(*models: str, policy: str = "constant") -> DraftTable:
 
 
 def test_a_single_draft_is_told_by_its_policy_alone() -> None:
-    entrants, drafts = field_of([draft("a"), draft("a", policy="svip"), draft("a")], ["hf-constant"])
+    field = field_of([draft("a"), draft("a", policy="svip"), draft("a")], ["hf-constant"])
+    entrants, drafts = field.entrants, field.drafts
     assert [entrant.label for entrant in entrants] == ["none", "constant", "svip", "hf-constant"]
     assert all(entrant.levels == () for entrant in entrants)
     assert [table.model for table in drafts] == ["a"]
 
 
 def test_each_model_is_loaded_once_in_the_order_it_appears() -> None:
-    entrants, drafts = field_of([draft("a"), draft("b", "a"), draft("x/b")], [])
+    field = field_of([draft("a"), draft("b", "a"), draft("x/b")], [])
+    entrants, drafts = field.entrants, field.drafts
     assert [table.model for table in drafts] == ["a", "b", "x/b"]
     assert [entrant.places for entrant in entrants] == [(0,), (0,), (1, 0), (2,)]
     assert [entrant.label for entrant in entrants[:3]] == ["none", "constant@a", "constant@b < constant@a"]
@@ -30,13 +32,15 @@ def test_each_model_is_loaded_once_in_the_order_it_appears() -> None:
 
 def test_a_model_at_two_levels_is_loaded_twice() -> None:
     """They would spoil each other's cache."""
-    entrants, drafts = field_of([draft("a", "b", "b"), draft("b")], [])
+    field = field_of([draft("a", "b", "b"), draft("b")], [])
+    entrants, drafts = field.entrants, field.drafts
     assert [table.model for table in drafts] == ["a", "b", "b"]
     assert [entrant.places for entrant in entrants[1:]] == [(0, 1, 2), (1,)]
 
 
 def test_what_never_drafts_is_not_loaded() -> None:
-    entrants, drafts = field_of([DraftTable.model_validate({**draft("a").model_dump(), "draft": idle()})], [])
+    field = field_of([DraftTable.model_validate({**draft("a").model_dump(), "draft": idle()})], [])
+    entrants, drafts = field.entrants, field.drafts
     assert [table.model for table in drafts] == ["a"]
     assert [entrant.label for entrant in entrants] == ["none", "constant"]
 
@@ -47,7 +51,7 @@ def idle() -> dict[str, object]:
 
 def test_levels_carry_every_setting() -> None:
     table = draft("a", "b").model_copy(update={"pre_verify": "once"})
-    (_, entrant), _ = field_of([table], [])
+    _, entrant = field_of([table], []).entrants
     assert entrant.label == "constant(once) < constant"
     assert entrant.levels == (
         Level(0, "constant", {"draft_length": 5}, True),
@@ -60,14 +64,23 @@ def judged(head: str | None, policy: str = "specdec++") -> DraftTable:
 
 
 def test_a_head_is_loaded_where_a_policy_reads_it() -> None:
-    assert [table.head for table in field_of([judged("h", "svip")], [])[1]] == [None]
-    assert [table.head for table in field_of([judged(None, "svip"), judged("h")], [])[1]] == ["h"]
-    assert [table.head for table in field_of([judged("h", "svip"), judged(None)], [])[1]] == ["h"]
+    assert field_of([judged("h", "svip")], []).heads == [[]]
+    assert field_of([judged(None, "svip"), judged("h")], []).heads == [["h"]]
+    assert field_of([judged("h", "svip"), judged(None)], []).heads == [["h"]]
     below = draft("b").model_copy(update={"draft": judged("h")})
-    assert [table.head for table in field_of([below], [])[1]] == [None, "h"]
+    assert field_of([below], []).heads == [[], ["h"]]
 
 
-@pytest.mark.parametrize(("heads", "message"), [((None,), "needs a head"), (("h", "i"), "different heads")])
-def test_a_policy_that_reads_a_head_needs_just_one(heads: tuple[str | None, ...], message: str) -> None:
+def test_several_heads_of_a_draft_are_told_apart() -> None:
+    field = field_of([judged("sweep/d1/w3"), judged("sweep/d2/w3"), judged("sweep/d1/w3", "svip")], [])
+    assert field.heads == [["sweep/d1/w3", "sweep/d2/w3"]]
+    labels = ["none", "specdec++:head=d1/w3", "specdec++:head=d2/w3", "svip"]
+    assert [entrant.label for entrant in field.entrants] == labels
+    assert [level.head for entrant in field.entrants for level in entrant.levels] == ["sweep/d1/w3", "sweep/d2/w3"]
+    assert len({entrant.family for entrant in field.entrants}) == 4
+
+
+@pytest.mark.parametrize(("heads", "message"), [((None,), "needs a head"), (("h", "i", None), "different heads")])
+def test_a_policy_that_reads_a_head_must_know_which(heads: tuple[str | None, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         field_of(list(map(judged, heads)), [])
