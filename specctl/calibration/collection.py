@@ -1,6 +1,6 @@
 """Runs the models once and keeps what every policy could have seen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,7 +13,7 @@ from specctl.decoding.sampling import TINY, Sampling, draw
 from specctl.decoding.session import Session
 from specctl.decoding.signals import read_signals
 from specctl.jsonl import Record
-from specctl.models.acceptance_head import SIGNALS
+from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
 from specctl.models.branches import continue_branches
 from specctl.models.pair import Pair
 from specctl.models.runner import Forward, Runner
@@ -180,7 +180,7 @@ class _Reading:
                 verifier.
             before: the signals with which the draft drew the prefix's last token, for a head that reads them.
         """
-        draft, head, sampling = self.pair.drafts[level], self.pair.heads[level], self.sampling
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
         path, kept, chances = self._path(level, prefix, text, wrote, before)
         eos = self.pair.eos
         refused = [
@@ -196,11 +196,11 @@ class _Reading:
             logits = forward.logits  # (B, V)
             chosen = logits.argmax(-1) if sampling.greedy else draw(sampling.probs(logits), self.generator)  # (B,)
             columns = list(read_signals(logits, chosen).values())
-            if head is not None and forward.hidden is not None:
+            if forward.hidden is not None:
                 rows = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
                 drawn_with = torch.tensor([row[: len(SIGNALS)] for row in rows], device=logits.device)  # (B, 3)
-                columns.append(head.accept_prob(forward.hidden, drawn_with))
-            found = torch.stack(columns, dim=1).tolist()  # (B, 3 or 4)
+                columns += [head.accept_prob(forward.hidden, drawn_with) for head in heads.values()]
+            found = torch.stack(columns, dim=1).tolist()  # (B, 3 and one for each head)
             for branch, token, row in zip(which, chosen.tolist(), found, strict=True):
                 tokens[branch].append(token)
                 signals[branch].append(row)
@@ -209,11 +209,11 @@ class _Reading:
         if refused:
             first = [path.tokens[place] for place in refused]
             starts = [len(prefix) + place for place in refused]
-            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=head is not None)
+            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(heads))
         branches = {}
         for place, ids, rows in zip(refused, tokens, signals, strict=True):
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
-            branches[place] = Proposals(ids[:end], *map(list, zip(*rows[:end], strict=True)))
+            branches[place] = _proposals(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
         found = Line(kept, path, branches)
         if level + 1 < len(self.pair.drafts):
             found = self._with_below(found, level, prefix, text, last)
@@ -243,7 +243,7 @@ class _Reading:
         before: Sequence[float] | None,
     ) -> tuple[Proposals, list[bool], list[float] | None]:
         """Proposals at every place of the text, verdicts and chances, the models reading it in few passes."""
-        draft, head, sampling = self.pair.drafts[level], self.pair.heads[level], self.sampling
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         readers: list[Runner] = [draft] if sampling.greedy else [draft, verifier]
         for runner in readers:
@@ -257,7 +257,7 @@ class _Reading:
         signals: list[torch.Tensor] = []
         for start in range(0, len(fed), CHUNK):
             chunk = fed[start : start + CHUNK]
-            forward = draft.extend(chunk, keep=len(chunk), hidden=head is not None)
+            forward = draft.extend(chunk, keep=len(chunk), hidden=bool(heads))
             logits = forward.logits  # (C, V)
             written = torch.tensor(wrote[start : start + CHUNK], device=logits.device)
             if sampling.greedy:
@@ -273,17 +273,32 @@ class _Reading:
             proposed += proposals.tolist()
             kept += verdicts.tolist()
             columns = list(read_signals(logits, proposals).values())
-            if head is not None and forward.hidden is not None:
+            if forward.hidden is not None:
                 own = torch.stack(columns, dim=1)  # (C, 3)
                 # A row's hidden state is of the token before its place, and so must the signals be.
                 if signals:
                     drawn_with = signals[-1][: len(SIGNALS), -1]
                 else:
                     drawn_with = torch.zeros_like(own[0]) if before is None else own.new_tensor(before)
-                columns.append(head.accept_prob(forward.hidden, torch.cat([drawn_with[None], own[:-1]])))
-            signals.append(torch.stack(columns))  # (3 or 4, C)
-        columns_of = torch.cat(signals, dim=1).tolist()
-        return Proposals(proposed, *columns_of), kept, None if sampling.greedy else chances
+                before_each = torch.cat([drawn_with[None], own[:-1]])  # (C, 3)
+                columns += [head.accept_prob(forward.hidden, before_each) for head in heads.values()]
+            signals.append(torch.stack(columns))  # (3 and one for each head, C)
+        path = _proposals(proposed, torch.cat(signals, dim=1).tolist(), heads)
+        return path, kept, None if sampling.greedy else chances
+
+    def _heads(self, level: int) -> Mapping[str, AcceptanceHead]:
+        """A draft's heads, the one that it usually has first."""
+        named = self.pair.named_heads[level] if level < len(self.pair.named_heads) else {}
+        own = self.pair.heads[level]
+        return named or ({} if own is None else {"": own})
+
+
+def _proposals(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> Proposals:
+    """Of the columns of `SIGNALS` and of each head."""
+    entropy, top_prob, token_prob, *words = columns
+    _, *others = heads or ("",)
+    further = dict(zip(others, words[1:], strict=True)) or None
+    return Proposals(tokens, entropy, top_prob, token_prob, words[0] if words else None, further)
 
 
 def propose_given(

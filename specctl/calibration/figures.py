@@ -1,15 +1,28 @@
 """A calibration's figures. Needs matplotlib, imported when a figure is drawn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from specctl.benchmark.drawing import BASELINE_COLOUR, FAINT, PALETTE, Picture, page, panels, style
-from specctl.calibration.search import NONE, Calibration, Ranked
+from specctl.benchmark.drawing import (
+    BASELINE_COLOUR,
+    FAINT,
+    INK,
+    PALETTE,
+    Picture,
+    label_ends,
+    page,
+    panels,
+    shorten,
+    style,
+)
+from specctl.benchmark.results import short_name
+from specctl.calibration.search import NONE, Calibration, Ranked, Score
 from specctl.calibration.tables import curve
 from specctl.errors import UsageError
 
 
 def draw_calibration(found: Calibration) -> Iterator[Picture]:
-    """The ranking, and the curve of the chosen policy where it has one.
+    """The ranking, what every policy trades discarded drafts for, and the curve of the chosen policy where it has one.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -20,6 +33,7 @@ def draw_calibration(found: Calibration) -> Iterator[Picture]:
         raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'") from error
     with style():
         yield ranking(found)
+        yield verification_against_discard(found)
         if len(found.curve) > 2:
             yield threshold_curve(found)
 
@@ -59,6 +73,60 @@ def ranking(found: Calibration) -> Picture:
     axes.axvline(1, color=FAINT, linewidth=0.8, linestyle=":")
     axes.grid(axis="x")
     return picture
+
+
+def verification_against_discard(found: Calibration) -> Picture:
+    families = {name: scores for name, scores in found.families.items() if name != NONE.family}
+    fronts = {name: _front(scores) for name, scores in families.items()}
+    whole = _front([score for front in fronts.values() for score in front])
+    best = {score.candidate.family for score in whole}
+    picture = page(
+        "verification-discard",
+        "Target passes against discarded drafts, every setting",
+        "What to see: lower left is better. Dots are settings, each line joins those of one policy (and head) that no "
+        f"other of it beats in both; named are the {len(best)} that reach the best of all somewhere. The cross is the "
+        f"chosen setting. {len(found.chosen_on)} prompts, those that chose; target-only decoding is at (0, 1).",
+        4.6,
+    )
+    (axes,) = panels(
+        picture,
+        1,
+        1,
+        "discard rate (rejected drafts per generated token)",
+        "verification rate (target passes per generated token)",
+    )
+    ends = []
+    for index, (name, scores) in enumerate(families.items()):
+        colour = PALETTE[index % len(PALETTE)] if name in best else FAINT
+        points = [(score.discard_rate, score.verification_rate) for score in scores]
+        axes.plot(*zip(*points, strict=True), ".", color=colour, markersize=3, alpha=0.5)
+        line = [(score.discard_rate, score.verification_rate) for score in fronts[name]]
+        axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.4 if name in best else 0.5)
+        if name in best:
+            ends.append((*line[-1], shorten(_name(fronts[name][0]), 34), colour))
+    chosen = found.choice.chosen
+    if chosen.candidate != NONE:
+        axes.plot([chosen.discard_rate], [chosen.verification_rate], "x", color=INK, markersize=9, markeredgewidth=2)
+    axes.set_xlim(0, 1.05 * max(score.discard_rate for score in whole) + 0.05)
+    up = [score.verification_rate for front in fronts.values() for score in front]
+    axes.set_ylim(max(0.0, min(up) - 0.05), max(up) + 0.05)
+    label_ends(axes, ends)
+    return picture
+
+
+def _name(score: Score) -> str:
+    head = score.candidate.head
+    return replace(score.candidate, head=None).family + (f" {short_name(head)}" if head is not None else "")
+
+
+def _front(scores: Sequence[Score]) -> list[Score]:
+    """Those that no other beats in both rates, by discard rate."""
+    ordered = sorted(scores, key=lambda score: (score.discard_rate, score.verification_rate))
+    front: list[Score] = []
+    for score in ordered:
+        if not front or score.verification_rate < front[-1].verification_rate:
+            front.append(score)
+    return front
 
 
 def threshold_curve(found: Calibration) -> Picture:

@@ -1,10 +1,12 @@
 """The settings worth trying for each policy."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
+from specctl.benchmark.results import short_name
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Signal, StoppingPolicy
 from specctl.profile.schema import DraftTable, PolicyTable
@@ -33,12 +35,14 @@ class Candidate:
     Attributes:
         once: in a hierarchy, whether the draft's block goes up after a single round of the draft below.
         below: how that draft is stopped; None for a draft that writes alone.
+        head: which of the draft's heads it listens to, where there are several.
     """
 
     name: str
     settings: tuple[tuple[str, Any], ...] = ()
     once: bool = False
     below: "Candidate | None" = None
+    head: str | None = None
 
     @property
     def levels(self) -> "tuple[Candidate, ...]":
@@ -51,18 +55,22 @@ class Candidate:
 
     @property
     def _label(self) -> str:
-        given = ",".join(f"{key}={_text(value)}" for key, value in self.settings)
+        settings = [*self.settings, *([("head", short_name(self.head))] if self.head is not None else [])]
+        given = ",".join(f"{key}={_text(value)}" for key, value in settings)
         return f"{self.name}:{given}" if given else self.name
 
     @property
     def family(self) -> str:
-        """The names of its policies."""
-        return " < ".join(one.name + "(once)" * one.once for one in self.levels)
+        """The names of its policies, and of the head."""
+        names = " < ".join(one.name + "(once)" * one.once for one in self.levels)
+        return names if self.head is None else f"{names} {self.head}"
 
     @property
     def table(self) -> dict[str, Any]:
         """As a profile's policy table says it, with ``pre_verify`` and the table below in a hierarchy."""
         table = {"name": self.name, **dict(self.settings)}
+        if self.head is not None:
+            table["head"] = self.head
         if self.below is None:
             return table
         return {**table, "pre_verify": _pre_verify(self.once), "draft": self.below.table}
@@ -77,6 +85,8 @@ class Candidate:
     def draft_table(self, drafts: int) -> dict[str, Any]:
         """What a profile's ``[draft]`` has to say for it, every setting of so many drafts."""
         table: dict[str, Any] = {"policy": self.whole_table}
+        if self.head is not None:
+            table["head"] = str(Path(self.head).resolve()) if Path(self.head).exists() else self.head
         if drafts > 1:
             below = self.below or Candidate("none")
             table |= {"pre_verify": _pre_verify(self.once), "draft": below.draft_table(drafts - 1)}
@@ -124,7 +134,8 @@ def candidate_of(draft: DraftTable) -> Candidate:
 def stopped(draft: DraftTable, by: Candidate) -> DraftTable:
     """A profile's drafts with another setting, the models below a draft that is to write alone left idle."""
     if draft.draft is None:
-        return draft.model_copy(update={"policy": PolicyTable(**by.whole_table)})
+        head = {} if by.head is None else {"head": by.head}
+        return draft.model_copy(update={"policy": PolicyTable(**by.whole_table), **head})
     below = stopped(draft.draft, by.below or Candidate("none"))
     changed = {"policy": PolicyTable(**by.whole_table), "pre_verify": _pre_verify(by.once), "draft": below}
     return draft.model_copy(update=changed)
@@ -157,6 +168,15 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Candidate]:
         raise UsageError(f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}")
     settings = _paper(policy) if kind == "paper" else _dense(policy)
     return list(dict.fromkeys(candidate({"name": policy, **one}) for one in settings))
+
+
+def with_heads(candidates: Iterable[Candidate], heads: Sequence[str | None]) -> list[Candidate]:
+    """Every candidate that a head tells something with each of several heads in its place; the others as they are."""
+    return [
+        replace(one, head=head) if head is not None else one
+        for one in candidates
+        for head in (heads if "accept_prob" in one.signals else (None,))
+    ]
 
 
 def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) -> list[list[Candidate]]:

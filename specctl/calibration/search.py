@@ -16,7 +16,7 @@ from specctl.policies import Signal
 
 RESAMPLES = 2000
 MOST_RANKED = 12
-"""Combinations of policies shown beside the best of their kinds; no fewer than there are policies."""
+"""Combinations of a hierarchy's policies shown beside the best of their kinds."""
 FEW = 4
 """Prompts below which an interval over them says little."""
 NONE = Candidate("none")
@@ -48,6 +48,16 @@ class Score:
         return float(self.accepted.sum()) / drafted if drafted else None
 
     @property
+    def discard_rate(self) -> float:
+        """Rejected drafts for each generated token."""
+        return float((self.drafted.sum() - self.accepted.sum()) / self.tokens.sum())
+
+    @property
+    def verification_rate(self) -> float:
+        """Target passes for each generated token."""
+        return float(self.passes.sum() / self.tokens.sum())
+
+    @property
     def mean_acceptance_length(self) -> float:
         return float(1 + self.accepted.sum() / self.passes.sum())
 
@@ -67,7 +77,7 @@ def score(candidate: Candidate, traces: TraceSet, prompts: Sequence[str], costs:
     signals = [policy.signals for policy in policies]
     once = [one.once for one in candidate.levels]
     players = list(map(Player, policies, once, costs.clocks(signals)))
-    replays = replay_levels(players, traces.of(prompts), frozenset(traces.header.eos))
+    replays = replay_levels(players, traces.of(prompts, candidate.head), frozenset(traces.header.eos))
     return _priced(candidate, replays, prompts, costs, *signals)
 
 
@@ -177,7 +187,7 @@ class Calibration:
         signal_bound: the best that entropy and top probability allow there; None for a hierarchy, whose levels it does
             not know.
         baseline: none on the prompts chosen on.
-        curve: the chosen policy's candidates on the prompts chosen on.
+        families: on the prompts chosen on, all that was replayed, by policies and head.
         chosen_on, reported_on: ids; the same ones where there were too few to hold some out.
         warnings: what a reader has to know before trusting it.
     """
@@ -189,7 +199,7 @@ class Calibration:
     oracle: Ranked
     signal_bound: Ranked | None
     baseline: Score
-    curve: list[Score]
+    families: dict[str, list[Score]]
     chosen_on: list[str]
     reported_on: list[str]
     warnings: list[str] = field(default_factory=list)
@@ -197,6 +207,11 @@ class Calibration:
     @property
     def held_out(self) -> bool:
         return self.chosen_on != self.reported_on
+
+    @property
+    def curve(self) -> list[Score]:
+        """The candidates of the chosen policy."""
+        return self.families[self.choice.chosen.candidate.family]
 
     def ranked(self, name: str) -> Ranked | None:
         """The fastest entry of a policy that stops a draft without help."""
@@ -286,7 +301,8 @@ def search(
     shapes: dict[tuple[bool, ...], Score] = {}
     for found in best:
         shapes.setdefault(tuple(level.once for level in found.candidate.levels), found)
-    wanted = [choice.chosen, scores[NONE], *best[:MOST_RANKED], *shapes.values()]
+    shown = best if space is None else best[:MOST_RANKED]
+    wanted = [choice.chosen, scores[NONE], *shown, *shapes.values()]
     wanted += [] if old is None else [scores[old]]
     reported = [score(one, traces, reported_on, costs) for one in dict.fromkeys(one.candidate for one in wanted)]
     baseline = next(found for found in reported if found.candidate == NONE)
@@ -307,7 +323,7 @@ def search(
         oracle=Ranked(best_possible, best_possible.speedup(baseline)),
         signal_bound=signal_bound,
         baseline=scores[NONE],
-        curve=families[choice.chosen.candidate.family],
+        families=families,
         chosen_on=chosen_on,
         reported_on=reported_on,
         warnings=warnings,

@@ -107,7 +107,7 @@ def _ranking(found: Calibration) -> Table:
 
 
 def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
-    score, tokens = entry.score, float(entry.score.tokens.sum())
+    score = entry.score
     chosen = score.candidate == found.winner.score.candidate
     rate = score.acceptance_rate
     return (
@@ -117,8 +117,8 @@ def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
         UNKNOWN if entry.speedup.low is None else f"{entry.speedup.low:.2f} to {entry.speedup.high:.2f}",
         UNKNOWN if rate is None else f"{rate:.1%}",
         f"{score.mean_acceptance_length:.2f}",
-        f"{score.passes.sum() / tokens:.3f}",
-        f"{(score.drafted.sum() - score.accepted.sum()) / tokens:.3f}",
+        f"{score.verification_rate:.3f}",
+        f"{score.discard_rate:.3f}",
         f"{score.tokens_per_second / found.oracle.score.tokens_per_second:.0%}",
     )
 
@@ -233,15 +233,15 @@ def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
 
 
 def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:
-    score, tokens = entry.score, float(entry.score.tokens.sum())
+    score = entry.score
     return {
         "policy": score.candidate.table,
         "tokens_per_second": _round(score),
         "speedup": _interval(entry.speedup),
         "acceptance_rate": None if score.acceptance_rate is None else round(score.acceptance_rate, 4),
         "mean_acceptance_length": round(score.mean_acceptance_length, 4),
-        "verification_rate": round(float(score.passes.sum()) / tokens, 4),
-        "discard_rate": round(float(score.drafted.sum() - score.accepted.sum()) / tokens, 4),
+        "verification_rate": round(score.verification_rate, 4),
+        "discard_rate": round(score.discard_rate, 4),
         "of_oracle": round(score.tokens_per_second / found.oracle.score.tokens_per_second, 4),
     }
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -21,7 +21,8 @@ _LINE = ("kept", "path", "branches", "below", "branches_below")
 class Proposals:
     """Tokens a draft proposes at consecutive places, with its signals there; every list as long as ``tokens``.
 
-    ``accept_prob`` is a head's word on the token fed just before the place, None where the draft has no head.
+    ``accept_prob`` is a head's word on the token fed just before the place, None where the draft has no head;
+    ``further`` that of other heads of the draft, by name, where several were asked.
     """
 
     tokens: list[int]
@@ -29,6 +30,7 @@ class Proposals:
     top_prob: list[float]
     token_prob: list[float]
     accept_prob: list[float] | None = None
+    further: dict[str, list[float]] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,6 +55,10 @@ class Proposals:
             self.token_prob + after.token_prob,
             heads,
         )
+
+    def of_head(self, name: str) -> "Proposals":
+        """The same with another head's word."""
+        return replace(self, accept_prob=(self.further or {})[name], further=None)
 
     def signals(self, place: int) -> list[float]:
         """Entropy, top probability and the proposal's own at a place."""
@@ -187,11 +193,21 @@ class Trace:
     chances: list[float] | None = None
     below: Line | None = None
     branches_below: Mapping[int, Line] = field(default_factory=dict)
+    _by_head: "dict[str, Trace]" = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def line(self) -> Line:
         """The draft along the target's text."""
         return Line(self.kept, self.path, self.branches, self.below, self.branches_below)
+
+    def of_head(self, name: str | None) -> "Trace":
+        """The same with the word of another of the draft's heads; itself for the one it has, or None."""
+        if name is None or name not in (self.path.further or {}):
+            return self
+        if name not in self._by_head:
+            branches = {place: branch.of_head(name) for place, branch in self.branches.items()}
+            self._by_head[name] = replace(self, path=self.path.of_head(name), branches=branches)
+        return self._by_head[name]
 
     @property
     def runs(self) -> list[int]:
@@ -208,12 +224,14 @@ class TraceHeader:
         eos: ids that end a sequence.
         signals: what their steps carry.
         provenance: profile, suite, sampling, devices and versions.
+        heads: of the draft, where more than the profile's own were asked.
     """
 
     depth: int
     eos: list[int]
     signals: list[Signal]
     provenance: dict[str, Any]
+    heads: list[str] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
 
 
@@ -238,9 +256,10 @@ class TraceSet:
         """Ids in the order they were run."""
         return list(dict.fromkeys(trace.prompt for trace in self.traces))
 
-    def of(self, prompts: Iterable[str]) -> list[Trace]:
+    def of(self, prompts: Iterable[str], head: str | None = None) -> list[Trace]:
+        """Those of some prompts, with the word of a head of the draft."""
         wanted = set(prompts)
-        return [trace for trace in self.traces if trace.prompt in wanted]
+        return [trace.of_head(head) for trace in self.traces if trace.prompt in wanted]
 
 
 def write_header(stream: IO[str], header: TraceHeader) -> None:

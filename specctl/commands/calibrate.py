@@ -51,6 +51,15 @@ def calibrate(
             "each with commas, the target's own draft first.",
         ),
     ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--head",
+            metavar="PATH",
+            help="A head of the draft to choose beside the profile's own, or a folder of them, as train-head --sweep "
+            "leaves one; may be repeated. Without --policy, for specdec++.",
+        ),
+    ] = None,
     set_: SetOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -95,7 +104,7 @@ def calibrate(
     from rich.console import Console
 
     from specctl.benchmark.suites import sample
-    from specctl.calibration.grids import candidate_of
+    from specctl.calibration.grids import candidate_of, with_heads
     from specctl.calibration.grids import grid as settings_of
     from specctl.calibration.replay import replayable
     from specctl.calibration.traces import read_traces
@@ -111,16 +120,23 @@ def calibrate(
     own = resolved.profile
     if own.draft is None:
         raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
-    old = candidate_of(own.draft)
+    draft = own.draft
+    heads = _heads(head or [], draft)
+    if heads:
+        draft = draft.model_copy(update={"head": heads[0]})
+        own = own.model_copy(update={"draft": draft})
+        policy = policy or "specdec++"
+    choices: list[str | None] = [*heads] or [None]
+    (old,) = with_heads([candidate_of(draft)], choices[:1])
     kept: TraceSet | None = None
     if trace is not None:
         kept = read_traces(trace)
-        _require_same(kept.header, own, trace)
-    known = _known(own.draft, kept)
-    policies = _policies(policy, own.draft)
+        _require_same(kept.header, own, heads, trace)
+    known = _known(draft, kept)
+    policies = _policies(policy, draft)
     hierarchy = len(policies) > 1 and policies[0] != "none"
     space = _space(policies, grid, known) if hierarchy else None
-    wanted = [] if hierarchy else settings_of(policies[0], grid, known[0])
+    wanted = [] if hierarchy else with_heads(settings_of(policies[0], grid, known[0]), choices)
     rivals = [] if policies == ["all"] else settings_of("constant", grid, known[0])
     options = space.fine if space is not None else [wanted]
     _require_known(options, known, trace)
@@ -143,6 +159,7 @@ def calibrate(
 
             pair = load_pair(
                 own,
+                heads=[heads] if heads else None,
                 on_foreign_head=warn if force else None,
                 engines=EngineSettings.of(own, notice=lambda text: note(console, text), progress=say),
                 progress=lambda what: say(f"loading {what}"),
@@ -154,7 +171,7 @@ def calibrate(
         assert pair is not None
         whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
         prompts = sample(whole, 2 * samples, own.sampling.seed)
-        traces = _trace(pair, own, prompts, depth, save_trace, console)
+        traces = _trace(pair, own, prompts, depth, heads, save_trace, console)
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:
@@ -167,7 +184,13 @@ def calibrate(
 
 
 def _trace(
-    pair: "Pair", profile: "Profile", suite: "Suite", depth: int, path: Path | None, console: "Console"
+    pair: "Pair",
+    profile: "Profile",
+    suite: "Suite",
+    depth: int,
+    heads: list[str],
+    path: Path | None,
+    console: "Console",
 ) -> "TraceSet":
     """Run the prompts that the file does not have yet, and measure the costs."""
     from dataclasses import replace
@@ -196,7 +219,7 @@ def _trace(
     facts = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
     names = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
     header = TraceHeader(
-        depth, sorted(pair.eos), sorted(readable(pair)), {name: getattr(facts, name) for name in names}
+        depth, sorted(pair.eos), sorted(readable(pair)), {name: getattr(facts, name) for name in names}, heads
     )
     traces = TraceSet(header)
     if path is not None and path.exists():
@@ -295,7 +318,29 @@ def _space(policies: Sequence[str], kind: "Grid", known: Sequence[set[str]]) -> 
     return Space(level_grids(policies, "paper", known) if "all" in policies and kind == "dense" else fine, fine)
 
 
-def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None:
+def _heads(given: list[str], draft: "DraftTable") -> list[str]:
+    """The heads to choose among, the profile's own first; empty where none was given.
+
+    Raises:
+        UsageError: a folder holds no head, or there is more than one draft.
+    """
+    from specctl.models.head_checkpoint import CONFIG
+
+    if given and draft.draft is not None:
+        raise UsageError("--head is for one draft, and the profile has several", "name each one's head in the profile")
+    found = [draft.head] if given and draft.head is not None else []
+    for name in given:
+        inside = sorted(str(config.parent) for config in Path(name).glob(f"*/{CONFIG}"))
+        if Path(name).is_dir() and not (Path(name) / CONFIG).exists():
+            if not inside:
+                raise UsageError(f"{name} holds no head", "name a folder that specctl train-head has written")
+            found += inside
+        else:
+            found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def _require_same(header: "TraceHeader", profile: "Profile", heads: list[str], path: Path) -> None:
     """A trace tells about one pair, one way of running it and one way of sampling."""
     recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
     for (place, was), (_, now) in zip_longest(_models(recorded), _models(asked), fillvalue=("draft", {})):
@@ -309,6 +354,8 @@ def _require_same(header: "TraceHeader", profile: "Profile", path: Path) -> None
                 f"{path} was recorded with {was.get('head')} as the draft's head, not {now.get('head')}",
                 "record a new trace",
             )
+    if missing := [name for name in heads[1:] if name not in header.heads]:
+        raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
     for key in ("engine", "compile", "deterministic"):
         if recorded[key] != asked[key]:
             raise UsageError(f"{path} was recorded with another {key}", "its costs are other ones: record a new trace")
@@ -361,6 +408,8 @@ def _verify(
     pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Candidate", console: "Console"
 ) -> list["Measured"]:
     """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on."""
+    from dataclasses import replace
+
     from specctl.benchmark.entrants import field_of
     from specctl.benchmark.provenance import describe
     from specctl.benchmark.suites import Suite, SuitePrompt
@@ -381,7 +430,11 @@ def _verify(
     predicted.setdefault(old, None)
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafting = [one for one in predicted if one != NONE]
-    entrants = field_of([stopped(profile.draft, one) for one in drafting], ()).entrants
+    field = field_of([stopped(profile.draft, one) for one in drafting], ())
+    entrants = field.entrants
+    # An entrant names its head only where they differ in it; else the pair's own is meant.
+    own = [named[names[0]] if names else None for named, names in zip(pair.named_heads, field.heads, strict=False)]
+    pair = replace(pair, heads=(*own, *pair.heads[len(own) :]))
     labels = {one: entrant.label for one, entrant in zip([NONE, *drafting], entrants, strict=True)}
     limits = [profile.sampling.max_new_tokens]
     models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []

@@ -215,4 +215,5 @@ def test_levels_are_plain_data() -> None:
         "policy": "self-verify",
         "settings": {"max_draft": 10},
         "once": False,
+        "head": None,
     }

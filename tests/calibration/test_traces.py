@@ -82,6 +82,17 @@ def test_steps_come_from_the_path_and_then_from_the_branch():
         trace.line.step(0, 6)
 
 
+def test_another_head_has_its_own_word():
+    path = Proposals([5, 6, 9], [0.1] * 3, [0.9] * 3, [0.9] * 3, [0.5, 0.6, 0.7], {"other": [0.1, 0.2, 0.3]})
+    branch = Proposals([3], [1.1], [0.3], [0.3], [0.2], {"other": [0.4]})
+    trace = replace(some_trace(), path=path, branches={2: branch})
+    assert trace.of_head(None) is trace.of_head("its own") is trace
+    other = trace.of_head("other")
+    assert [other.line.step(1, index).accept_prob for index in (1, 2, 3)] == [1.0, 0.3, 0.4]
+    assert [trace.line.step(1, index).accept_prob for index in (1, 2, 3)] == [1.0, 0.7, 0.2]
+    assert trace.of_head("other") is other
+
+
 def test_a_round_begins_with_nothing_a_head_could_judge():
     path = Proposals([5, 6, 9], [0.1, 0.2, 0.3], [0.9, 0.8, 0.7], [0.9, 0.8, 0.7], [0.5, 0.6, 0.7])
     branch = Proposals([3], [1.1], [0.3], [0.3], [0.2])

@@ -1,6 +1,7 @@
 """`specctl calibrate` from the command line to the profile it writes, on the embedded models."""
 
 import json
+import shutil
 import tomllib
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from specctl.calibration.traces import read_traces
 from specctl.commands.app import app
 from specctl.errors import UsageError
+from specctl.models.embedded import head_path
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 
@@ -222,3 +224,45 @@ def test_what_cannot_be_replayed_is_run(hierarchy):
     own = next(one for one in measured if one["policy"]["name"] == "svip")
     assert own["predicted_tokens_per_second"] is None
     assert own["measured_tokens_per_second"] > 0
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """A folder of two heads, both the shipped one."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for name in ("d1-w1", "d1-w3"):
+        shutil.copytree(head_path("draft-head"), folder / name)
+    return folder
+
+
+def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_path):
+    options = ["-p", "embedded-specdec++", "-i", hierarchy / "prompts.jsonl", "-n", 12, "--grid", "paper"]
+    output, report = tmp_path / "fast.toml", tmp_path / "report"
+    files = ["--save-trace", tmp_path / "trace.jsonl", "-o", output, "--report", report]
+    document = json.loads(calibrate(*options, "--head", sweep, "--json", *files).stdout)
+    ranked = {entry["policy"].get("head"): entry for entry in document["ranking"] if "head" in entry["policy"]}
+    assert set(ranked) == {"embedded:draft-head", str(sweep / "d1-w1"), str(sweep / "d1-w3")}
+    # They are one and the same head, so replays cannot differ.
+    first, second = (ranked[str(sweep / name)] for name in ("d1-w1", "d1-w3"))
+    assert first | {"policy": first["policy"] | {"head": second["policy"]["head"]}} == second
+    assert (report / "verification-discard.png").exists()
+    found = resolve(str(output)).profile
+    assert found.draft.head == document["chosen"].get("head", "embedded:draft-head")
+    again = calibrate(
+        *options[:2], "--trace", tmp_path / "trace.jsonl", "--head", sweep, "-n", 12, "--no-verify", "--json"
+    )
+    assert {one["policy"].get("head") for one in json.loads(again.stdout)["ranking"]} >= set(ranked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--head", "{empty}"], "holds no head"),
+        (["-p", "embedded-hsddw", "--head", "{sweep}"], "for one draft"),
+        (["--head", "{sweep}", "--trace", "{trace}"], "recorded without the head"),
+    ],
+)
+def test_mistakes_about_heads_are_told(folder, sweep, tmp_path, arguments, message):
+    places = {"empty": tmp_path, "sweep": sweep, "trace": folder / "trace.jsonl"}
+    with pytest.raises(UsageError, match=message):
+        calibrate(*(argument.format(**places) for argument in arguments), "--no-verify")
