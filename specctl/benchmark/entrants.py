@@ -1,10 +1,10 @@
 """Who runs in a benchmark: draft tables as labelled entrants, and the models they need between them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specctl.benchmark.results import BASELINE, Entrant, Level, short_name
+from specctl.benchmark.results import BASELINE, Entrant, Level, distinct_name, short_name
 from specctl.errors import UsageError
 from specctl.policies import POLICIES
 from specctl.profile.schema import DraftTable, ModelTable
@@ -53,7 +53,9 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
             stopped = policy_entrant({"name": level.policy.name, **level.policy.settings()})
             once = level.pre_verify == "once"
             head = level.head if len(heads[key]) > 1 and _judges(level) else None
-            named = "" if head is None else f"{',' if ':' in stopped.label else ':'}head={_distinct(head, heads[key])}"
+            named = (
+                "" if head is None else f"{',' if ':' in stopped.label else ':'}head={distinct_name(head, heads[key])}"
+            )
             labels.append(stopped.label + named + "(once)" * once)
             levels_of_it.append(Level(places[key], stopped.name, stopped.settings, once, head))
         used = [level.draft for level in levels_of_it]
@@ -98,31 +100,25 @@ def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
     """For each model the heads that its policies read; a profile that names none takes the only one there is."""
     known: dict[ModelKey, list[str]] = {}
     judged: dict[ModelKey, list[str | None]] = {}
+    names: dict[ModelKey, str] = {}
     for table in tables:
         for key, level in zip(model_keys(table), table.levels, strict=True):
             known.setdefault(key, []).extend([level.head] if level.head is not None else [])
             if _judges(level):
                 judged.setdefault(key, []).append(level.head)
+                names.setdefault(key, level.policy.name)
     for key, heads in judged.items():
         several = sorted(set(known[key]))
         if not several:
-            raise UsageError("a policy needs a head that foretells acceptance", "name it with --set draft.head=PATH")
+            raise UsageError(
+                f"{names[key]} needs a head that foretells acceptance", "name it with --set draft.head=PATH"
+            )
         if None in heads and len(several) > 1:
             raise UsageError(
                 f"the profiles name different heads ({', '.join(several)}) and one that needs a head names none",
                 "name it with head in [draft]",
             )
     return {key: list(dict.fromkeys(head or heads[0] for head in judged.get(key, ()))) for key, heads in known.items()}
-
-
-def _distinct(head: str, heads: Sequence[str]) -> str:
-    """The end of a head's path that tells it from the others."""
-    parts = [other.replace(":", "/").strip("/").split("/") for other in heads]
-    own = head.replace(":", "/").strip("/").split("/")
-    for count in range(1, len(own)):
-        if sum(other[-count:] == own[-count:] for other in parts) == 1:
-            return "/".join(own[-count:])
-    return head
 
 
 def model_keys(table: DraftTable) -> list[ModelKey]:

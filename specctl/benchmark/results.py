@@ -1,7 +1,7 @@
 """What a benchmark writes down: one header, then one line for each finished run. No torch here."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -280,6 +280,19 @@ class RunSet:
 def short_name(model: str) -> str:
     """A model's name without its family or owner."""
     return model.replace(":", "/").rpartition("/")[2]
+
+
+def distinct_name(path: str, others: Sequence[str]) -> str:
+    """The end of a path that tells it from others, among which it may itself be."""
+    own = _parts(path)
+    for count in range(1, len(own)):
+        if all(_parts(other)[-count:] != own[-count:] for other in others if other != path):
+            return "/".join(own[-count:])
+    return path
+
+
+def _parts(path: str) -> list[str]:
+    return path.replace(":", "/").strip("/").split("/")
 
 
 def header_line(header: Header) -> dict[str, Any]:

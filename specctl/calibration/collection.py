@@ -9,7 +9,7 @@ from specctl.benchmark.suites import SuitePrompt
 from specctl.calibration.traces import Line, Proposals, Trace
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompts import PromptFormat
-from specctl.decoding.sampling import TINY, Sampling, draw
+from specctl.decoding.sampling import TINY, Sampling, draw, sibling
 from specctl.decoding.session import Session
 from specctl.decoding.signals import read_signals
 from specctl.jsonl import Record
@@ -143,6 +143,8 @@ def read_sequence(
     Returns:
         The line of the first draft, and when sampling the probability of keeping each of its proposals.
     """
+    for runner in pair.drafts:
+        runner.rollback(0)  # one that was idle in the run holds another text
     reading = _Reading(pair, depth, sampling, generator)
     return reading.line(0, prompt, output, output, limit - 2)
 
@@ -194,7 +196,10 @@ class _Reading:
 
         def choose(which: Sequence[int], forward: Forward) -> list[int]:
             logits = forward.logits  # (B, V)
-            chosen = logits.argmax(-1) if sampling.greedy else draw(sampling.probs(logits), self.generator)  # (B,)
+            if sampling.greedy:
+                chosen = logits.argmax(-1)  # (B,)
+            else:
+                chosen = draw(sampling.probs(logits), sibling(self.generator, logits.device))
             columns = list(read_signals(logits, chosen).values())
             if forward.hidden is not None:
                 rows = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
@@ -265,8 +270,9 @@ class _Reading:
                 verdicts = proposals == written
             else:
                 above = sampling.probs(verifier.extend(chunk, keep=len(chunk)).logits)
+                chance = sibling(self.generator, above.device)
                 proposals, verdicts, found = propose_given(
-                    written.to(above.device), sampling.probs(logits).to(above.device), above, self.generator
+                    written.to(above.device), sampling.probs(logits).to(above.device), above, chance
                 )
                 proposals, verdicts = proposals.to(logits.device), verdicts.to(logits.device)
                 chances += found.tolist()
@@ -302,7 +308,7 @@ def _proposals(tokens: list[int], columns: list[list[float]], heads: Iterable[st
 
 
 def propose_given(
-    wrote: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator
+    wrote: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The draft's proposals and their verdicts, given what the target wrote.
 

@@ -52,6 +52,7 @@ class CostTable:
         rest: what a round takes beside its two phases.
         below: of the next draft with this one as its verifier, in a hierarchy.
         reading: there, by `signal_key`, what reading its signals adds to each of this draft's verifying passes.
+        heads: where the draft has several, what listening to each adds to a drafted token; ``signals`` has the first's.
     """
 
     contexts: Floats
@@ -62,6 +63,17 @@ class CostTable:
     rest: float
     below: "CostTable | None" = None
     reading: dict[str, float] = field(default_factory=dict)
+    heads: dict[str, float] = field(default_factory=dict)
+
+    def of_head(self, name: str | None) -> "CostTable":
+        """The same with another head's price; itself for None."""
+        if name is None or name not in self.heads:
+            return self
+        if name not in self._by_head:
+            more = self.heads[name] - self.signals.get("accept_prob", 0.0)
+            signals = {key: ms + more * ("accept_prob" in key.split("+")) for key, ms in self.signals.items()}
+            self._by_head[name] = replace(self, signals={key: max(0.0, ms) for key, ms in signals.items()})
+        return self._by_head[name]
 
     @property
     def levels(self) -> "tuple[CostTable, ...]":
@@ -134,6 +146,10 @@ class CostTable:
         return seconds
 
     @cached_property
+    def _by_head(self) -> "dict[str, CostTable]":
+        return {}
+
+    @cached_property
     def _points(self) -> dict[tuple[int, int], tuple[float, float]]:
         """Interpolated once for all policies: a thousand of them ask for the same."""
         return {}
@@ -158,6 +174,7 @@ class CostTable:
             "verify_ms": np.round(self.verify, 4).tolist(),
             "signal_ms": _rounded(self.signals),
             "rest_ms": round(self.rest, 4),
+            **({"head_ms": _rounded(self.heads)} if self.heads else {}),
             **({} if self.below is None else {"reading_ms": _rounded(self.reading), "below": self.below.as_record()}),
         }
 
@@ -172,6 +189,7 @@ class CostTable:
             float(record["rest_ms"]),
             cls.of_record(record["below"]) if "below" in record else None,
             dict(record.get("reading_ms", {})),
+            dict(record.get("head_ms", {})),
         )
 
 
@@ -227,6 +245,13 @@ def _measure_top(
         (c, k): ([], []) for c in contexts for k in lengths
     }
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
+    several = pair.named_heads[0] if pair.named_heads and len(pair.named_heads[0]) > 1 else {}
+    # Heads of one shape cost the same, and measured one by one would not.
+    shapes = {
+        name: (sum(weight.numel() for weight in head.parameters()), head.reads_signals)
+        for name, head in several.items()
+    }
+    listening: dict[tuple[int, bool], list[float]] = {shape: [] for shape in shapes.values()}
     typical = min(TYPICAL, longest)
     with torch.inference_mode():
         for number in range(PASSES):
@@ -241,11 +266,14 @@ def _measure_top(
                             for kept, time in zip(plain[context, length], times, strict=True):
                                 kept.append(time)
             for signals in sets:
-                _round(pair, sequence, typical, signals, sampling)
-                bare = _round(pair, sequence, typical, frozenset(), sampling)[0]
-                reading = _round(pair, sequence, typical, signals, sampling)[0]
+                reading = _reading_ms(pair, sequence, typical, signals, sampling)
                 if number >= WARM_UPS:
-                    read[signals].append((reading - bare) / typical)
+                    read[signals].append(reading)
+            for name, shape in shapes.items():
+                told = replace(pair, heads=(several[name], *pair.heads[1:]))
+                reading = _reading_ms(told, sequence, typical, frozenset({"accept_prob"}), sampling)
+                if number >= WARM_UPS:
+                    listening[shape].append(reading)
             advance()
     table = np.array([[[median(times) for times in plain[c, k]] for k in lengths] for c in contexts])  # (C, K, 2)
     return CostTable(
@@ -255,7 +283,15 @@ def _measure_top(
         table[..., 1],
         {signal_key(signals): max(0.0, median(times)) for signals, times in read.items()},
         rest,
+        heads={name: max(0.0, median(listening[shape])) for name, shape in shapes.items()},
     )
+
+
+def _reading_ms(pair: Pair, sequence: list[int], length: int, signals: SignalSet, sampling: Sampling) -> float:
+    """What reading signals adds to each token of a round, between two rounds of its like."""
+    _round(pair, sequence, length, signals, sampling)
+    bare = _round(pair, sequence, length, frozenset(), sampling)[0]
+    return (_round(pair, sequence, length, signals, sampling)[0] - bare) / length
 
 
 def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:

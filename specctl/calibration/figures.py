@@ -1,7 +1,6 @@
 """A calibration's figures. Needs matplotlib, imported when a figure is drawn."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from specctl.benchmark.drawing import (
     BASELINE_COLOUR,
@@ -15,7 +14,6 @@ from specctl.benchmark.drawing import (
     shorten,
     style,
 )
-from specctl.benchmark.results import short_name
 from specctl.calibration.search import NONE, Calibration, Ranked, Score
 from specctl.calibration.tables import curve
 from specctl.errors import UsageError
@@ -103,7 +101,7 @@ def verification_against_discard(found: Calibration) -> Picture:
         line = [(score.discard_rate, score.verification_rate) for score in fronts[name]]
         axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.4 if name in best else 0.5)
         if name in best:
-            ends.append((*line[-1], shorten(_name(fronts[name][0]), 34), colour))
+            ends.append((*line[-1], shorten(fronts[name][0].candidate.title, 34), colour))
     chosen = found.choice.chosen
     if chosen.candidate != NONE:
         axes.plot([chosen.discard_rate], [chosen.verification_rate], "x", color=INK, markersize=9, markeredgewidth=2)
@@ -112,11 +110,6 @@ def verification_against_discard(found: Calibration) -> Picture:
     axes.set_ylim(max(0.0, min(up) - 0.05), max(up) + 0.05)
     label_ends(axes, ends)
     return picture
-
-
-def _name(score: Score) -> str:
-    head = score.candidate.head
-    return replace(score.candidate, head=None).family + (f" {short_name(head)}" if head is not None else "")
 
 
 def _front(scores: Sequence[Score]) -> list[Score]:
@@ -131,7 +124,7 @@ def _front(scores: Sequence[Score]) -> list[Score]:
 
 def threshold_curve(found: Calibration) -> Picture:
     knob, best = curve(found)
-    name = found.curve[0].candidate.family
+    name = found.curve[0].candidate.title
     picture = page(
         "curve",
         f"{name}: predicted speed by {knob}",

@@ -1,12 +1,12 @@
 """The settings worth trying for each policy."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from specctl.benchmark.results import short_name
+from specctl.benchmark.results import distinct_name
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Signal, StoppingPolicy
 from specctl.profile.schema import DraftTable, PolicyTable
@@ -36,6 +36,7 @@ class Candidate:
         once: in a hierarchy, whether the draft's block goes up after a single round of the draft below.
         below: how that draft is stopped; None for a draft that writes alone.
         head: which of the draft's heads it listens to, where there are several.
+        head_name: what that is called beside the others.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Candidate:
     once: bool = False
     below: "Candidate | None" = None
     head: str | None = None
+    head_name: str | None = field(default=None, compare=False)
 
     @property
     def levels(self) -> "tuple[Candidate, ...]":
@@ -55,15 +57,20 @@ class Candidate:
 
     @property
     def _label(self) -> str:
-        settings = [*self.settings, *([("head", short_name(self.head))] if self.head is not None else [])]
+        settings = [*self.settings, *([("head", self.head_name or self.head)] if self.head is not None else [])]
         given = ",".join(f"{key}={_text(value)}" for key, value in settings)
         return f"{self.name}:{given}" if given else self.name
 
     @property
-    def family(self) -> str:
-        """The names of its policies, and of the head."""
-        names = " < ".join(one.name + "(once)" * one.once for one in self.levels)
-        return names if self.head is None else f"{names} {self.head}"
+    def family(self) -> tuple[str, str | None]:
+        """The names of its policies, and its head: what it has in common with others that differ in settings."""
+        return " < ".join(one.name + "(once)" * one.once for one in self.levels), self.head
+
+    @property
+    def title(self) -> str:
+        """The family for people to read."""
+        names, head = self.family
+        return names if head is None else f"{names} {self.head_name or head}"
 
     @property
     def table(self) -> dict[str, Any]:
@@ -145,8 +152,9 @@ def candidate(table: dict[str, Any]) -> Candidate:
     """From a policy table with its name; settings that say the default are left out."""
     name = table["name"]
     defaults = {field.name: field.default for field in fields(POLICIES[name]) if field.init}  # type: ignore[arg-type]
-    given = {key: value for key, value in table.items() if key != "name" and defaults[key] != value}
-    return Candidate(name, tuple(given.items()))
+    # In the order of the policy's own fields, so that one setting is one candidate however it was written.
+    given = ((key, table[key]) for key, default in defaults.items() if key in table and table[key] != default)
+    return Candidate(name, tuple(given))
 
 
 def _text(value: Any) -> str:
@@ -172,8 +180,9 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Candidate]:
 
 def with_heads(candidates: Iterable[Candidate], heads: Sequence[str | None]) -> list[Candidate]:
     """Every candidate that a head tells something with each of several heads in its place; the others as they are."""
+    known = [head for head in heads if head is not None]
     return [
-        replace(one, head=head) if head is not None else one
+        replace(one, head=head, head_name=distinct_name(head, known)) if head is not None else one
         for one in candidates
         for head in (heads if "accept_prob" in one.signals else (None,))
     ]
@@ -183,7 +192,8 @@ def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) 
     """The candidates of each level of a hierarchy, from the top down.
 
     A level above another may go on until its policy stops or, as the paper's pre-verification does, hand its block up
-    after one round of the draft below, with its length alone to choose; the lowest may be left out.
+    after one round of the draft below, with its length alone to choose; every level below the first may be left out,
+    with those below it.
 
     Args:
         policies: a name, or ``all``, for each level.
@@ -193,7 +203,8 @@ def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) 
     grids = [grid(policy, kind, signals) for policy, signals in zip(policies, known, strict=True)]
     once = [replace(one, once=True) for one in grid("constant", kind, frozenset())]
     drafting = [[one for one in some if one.name != "none"] for some in grids]
-    return [[*some, *once] for some in drafting[:-1]] + [[*drafting[-1], Candidate("none")]]
+    options = [[*some, *once] for some in drafting[:-1]] + drafting[-1:]
+    return options[:1] + [[*some, Candidate("none")] for some in options[1:]]
 
 
 def _paper(policy: str) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def explore(space: Space, start: Candidate, speed: Callable[[Candidate], float])
 
     Args:
         space: to search.
-        start: its settings are held first, where they are of as many levels.
+        start: its settings are held first, as far down as it has levels.
         speed: of a setting, the higher the better; asked more than once for the same.
     """
     for options in _by_mode(space.coarse):

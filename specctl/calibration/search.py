@@ -73,6 +73,7 @@ class Score:
 
 def score(candidate: Candidate, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
     """Replay a candidate on the prompts and price its rounds."""
+    costs = costs.of_head(candidate.head)
     policies = candidate.build_levels()
     signals = [policy.signals for policy in policies]
     once = [one.once for one in candidate.levels]
@@ -199,7 +200,7 @@ class Calibration:
     oracle: Ranked
     signal_bound: Ranked | None
     baseline: Score
-    families: dict[str, list[Score]]
+    families: dict[tuple[str, str | None], list[Score]]
     chosen_on: list[str]
     reported_on: list[str]
     warnings: list[str] = field(default_factory=list)
@@ -215,7 +216,7 @@ class Calibration:
 
     def ranked(self, name: str) -> Ranked | None:
         """The fastest entry of a policy that stops a draft without help."""
-        return next((entry for entry in self.ranking if entry.score.candidate.family == name), None)
+        return next((entry for entry in self.ranking if entry.score.candidate.family == (name, None)), None)
 
 
 def split(traces: TraceSet) -> tuple[list[str], list[str]]:
@@ -294,15 +295,18 @@ def search(
 
         explore(space, old or NONE, speed)
     choice = choose([found for found in scores.values() if found.candidate in eligible])
-    families: dict[str, list[Score]] = {}
+    families: dict[tuple[str, str | None], list[Score]] = {}
     for found in scores.values():
         families.setdefault(found.candidate.family, []).append(found)
     best = sorted((choose(family).chosen for family in families.values()), key=lambda one: -one.tokens_per_second)
     shapes: dict[tuple[bool, ...], Score] = {}
-    for found in best:
+    for found in best if space is not None else ():
+        if found.candidate == NONE:
+            continue
         shapes.setdefault(tuple(level.once for level in found.candidate.levels), found)
     shown = best if space is None else best[:MOST_RANKED]
     wanted = [choice.chosen, scores[NONE], *shown, *shapes.values()]
+    wanted += [choose([scores[one] for one in rivals]).chosen] if rivals else []
     wanted += [] if old is None else [scores[old]]
     reported = [score(one, traces, reported_on, costs) for one in dict.fromkeys(one.candidate for one in wanted)]
     baseline = next(found for found in reported if found.candidate == NONE)

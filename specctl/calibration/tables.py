@@ -160,7 +160,7 @@ def _curve(found: Calibration) -> Table:
         for value, score in shown
     )
     return Table(
-        f"{found.curve[0].candidate.family}: tokens/s by {knob}",
+        f"{found.curve[0].candidate.title}: tokens/s by {knob}",
         (knob, "", "tokens/s"),
         rows,
         labels=2,
@@ -211,6 +211,8 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
             for place, context in enumerate(own.contexts)
         )
         reading = ", ".join(f"{key} {ms:.3f}" for key, ms in own.signals.items())
+        if own.heads:
+            reading += f" (one head and another {min(own.heads.values()):.3f} to {max(own.heads.values()):.3f})"
         tables.append(
             Table(
                 "Measured costs in milliseconds" + f", {level} level{'s' * (level > 1)} further down" * (level > 0),
@@ -226,10 +228,12 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
 
 def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
     """What the costs say that SpecDec++'s threshold should be, at the middle context; None where it was not tried."""
-    if (tried := found.ranked("specdec++")) is None:
+    alone = (one.score.candidate for one in found.ranking if one.score.candidate.below is None)
+    if (tried := next((one for one in alone if one.name == "specdec++"), None)) is None:
         return None
+    costs = costs.of_head(tried.head)
     draft, target = costs.at(costs.contexts[len(costs.contexts) // 2])
-    return round(implied_threshold(draft + costs.signals[signal_key(tried.score.candidate.signals)], target), 4)
+    return round(implied_threshold(draft + costs.signals[signal_key(tried.signals)], target), 4)
 
 
 def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:

@@ -122,10 +122,10 @@ class Line:
 
     def _find(self, start: int, index: int) -> DraftStep:
         place, refused = start + index - 1, start + self.runs[start]
-        if place <= refused:
+        if place <= refused and place < len(self.path):
             return self.path.step(place, index)
         branch, after = self.branches.get(refused), place - refused - 1
-        if branch is None or after >= len(branch):
+        if place <= refused or branch is None or after >= len(branch):
             raise UsageError(
                 f"the trace was not recorded for drafts of {index} tokens",
                 "record a new one, or replay policies with a smaller max_draft",

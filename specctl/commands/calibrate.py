@@ -23,21 +23,20 @@ from specctl.commands.options import (
     chosen_prompts,
     warn,
 )
-from specctl.errors import UsageError
+from specctl.errors import ProfileError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from specctl.benchmark.suites import Suite
+    from specctl.calibration.contest import Contest
     from specctl.calibration.costs import CostTable
-    from specctl.calibration.grids import Candidate, Grid
-    from specctl.calibration.levels import Space
+    from specctl.calibration.grids import Candidate
     from specctl.calibration.search import Calibration
     from specctl.calibration.traces import TraceHeader, TraceSet
     from specctl.calibration.verification import Measured
     from specctl.models.pair import Pair
     from specctl.profile import Profile, ResolvedProfile
-    from specctl.profile.schema import DraftTable
 
 
 def calibrate(
@@ -104,10 +103,10 @@ def calibrate(
     from rich.console import Console
 
     from specctl.benchmark.suites import sample
-    from specctl.calibration.grids import candidate_of, with_heads
-    from specctl.calibration.grids import grid as settings_of
+    from specctl.calibration.contest import contest, heads_among, heads_in
     from specctl.calibration.replay import replayable
     from specctl.calibration.traces import read_traces
+    from specctl.jsonl import SIGNALS
     from specctl.profile import resolve
     from specctl.terminal.loading import loading, note
 
@@ -116,39 +115,36 @@ def calibrate(
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", "choose another name, or remove it first")
     flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
-    resolved = resolve(profile, overrides=set_ or (), flags=flags)
+    given = heads_in(head or [])
+    try:
+        resolved = resolve(profile, overrides=set_ or (), flags=flags)
+    except ProfileError:
+        if not given:
+            raise
+        # Its policy may need a head and be given one here.
+        resolved = resolve(profile, overrides=set_ or (), flags={**flags, "draft.head": given[0]})
     own = resolved.profile
     if own.draft is None:
         raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
-    draft = own.draft
-    heads = _heads(head or [], draft)
-    if heads:
-        draft = draft.model_copy(update={"head": heads[0]})
-        own = own.model_copy(update={"draft": draft})
-        policy = policy or "specdec++"
-    choices: list[str | None] = [*heads] or [None]
-    (old,) = with_heads([candidate_of(draft)], choices[:1])
+    heads = heads_among(given, own.draft)
+    draft = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
+    own = own.model_copy(update={"draft": draft})
     kept: TraceSet | None = None
     if trace is not None:
         kept = read_traces(trace)
         _require_same(kept.header, own, heads, trace)
-    known = _known(draft, kept)
-    policies = _policies(policy, draft)
-    hierarchy = len(policies) > 1 and policies[0] != "none"
-    space = _space(policies, grid, known) if hierarchy else None
-    wanted = [] if hierarchy else with_heads(settings_of(policies[0], grid, known[0]), choices)
-    rivals = [] if policies == ["all"] else settings_of("constant", grid, known[0])
-    options = space.fine if space is not None else [wanted]
-    _require_known(options, known, trace)
-    _require_known([[one] for one in old.levels], known, trace)
-    depth = max(one.longest_draft for one in (*rivals, old, *(one for some in options for one in some)))
-    tried: Candidate | None = old
-    if not replayable(old.build_levels(), sampled=own.sampling.temperature > 0):
+    asked = contest(draft, policy, grid, heads, set(SIGNALS if kept is None else kept.header.signals))
+    if kept is not None and asked.depth > kept.header.depth:
+        raise UsageError(
+            f"{trace} was recorded for drafts of {kept.header.depth} tokens, and these settings draft {asked.depth}",
+            "record a new trace, or search other policies or --grid paper",
+        )
+    replays_old = replayable(asked.old.build_levels(), sampled=own.sampling.temperature > 0)
+    if not replays_old:
         warn(
             "the profile's own setting is only run, not replayed: when sampling, the text behind a trigger that a "
             "middle draft drops (keep_trigger = false) would be drawn anew"
         )
-        tried = None
     console = Console(stderr=True, quiet=quiet)
     pair: Pair | None = None
     if kept is None or verify:
@@ -171,13 +167,13 @@ def calibrate(
         assert pair is not None
         whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
         prompts = sample(whole, 2 * samples, own.sampling.seed)
-        traces = _trace(pair, own, prompts, depth, heads, save_trace, console)
+        traces = _trace(pair, own, prompts, asked.depth, heads, save_trace, console)
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:
         raise UsageError("no prompt could be run, so there is nothing to calibrate on")
-    found, costs = _search(traces, wanted, rivals, tried, space, console)
-    measured = _verify(pair, own, traces, found, old, console) if verify and pair is not None else []
+    found, costs = _search(traces, asked, replays_old, console)
+    measured = _verify(pair, own, traces, found, asked.old, console) if verify and pair is not None else []
     _show(resolved, traces, found, costs, measured, output, report, json_, quiet)
     if traces.failures:
         raise typer.Exit(1)
@@ -266,7 +262,7 @@ def _trace(
             contexts = [min(starts), (min(starts) + max(ends)) // 2, max(ends)]
             if not rests:
                 # All was in the file: one prompt more tells what a round takes beside its forward passes.
-                first = suite.prompts[0]
+                first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
                 rests = collection.record(first, Record(1, first.id, first.data))[1]
             costs = measure(
                 pair,
@@ -274,7 +270,7 @@ def _trace(
                 depth,
                 {one.signals for one in grid("all", "paper", readable(pair))},
                 Sampling(table.temperature, table.top_k, table.top_p, table.min_p),
-                [_middle([rest[level] for rest in rests if level < len(rest)]) for level in range(len(pair.drafts))],
+                _middles(rests, len(pair.drafts)),
                 stack.enter_context(counting(console, "costs", PASSES * len(pair.drafts))),
             )
             traces.costs = costs.as_record()
@@ -283,61 +279,15 @@ def _trace(
     return traces
 
 
-def _middle(values: Sequence[float]) -> float:
+def _middles(rests: Sequence[Sequence[float]], levels: int) -> list[float]:
+    """The median of each level; of one that was idle that of the level above."""
     from statistics import median
 
-    return median(values) if values else 0.0
-
-
-def _policies(policy: str | None, draft: "DraftTable") -> list[str]:
-    """The name of the policy whose settings are wanted, for each level."""
-    levels = draft.levels
-    if policy is None:
-        return [level.policy.name for level in levels]
-    names = [name.strip() for name in policy.split(",")]
-    if len(names) not in (1, len(levels)):
-        drafts = "1 draft" if len(levels) == 1 else f"{len(levels)} drafts"
-        raise UsageError(f"--policy names {len(names)} policies for {drafts}", "give one for all, or one for each")
-    return names * (len(levels) // len(names))
-
-
-def _known(draft: "DraftTable", kept: "TraceSet | None") -> list[set[str]]:
-    """The signals that each level can read."""
-    from specctl.jsonl import SIGNALS
-
-    recorded: set[str] = set(SIGNALS) if kept is None else set(kept.header.signals)
-    return [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
-
-
-def _space(policies: Sequence[str], kind: "Grid", known: Sequence[set[str]]) -> "Space":
-    """Of every policy the papers' values first, or all combinations would be too many."""
-    from specctl.calibration.grids import level_grids
-    from specctl.calibration.levels import Space
-
-    fine = level_grids(policies, kind, known)
-    return Space(level_grids(policies, "paper", known) if "all" in policies and kind == "dense" else fine, fine)
-
-
-def _heads(given: list[str], draft: "DraftTable") -> list[str]:
-    """The heads to choose among, the profile's own first; empty where none was given.
-
-    Raises:
-        UsageError: a folder holds no head, or there is more than one draft.
-    """
-    from specctl.models.head_checkpoint import CONFIG
-
-    if given and draft.draft is not None:
-        raise UsageError("--head is for one draft, and the profile has several", "name each one's head in the profile")
-    found = [draft.head] if given and draft.head is not None else []
-    for name in given:
-        inside = sorted(str(config.parent) for config in Path(name).glob(f"*/{CONFIG}"))
-        if Path(name).is_dir() and not (Path(name) / CONFIG).exists():
-            if not inside:
-                raise UsageError(f"{name} holds no head", "name a folder that specctl train-head has written")
-            found += inside
-        else:
-            found.append(name)
-    return list(dict.fromkeys(found))
+    found: list[float] = []
+    for level in range(levels):
+        values = [rest[level] for rest in rests if level < len(rest)]
+        found.append(median(values) if values else found[-1])
+    return found
 
 
 def _require_same(header: "TraceHeader", profile: "Profile", heads: list[str], path: Path) -> None:
@@ -349,12 +299,13 @@ def _require_same(header: "TraceHeader", profile: "Profile", heads: list[str], p
                 f"{path} was recorded with {was.get('model')} as {place}, not {now.get('model')}",
                 "name the profile that it was recorded with",
             )
-        if "accept_prob" in header.signals and was.get("head") != now.get("head"):
+        listens = "accept_prob" in header.signals and now.get("head") is not None
+        if listens and now["head"] not in (was.get("head"), *header.heads):
             raise UsageError(
-                f"{path} was recorded with {was.get('head')} as the draft's head, not {now.get('head')}",
+                f"{path} was recorded with {was.get('head')} as the draft's head, not {now['head']}",
                 "record a new trace",
             )
-    if missing := [name for name in heads[1:] if name not in header.heads]:
+    if missing := [name for name in heads if name not in (recorded["draft"].get("head"), *header.heads)]:
         raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
     for key in ("engine", "compile", "deterministic"):
         if recorded[key] != asked[key]:
@@ -374,24 +325,8 @@ def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return tables
 
 
-def _require_known(options: "Sequence[Sequence[Candidate]]", known: Sequence[set[str]], trace: Path | None) -> None:
-    """A head's word cannot be had where there is no head; candidates and known signals are those of each level."""
-    levels = zip(options, known, strict=False)
-    blind = next((one.name for some, signals in levels for one in some if not one.signals <= signals), None)
-    if blind is None:
-        return
-    if trace is not None:
-        raise UsageError(f"{trace} was recorded without a head, which {blind} needs", "record a new trace with one")
-    raise UsageError(f"{blind} needs a head that foretells acceptance", "name it with --set draft.head=PATH")
-
-
 def _search(
-    traces: "TraceSet",
-    wanted: list["Candidate"],
-    rivals: list["Candidate"],
-    old: "Candidate | None",
-    space: "Space | None",
-    console: "Console",
+    traces: "TraceSet", asked: "Contest", replays_old: bool, console: "Console"
 ) -> tuple["Calibration", "CostTable"]:
     from specctl.calibration.costs import CostTable
     from specctl.calibration.search import contestants, search
@@ -399,9 +334,11 @@ def _search(
 
     assert traces.costs is not None
     costs = CostTable.of_record(traces.costs)
-    most = len(contestants(wanted, old, rivals)) + (space.most if space is not None else 0)
+    old = asked.old if replays_old else None
+    most = len(contestants(asked.candidates, old, asked.rivals)) + (asked.space.most if asked.space is not None else 0)
     with counting(console, "settings", most) as advance:
-        return search(traces, wanted, old, costs, rivals, advance, space=space), costs
+        found = search(traces, asked.candidates, old, costs, asked.rivals, advance, space=asked.space)
+    return found, costs
 
 
 def _verify(

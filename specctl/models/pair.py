@@ -29,7 +29,7 @@ class Pair:
         context: the longest sequence that every model of the pair can hold, in tokens.
         models: the transformers models behind the runners, the target's first.
         heads: for each draft what foretells acceptance from its hidden states, on its device; None where it has none.
-        named_heads: where a draft has several, all of them by name; the first is the one in ``heads``.
+        named_heads: for each draft all its heads by name; the first is the one in ``heads``.
     """
 
     target: Runner

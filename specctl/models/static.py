@@ -71,9 +71,10 @@ class StaticRunner:
         self._compiled: dict[PassKind, Callable[..., Any]] = {}
         self._cursor = Cursor()
         self._capacity = min(capacity, self.context) + self._slack
-        self._layers = [FixedLayer(self._cursor, self._capacity) for _ in range(text.num_hidden_layers)]
+        # A place more than any pass looks at: passes over a whole buffer would be compiled for by themselves.
+        self._layers = [FixedLayer(self._cursor, self._capacity + 1) for _ in range(text.num_hidden_layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._places = torch.arange(self._capacity, device=self.device)
+        self._places = self._numbered()
         self._watched = False
         self._states = torch.empty(0)  # (1, T, D)
 
@@ -133,7 +134,8 @@ class StaticRunner:
         """
         ids = torch.tensor([tokens], device=self.device)  # (1, T)
         end = self.length + len(tokens)
-        return self._best(kind, ids, self._places[self.length : end], self._places[:end], *given)
+        # A copy, for compiled code tells views that begin at 0 from others.
+        return self._best(kind, ids, self._places[self.length : end].clone(), self._places[:end], *given)
 
     def _best(
         self,
@@ -220,5 +222,10 @@ class StaticRunner:
             return
         self._capacity = tokens + max(SPARE, tokens // 2) + self._slack
         for layer in self._layers:
-            layer.grow(self._capacity, self.length)
-        self._places = torch.arange(self._capacity, device=self.device)
+            layer.grow(self._capacity + 1, self.length)
+        self._places = self._numbered()
+
+    def _numbered(self) -> torch.Tensor:  # (capacity,)
+        # In inference mode they would be of another kind than the first ones, and passes be compiled anew for them.
+        with torch.inference_mode(False):
+            return torch.arange(self._capacity, device=self.device)

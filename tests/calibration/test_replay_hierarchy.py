@@ -29,6 +29,7 @@ from specctl.decoding import hierarchy, loop
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Stage, compose
+from specctl.errors import UsageError
 from specctl.models.pair import Pair
 from specctl.models.runner import EagerRunner
 from specctl.policies import POLICIES, StoppingPolicy
@@ -120,8 +121,9 @@ def live(pair: Pair, parts: Sequence[Part], prompt: Sequence[int], limit: int, s
         for runner, policy, (*_, once), head in zip(pair.drafts, policies(parts), parts, pair.heads, strict=True)
     ]
     drafter = compose(stages)
+    at_work = next((n for n, (name, *_) in enumerate(parts) if name == "none"), len(parts))
     with torch.inference_mode():
-        for runner in (pair.target, *pair.drafts):
+        for runner in (pair.target, *pair.drafts[:at_work]):
             runner.rollback(0)
         prefill(pair.target, drafter, prompt)
         return list(decode(pair.target, drafter, prompt, limit, sampling, pair.eos, seeded(seed)))
@@ -182,6 +184,14 @@ def test_the_traces_hold_refusals_below_the_path_and_below_branches(family: str)
     assert any(line.branches for line in trace.branches_below.values())
 
 
+def test_a_draft_that_was_idle_does_not_read_behind_another_text() -> None:
+    pair, trace = greedy("llama", 2)
+    alone: list[Part] = [FULL[0], ("none", {}, False)]
+    live(pair, FULL, PROMPT[::-1], LENGTH, Sampling())  # leaves its text in every cache
+    live(pair, alone, PROMPT, LENGTH, Sampling())
+    assert trace_of(pair, PROMPT, trace.tokens, LENGTH, DEPTH, Sampling()) == trace
+
+
 def test_levels_are_read_back_from_a_file(tmp_path) -> None:
     _, trace = greedy("llama", 3)
     path = tmp_path / "t.jsonl"
@@ -189,6 +199,14 @@ def test_levels_are_read_back_from_a_file(tmp_path) -> None:
         write_header(stream, TraceHeader(DEPTH, [], ["entropy"], {}))
         write_prompt(stream, "p", {}, [trace])
     assert read_traces(path).traces == [trace]
+
+
+def test_a_deeper_block_than_recorded_is_refused() -> None:
+    pair, trace = greedy("llama", 2)
+    for long in (DEPTH + 2, LENGTH):
+        parts: list[Part] = [("constant", {"draft_length": long}, False), ("constant", {"draft_length": 3}, False)]
+        with pytest.raises(UsageError, match="not recorded for drafts of"):
+            list(play(players(parts), trace, pair.eos))
 
 
 def test_columns_add_up() -> None:

@@ -1,14 +1,16 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from specctl.calibration.costs import CostTable, signal_key
 from specctl.calibration.grids import Candidate, candidate, grid
+from specctl.calibration.levels import Space
 from specctl.calibration.replay import Replay
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
 from specctl.calibration.tables import as_document, calibration_tables, curve, verdict
-from specctl.calibration.traces import Proposals, Trace, TraceHeader, TraceSet
+from specctl.calibration.traces import Line, Proposals, Trace, TraceHeader, TraceSet
 from specctl.errors import UsageError
 from specctl.policies import POLICIES
 
@@ -122,6 +124,19 @@ def test_rivals_are_ranked_and_not_chosen():
     found = search(traces(6), constants, NONE, flat_costs(1, 10), rivals)
     assert found.ranking[0].score.candidate.name == "svip"
     assert found.winner.score.candidate.name == "constant"
+
+
+def test_a_hierarchy_always_shows_its_upper_draft_alone_and_the_best_rival():
+    """However many combinations did better, and though no draft at all does better still."""
+    some = traces(6)
+    some.traces = [replace(one, below=Line(one.kept, one.path, one.branches)) for one in some.traces]
+    costs = replace(flat_costs(30, 10), below=flat_costs(30, 10))
+    chains = [[Candidate("constant", (("draft_length", n),)) for n in (1, 2)], [Candidate("none")]]
+    rivals = grid("constant", "paper", SIGNALS)
+    found = search(some, [], None, costs, rivals, space=Space(chains, chains))
+    assert found.winner.score.candidate == NONE
+    assert found.ranked("constant") is not None
+    assert found.signal_bound is None
 
 
 def test_the_split_is_even_in_every_category():

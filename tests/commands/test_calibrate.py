@@ -144,7 +144,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(tmp_path):
         (["--set", "draft.head=other/head", "--trace", "{trace}", "--no-verify"], "embedded:draft-head as the draft's"),
         (["-o", "{trace}"], "exists already"),
         (["--set", "draft.model=embedded:mid", "--policy", "specdec++"], "specdec\\+\\+ needs a head"),
-        (["--trace", "{headless}", "--policy", "specdec++", "--no-verify"], "was recorded without a head"),
+        (["--trace", "{headless}", "--policy", "specdec++", "--no-verify"], "needs a head"),
     ],
 )
 def test_mistakes_are_told(folder, arguments, message):
@@ -201,6 +201,7 @@ def test_its_profile_says_how_every_level_is_stopped(hierarchy):
     ("arguments", "message"),
     [
         (["--policy", "svip,svip,svip"], "names 3 policies for 2 drafts"),
+        (["--policy", "svip,constant", "--trace", "{trace}"], "recorded for drafts of 14 tokens"),
         (["--policy", "svip,specdec++", "--set", "draft.policy.name=svip"], "specdec\\+\\+ needs a head"),
         (["--set", "draft.draft.model=embedded:target", "--trace", "{trace}"], "embedded:draft as draft"),
         (
@@ -248,9 +249,8 @@ def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_pa
     assert (report / "verification-discard.png").exists()
     found = resolve(str(output)).profile
     assert found.draft.head == document["chosen"].get("head", "embedded:draft-head")
-    again = calibrate(
-        *options[:2], "--trace", tmp_path / "trace.jsonl", "--head", sweep, "-n", 12, "--no-verify", "--json"
-    )
+    known = ["--trace", tmp_path / "trace.jsonl", "-n", 12, "--grid", "paper", "--no-verify", "--json"]
+    again = calibrate("-p", "embedded-specdec++", "--head", sweep, *known)
     assert {one["policy"].get("head") for one in json.loads(again.stdout)["ranking"]} >= set(ranked)
 
 

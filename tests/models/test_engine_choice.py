@@ -99,7 +99,10 @@ def test_a_pass_that_does_not_compile_runs_as_it_is(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
-    """One after the other in one process: neither may run the other's code, nor that of a shorter cache."""
+    """One after the other in one process: neither may run the other's code, nor that of a shorter cache.
+
+    Each kind of pass is compiled once: at the start of a text, over a full cache, after it has grown.
+    """
     heard: list[str] = []
     said: list[str] = []
     models = random_model("gpt-neox"), noisy_copy("gpt-neox", noise=0.3)
@@ -108,8 +111,12 @@ def test_compiled_passes_of_two_models_at_every_length_and_capacity() -> None:
         for at, model in enumerate(models)
     ]
     plain = [EagerRunner(model, 60) for model in models]
-    with torch.inference_mode():
-        for width in (3, 1, 2, 7, 1, 40, 1, 5, 64, 1, 12, 1):
+    with torch.inference_mode(), torch._dynamo.config.patch(error_on_recompile=True):
+        for width in (3, 1, 2, 7, 1, 12, 3, 1, -1, 6, 18, -1, 40, 1, 5, 64, 1, 12, 1):
+            if width < 0:  # a text anew
+                for each in (*compiled, *plain):
+                    each.rollback(0)
+                continue
             for runner, expected in zip(compiled, plain, strict=True):
                 block = TOKENS[runner.length : runner.length + width]
                 found, wanted = (each.extend(block, keep=width).logits for each in (runner, expected))

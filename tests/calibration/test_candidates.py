@@ -1,12 +1,22 @@
 """Settings of hierarchies: what they are called and made of, and the search over all levels."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from specctl.calibration.costs import CostTable
-from specctl.calibration.grids import Candidate, candidate_of, level_grids, nested, stopped
+from specctl.calibration.grids import (
+    Candidate,
+    candidate,
+    candidate_of,
+    grid,
+    level_grids,
+    nested,
+    stopped,
+    with_heads,
+)
 from specctl.calibration.levels import Space, explore
 from specctl.calibration.replay import Level, Replay
 from specctl.calibration.traces import Proposals, Trace
@@ -19,7 +29,7 @@ ABOVE, BELOW = Candidate("svip", (("threshold", 0.5),)), Candidate("self-verify"
 def test_levels_are_told_from_the_top_down():
     loop, once = nested([ABOVE, BELOW]), nested([Candidate("constant", once=True), BELOW])
     assert loop.label == "svip:threshold=0.5 < self-verify:max_draft=4"
-    assert (once.label, once.family) == ("constant(once) < self-verify:max_draft=4", "constant(once) < self-verify")
+    assert (once.label, once.title) == ("constant(once) < self-verify:max_draft=4", "constant(once) < self-verify")
     assert [type(policy).__name__ for policy in loop.build_levels()] == ["Svip", "SelfVerify"]
     assert loop.table["draft"] == {"name": "self-verify", "max_draft": 4}
 
@@ -42,6 +52,37 @@ def test_grids_of_levels_hold_both_ways_to_pre_verify():
     upper, lower = level_grids(["svip", "self-verify"], "paper", [SIGNALS, SIGNALS])
     assert {(one.name, one.once) for one in upper} == {("svip", False), ("constant", True)}
     assert {one.name for one in lower} == {"self-verify", "none"}
+
+
+def test_a_setting_is_one_candidate_however_it_is_written():
+    settings = {"threshold": 0.65, "max_draft": 10, "min_draft": 1}
+    ordered, reversed_ = (
+        candidate({"name": "specdec++", **dict(pairs)}) for pairs in (settings.items(), reversed(settings.items()))
+    )
+    assert ordered == reversed_
+    assert ordered in grid("specdec++", "dense", {"accept_prob"})
+
+
+def test_every_level_below_the_first_may_be_left_out():
+    options = level_grids(["svip"] * 3, "paper", [SIGNALS] * 3)
+    assert [Candidate("none") in some for some in options] == [False, True, True]
+
+
+def test_heads_go_by_what_tells_them_apart():
+    ones = [candidate({"name": "specdec++"}), candidate({"name": "svip"})]
+    found = with_heads(ones, ["runs/a/d1-w1", "runs/b/d1-w1", "runs/b/d2-w1"])
+    labels = ["specdec++:head=a/d1-w1", "specdec++:head=b/d1-w1", "specdec++:head=d2-w1", "svip"]
+    assert [one.label for one in found] == labels
+    assert len({one.family for one in found}) == 4
+
+
+def test_each_head_has_its_price():
+    costs = flat(2.0, 10.0, 0.0, heads={"small": 0.25, "large": 1.0})
+    costs = replace(costs, signals={"accept_prob": 0.25, "entropy": 0.5})
+    costs = CostTable.of_record(costs.as_record())
+    assert costs.of_head(None) is costs.of_head("another") is costs
+    assert costs.of_head("large").signals == {"accept_prob": 1.0, "entropy": 0.5}
+    assert costs.of_head("large") is costs.of_head("large")
 
 
 def test_exploring_finds_the_best_of_all_combinations():
