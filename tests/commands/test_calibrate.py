@@ -217,7 +217,8 @@ def test_mistakes_about_levels_are_told(hierarchy, arguments, message):
 
 
 def test_what_cannot_be_replayed_is_run(hierarchy):
-    dropping = ["--set", "draft.policy.name=svip", "--set", "draft.policy.keep_trigger=false"]
+    settings = "name=svip", "keep_trigger=false", "max_draft=8"
+    dropping = [text for setting in settings for text in ("--set", f"draft.policy.{setting}")]
     options = ["-i", hierarchy / "prompts.jsonl", "-n", 8, "-t", 1, "--grid", "paper", "--policy", "constant,constant"]
     result = calibrate("-p", "embedded-hsddw", *options, *dropping, "--json")
     assert "only run, not replayed" in result.stderr
