@@ -24,7 +24,7 @@ from specctl.benchmark.drawing import (
     tint,
 )
 from specctl.benchmark.level_figures import speed_by_window, where_it_pays
-from specctl.benchmark.results import BASELINE, Entrant, RoundFacts, Run, short_name
+from specctl.benchmark.results import BASELINE, Entrant, RoundFacts, Run, distinct_name
 from specctl.benchmark.statistics import Summary
 from specctl.benchmark.tables import show_interval
 from specctl.errors import UsageError
@@ -360,13 +360,14 @@ def _drafting(run: Run) -> list[RoundFacts]:
 def _point_names(entrants: Sequence[Entrant]) -> list[str]:
     """Labels; where a name has several settings, the name (or that of its head) with what differs between them."""
     names = []
+    heads = [level.head for entrant in entrants for level in entrant.levels if level.head is not None]
     for entrant in entrants:
         same = [other for other in entrants if other.family == entrant.family]
         differing = [key for key in entrant.settings if len({repr(other.settings.get(key)) for other in same}) > 1]
         settings = ", ".join(f"{key} {entrant.settings[key]}" for key in differing)
         head = entrant.levels[0].head if len(entrant.levels) == 1 else None
         plain = not entrant.levels or (head is not None and entrant.places == (0,))
-        name = entrant.name if head is None else short_name(head)
+        name = entrant.name if head is None else distinct_name(head, heads)
         names.append(f"{name} {settings}" if differing and plain else entrant.label)
     return names
 

@@ -224,8 +224,7 @@ def measure(
     table = _measure_top(pair, contexts, longest, own, sampling, rests[0], advance)
     if len(pair.drafts) == 1:
         return table
-    lower = replace(pair, target=pair.drafts[0], drafts=pair.drafts[1:], heads=pair.heads[1:])
-    below = measure(lower, contexts, longest, sets, sampling, rests[1:], advance)
+    below = measure(pair.lower, contexts, longest, sets, sampling, rests[1:], advance)
     return replace(table, below=below, reading=_measure_reading(pair, int(table.contexts[0]), own, sampling))
 
 

@@ -14,6 +14,7 @@ from specctl.benchmark.drawing import (
     shorten,
     style,
 )
+from specctl.benchmark.figures import pareto
 from specctl.calibration.search import NONE, Calibration, Ranked, Score
 from specctl.calibration.tables import curve
 from specctl.errors import UsageError
@@ -114,12 +115,11 @@ def verification_against_discard(found: Calibration) -> Picture:
 
 def _front(scores: Sequence[Score]) -> list[Score]:
     """Those that no other beats in both rates, by discard rate."""
-    ordered = sorted(scores, key=lambda score: (score.discard_rate, score.verification_rate))
-    front: list[Score] = []
-    for score in ordered:
-        if not front or score.verification_rate < front[-1].verification_rate:
-            front.append(score)
-    return front
+    by_point: dict[tuple[float, float], Score] = {}
+    for score in scores:
+        by_point.setdefault((score.discard_rate, score.verification_rate), score)
+    points = sorted(by_point)
+    return [by_point[points[index]] for index in pareto(points)]
 
 
 def threshold_curve(found: Calibration) -> Picture:

@@ -57,7 +57,7 @@ def signal_bound(pair: Pair, texts: Iterable[Text], model: CostModel) -> SignalB
 
 def _trace(pair: Pair, text: Text) -> Trace:
     unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
-    first = replace(pair, drafts=pair.drafts[:1], heads=pair.heads[:1])
+    first = replace(pair, drafts=pair.drafts[:1], heads=(None,), named_heads=())
     with torch.inference_mode():
         line, _ = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
     where = text.prompt, text.category, 0, len(text.ids), text.limit

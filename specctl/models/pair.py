@@ -1,7 +1,7 @@
 """A target with the drafts that write ahead for it, loaded and matched."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -45,6 +45,13 @@ class Pair:
     def head(self) -> AcceptanceHead | None:
         """The first draft's."""
         return self.heads[0] if self.heads else None
+
+    @property
+    def lower(self) -> "Pair":
+        """The first draft as the verifier of those below it."""
+        return replace(
+            self, target=self.drafts[0], drafts=self.drafts[1:], heads=self.heads[1:], named_heads=self.named_heads[1:]
+        )
 
     @property
     def preparing_seconds(self) -> float | None:
