@@ -28,12 +28,14 @@ class Record:
         id: the record's own id, or its line number where it has none.
         data: the parsed object; empty where the line could not be parsed.
         error: why the record cannot be used, or None.
+        chat: whether it is meant for the chat template, where there is one; False leaves that to the profile.
     """
 
     line: int
     id: Any
     data: dict[str, Any] = field(default_factory=dict)
     error: RecordError | None = None
+    chat: bool = False
 
 
 def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:

@@ -111,7 +111,8 @@ class Completion:
     """One finished generation.
 
     Attributes:
-        prompt_tokens: length of the prompt in tokens.
+        prompt: its ids.
+        seed: what its draws were seeded with.
         tokens: generated ids, an end-of-sequence token included.
         text: the decoded tokens without special tokens and without a stop string.
         finish_reason: why it ended.
@@ -121,7 +122,8 @@ class Completion:
         first_token_seconds: wall time from the prompt's ids to the end of the first round.
     """
 
-    prompt_tokens: int
+    prompt: tuple[int, ...]
+    seed: int
     tokens: tuple[int, ...]
     text: str
     finish_reason: FinishReason
@@ -129,3 +131,7 @@ class Completion:
     prefill_seconds: float
     total_seconds: float
     first_token_seconds: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)

@@ -32,7 +32,7 @@ def records(text, input_format="jsonl"):
 def completion(text="said"):
     steps = (DraftStep(1, 7), DraftStep(2, 8))
     round_ = Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY, threshold=0.5)
-    return Completion(3, (7, 9), text, FinishReason.LENGTH, (round_,), 0.25, 0.5, 0.3)
+    return Completion((1, 2, 3), 0, (7, 9), text, FinishReason.LENGTH, (round_,), 0.25, 0.5, 0.3)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ROUNDS = (timed(0, 4, StopReason.POLICY), timed(3, 3, StopReason.MAX_DRAFT), tim
 
 
 def completion(tokens: int = 6) -> Completion:
-    return Completion(10, tuple(range(tokens)), "", FinishReason.LENGTH, ROUNDS, 1.0, 4.0, 1.5)
+    return Completion((1,) * 10, 0, tuple(range(tokens)), "", FinishReason.LENGTH, ROUNDS, 1.0, 4.0, 1.5)
 
 
 def test_rates_of_one_completion() -> None:

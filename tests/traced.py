@@ -38,13 +38,9 @@ def trace_of(
         prompt_tokens=len(prompt),
         limit=limit,
         tokens=list(tokens),
-        kept=line.kept,
-        path=line.path,
-        branches=line.branches,
+        line=line,
         prefill_ms=0.0,
         chances=chances,
-        below=line.below,
-        branches_below=line.branches_below,
     )
 
 

@@ -125,7 +125,8 @@ class Peer:
         self.passes.append((target_passes, draft_passes))
         finish = FinishReason.STOP if tokens and tokens[-1] in self._pair.eos else FinishReason.LENGTH
         return Completion(
-            prompt_tokens=len(prompt),
+            prompt=tuple(prompt),
+            seed=settings.seed + seed_offset,
             tokens=tuple(tokens),
             text=str(self._pair.tokenizer.decode(tokens, skip_special_tokens=True)),
             finish_reason=finish,

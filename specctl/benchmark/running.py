@@ -28,7 +28,6 @@ from specctl.decoding.answers import Answerer
 from specctl.decoding.prompts import PromptFormat
 from specctl.decoding.session import Session, Stage, compose
 from specctl.errors import RecordError
-from specctl.jsonl import Record
 from specctl.models.acceptance_head import AcceptanceHead
 from specctl.models.pair import Pair
 from specctl.policies import POLICIES
@@ -43,7 +42,6 @@ Emit = Callable[[dict[str, Any]], None]
 class _Lane:
     entrant: Entrant
     answerer: Answerer
-    chatting: Answerer
     peer: Peer | None
 
 
@@ -98,13 +96,7 @@ class Benchmark:
             session = Session(self._pair, compose(stages))
         generates = peer or session
         assert generates is not None
-        chat = PromptFormat(self._pair.tokenizer, chat=bool(self._pair.tokenizer.chat_template))
-        return _Lane(
-            entrant,
-            Answerer(generates, self._format, self._settings),
-            Answerer(generates, chat, self._settings),
-            peer,
-        )
+        return _Lane(entrant, Answerer(generates, self._format, self._settings), peer)
 
     def _head(self, level: Level) -> AcceptanceHead | None:
         if level.head is None:
@@ -167,13 +159,12 @@ class Benchmark:
         self._emit(costs_line(self._results.costs))
 
     def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
-        answerer = lane.chatting if prompt.chat else lane.answerer
         settings = self._settings.model_copy(update={"max_new_tokens": length})
         # The seed follows the prompt and the repeat, so that every entrant draws alike.
-        record = Record(number + repeat * len(self._prompts) + 1, prompt.id, prompt.data)
+        record = prompt.record(number + repeat * len(self._prompts) + 1)
         if lane.peer is not None:
             lane.peer.passes.clear()
-        completions = replace(answerer, settings=settings).answer(record)
+        completions = replace(lane.answerer, settings=settings).answer(record)
         turns = [Turn.of(completion) for completion in completions]
         if lane.peer is not None:
             turns = [
@@ -227,11 +218,5 @@ class Benchmark:
 
     def turn_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
         """The ids each turn of a run began with."""
-        lane = self._lanes[0]
-        prompts = (lane.chatting if prompt.chat else lane.answerer).prompts
-        if "turns" in prompt.data:
-            answers = [turn.text for turn in run.turns]
-            return [prompts.conversation(prompt.data["turns"], answers[:turn]) for turn in range(len(answers))]
-        if "messages" in prompt.data:
-            return [prompts.messages(prompt.data["messages"])]
-        return [prompts.prompt(prompt.data["prompt"])]
+        answers = [turn.text for turn in run.turns]
+        return [self._lanes[0].answerer.prompt_ids(prompt.record(1), answers[:turn]) for turn in range(len(answers))]

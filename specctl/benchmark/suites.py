@@ -13,7 +13,7 @@ from typing import IO, Any, TypedDict, Unpack
 from specctl.benchmark.suite_formats import SUITES, FormatError
 from specctl.benchmark.suite_sources import fetched_rows, local_rows
 from specctl.errors import UsageError
-from specctl.jsonl import PROMPT_KEYS, read_records
+from specctl.jsonl import PROMPT_KEYS, Record, read_records
 from specctl.profile.wording import did_you_mean
 
 EMBEDDED = "embedded"
@@ -35,6 +35,10 @@ class SuitePrompt:
     category: str
     data: dict[str, Any]
     chat: bool
+
+    def record(self, line: int) -> Record:
+        """As the line of input that it would be."""
+        return Record(line, self.id, self.data, chat=self.chat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Has target and draft read what the target wrote: both distributions at every token."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,48 +14,13 @@ from specctl.decoding.proposals import foretell, proposal_generator, propose
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
-from specctl.jsonl import Record
 from specctl.models.pair import Pair
 from specctl.models.runner import Runner
 from specctl.profile.schema import SamplingTable
-from specctl.records import Completion, Round
+from specctl.records import Completion
 
 CHUNK = 64
 """Tokens whose distributions are held at once."""
-
-
-@dataclass(slots=True)
-class ReadingSession:
-    """Generates with the target alone; target and draft then read each output.
-
-    Attributes:
-        pair: with a draft.
-        readings: of the outputs so far that have a token.
-    """
-
-    pair: Pair
-    readings: list[Reading] = field(default_factory=list)
-
-    def generate(
-        self,
-        prompt: Sequence[int],
-        settings: SamplingTable,
-        *,
-        seed_offset: int = 0,
-        on_round: Callable[[Round], None] | None = None,
-    ) -> Completion:
-        completion = Session(self.pair, None).generate(prompt, settings, seed_offset=seed_offset, on_round=on_round)
-        if completion.tokens:
-            sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-            target, draft = self.pair.target, self.pair.drafts[0]
-            reading = read(target, draft, prompt, completion.tokens, sampling)
-            if self.pair.head is not None:
-                generator = proposal_generator(target, settings.seed, seed_offset)
-                proposals = propose(target, draft, prompt, completion.tokens, sampling, generator)
-                said = foretell(draft, self.pair.head, prompt, completion.tokens, proposals)
-                reading = replace(reading, predicted=_array(said), predicted_of=_array(proposals.acceptance))
-            self.readings.append(reading)
-        return completion
 
 
 class ReadingRun:
@@ -71,10 +36,8 @@ class ReadingRun:
     """
 
     def __init__(self, pair: Pair, settings: SamplingTable, prompt_format: PromptFormat) -> None:
-        self._session = ReadingSession(pair)
-        self._answerer = Answerer(self._session, prompt_format, settings)
-        chat = PromptFormat(pair.tokenizer, chat=bool(pair.tokenizer.chat_template))
-        self._chatting = Answerer(self._session, chat, settings)
+        self._pair = pair
+        self._answerer = Answerer(Session(pair, None), prompt_format, settings)
         self._readings: list[Reading] = []
         self._prompts: list[int] = []
         self._categories: list[str] = []
@@ -83,17 +46,27 @@ class ReadingRun:
     def run(self, prompts: Sequence[SuitePrompt]) -> Iterator[None]:
         """Yield after each prompt."""
         for number, prompt in enumerate(prompts):
-            self._session.readings.clear()
-            answerer = self._chatting if prompt.chat else self._answerer
+            record = prompt.record(number + 1)
             try:
-                answerer.answer(Record(number + 1, prompt.id, prompt.data))
+                completions = self._answerer.answer(record)
             except RecordError as error:
                 self.failures[prompt.id] = error.message
             else:
-                self._readings += self._session.readings
-                self._prompts += [len(self._categories)] * len(self._session.readings)
+                sampling = Sampling.of(self._answerer.settings_of(record))
+                found = [self._read(completion, sampling) for completion in completions if completion.tokens]
+                self._readings += found
+                self._prompts += [len(self._categories)] * len(found)
                 self._categories.append(prompt.category)
             yield
+
+    def _read(self, completion: Completion, sampling: Sampling) -> Reading:
+        target, draft, text = self._pair.target, self._pair.drafts[0], (completion.prompt, completion.tokens)
+        reading = read(target, draft, *text, sampling)
+        if self._pair.head is None:
+            return reading
+        proposals = propose(target, draft, *text, sampling, proposal_generator(target, completion.seed))
+        said = foretell(draft, self._pair.head, *text, proposals)
+        return replace(reading, predicted=_array(said), predicted_of=_array(proposals.acceptance))
 
     def readings(self) -> Readings | None:
         """All tokens read so far; None where there are none."""

@@ -92,8 +92,9 @@ def best_stopping(
         longest: draft it may make.
         one_step: count only the next token's own gain, as `cost-optimal` does.
     """
-    rows = [np.array([_row(*pair) for pair in zip(t.path.top_prob, t.path.entropy, strict=True)]) for t in traces]
-    fates = [np.array(trace.kept if trace.chances is None else trace.chances, dtype=np.float64) for trace in traces]
+    paths = [trace.line.path for trace in traces]
+    rows = [np.array([_row(*pair) for pair in zip(path.top_prob, path.entropy, strict=True)]) for path in paths]
+    fates = [np.array(one.line.kept if one.chances is None else one.chances, dtype=np.float64) for one in traces]
     weights = _fit(np.concatenate(rows), np.concatenate(fates))
     chances = [_sigmoid(row @ weights) for row in rows]
     cuts = np.quantile(np.concatenate(chances), np.linspace(0, 1, LEVELS + 1)[1:-1])
@@ -102,7 +103,7 @@ def best_stopping(
     accepted = np.bincount(np.concatenate(classes), np.concatenate(fates), LEVELS) / sizes
     follows = np.zeros((LEVELS, LEVELS))
     for trace, found in zip(traces, classes, strict=True):
-        kept = np.array(trace.kept[:-1], dtype=bool)
+        kept = np.array(trace.line.kept[:-1], dtype=bool)
         np.add.at(follows, (found[:-1][kept], found[1:][kept]), 1.0)
     anyhow = (follows.sum(0) + 1e-9) / (follows.sum() + 1e-9 * LEVELS)
     follows = (follows + SMOOTHING * anyhow) / (follows.sum(1, keepdims=True) + SMOOTHING)

@@ -1,7 +1,7 @@
 """Runs the models once and keeps what every policy could have seen."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -12,68 +12,15 @@ from specctl.decoding.prompts import PromptFormat
 from specctl.decoding.sampling import TINY, Sampling, draw, sibling
 from specctl.decoding.session import Session
 from specctl.decoding.signals import read_signals
-from specctl.jsonl import Record
 from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
 from specctl.models.branches import continue_branches
 from specctl.models.pair import Pair
 from specctl.models.runner import Forward, Runner
 from specctl.profile.schema import SamplingTable
-from specctl.records import Completion, Round
+from specctl.records import Completion
 
 CHUNK = 64
 """Places whose distributions are held at once."""
-
-
-@dataclass(slots=True)
-class TracingSession:
-    """Generates as `Session` does and records a trace of each sequence.
-
-    Stop strings are left out of account: whether a policy ends a round on one or drafts past it is nothing that a
-    threshold should be chosen by.
-
-    Attributes:
-        depth: the longest draft that the traces shall replay.
-        traces: those recorded so far, without a prompt's name.
-    """
-
-    pair: Pair
-    session: Session
-    depth: int
-    traces: list[Trace] = field(default_factory=list)
-
-    def generate(
-        self,
-        prompt: Sequence[int],
-        settings: SamplingTable,
-        *,
-        seed_offset: int = 0,
-        on_round: Callable[[Round], None] | None = None,
-    ) -> Completion:
-        settings = settings.model_copy(update={"stop": []})
-        completion = self.session.generate(prompt, settings, seed_offset=seed_offset, on_round=on_round)
-        limit = min(settings.max_new_tokens, self.pair.room(prompt))
-        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-        generator = torch.Generator(self.pair.target.device).manual_seed((settings.seed + seed_offset) % (1 << 64))
-        with torch.inference_mode():
-            line, chances = read_sequence(self.pair, prompt, completion.tokens, limit, self.depth, sampling, generator)
-        self.traces.append(
-            Trace(
-                prompt="",
-                category="",
-                turn=len(self.traces),
-                prompt_tokens=len(prompt),
-                limit=limit,
-                tokens=list(completion.tokens),
-                kept=line.kept,
-                path=line.path,
-                branches=line.branches,
-                prefill_ms=completion.prefill_seconds * 1e3,
-                chances=chances,
-                below=line.below,
-                branches_below=line.branches_below,
-            )
-        )
-        return completion
 
 
 class Collection:
@@ -95,23 +42,31 @@ class Collection:
         prompt_format: PromptFormat,
         depth: int,
     ) -> None:
-        self._tracing = TracingSession(pair, session, depth)
-        self._plain = Answerer(self._tracing, prompt_format, settings)
-        chat = PromptFormat(pair.tokenizer, chat=bool(pair.tokenizer.chat_template))
-        self._chatting = Answerer(self._tracing, chat, settings)
+        self._pair, self._depth = pair, depth
+        self._answerer = Answerer(session, prompt_format, settings.model_copy(update={"stop": []}))
 
-    def record(self, prompt: SuitePrompt, record: Record) -> tuple[list[Trace], list[list[float]]]:
+    def record(self, prompt: SuitePrompt, line: int) -> tuple[list[Trace], list[list[float]]]:
         """The traces of one prompt, a turn each, and of each what a round takes beside its two phases, in ms.
 
-        In a hierarchy the latter for each level that had rounds.
+        In a hierarchy the latter for each level that had rounds. Stop strings are left out of account: whether a policy
+        ends a round on one or drafts past it is nothing that a threshold should be chosen by.
 
         Raises:
             RecordError: the prompt cannot be answered.
         """
-        self._tracing.traces.clear()
-        answered = (self._chatting if prompt.chat else self._plain).answer(record)
-        traces = [replace(trace, prompt=prompt.id, category=prompt.category) for trace in self._tracing.traces]
+        record = prompt.record(line)
+        answered, settings = self._answerer.answer(record), self._answerer.settings_of(record)
+        traces = [self._trace(prompt, turn, one, settings) for turn, one in enumerate(answered)]
         return traces, list(map(_rests, answered))
+
+    def _trace(self, prompt: SuitePrompt, turn: int, said: Completion, settings: SamplingTable) -> Trace:
+        limit = min(settings.max_new_tokens, self._pair.room(said.prompt))
+        generator = torch.Generator(self._pair.target.device).manual_seed(said.seed)
+        text = said.prompt, said.tokens
+        with torch.inference_mode():
+            line, chances = read_sequence(self._pair, *text, limit, self._depth, Sampling.of(settings), generator)
+        where = prompt.id, prompt.category, turn, len(said.prompt), limit
+        return Trace(*where, list(said.tokens), line, said.prefill_seconds * 1e3, chances)
 
 
 def _rests(completion: Completion) -> list[float]:

@@ -18,7 +18,7 @@ from specctl.calibration.bound import best_stopping, play_best
 from specctl.calibration.costs import CostTable
 from specctl.calibration.grids import Candidate, Grid, grid
 from specctl.calibration.replay import Replay, oracle, replay, rounds
-from specctl.calibration.traces import Proposals, Trace, TraceSet, read_traces
+from specctl.calibration.traces import Line, Proposals, Trace, TraceSet, read_traces
 from specctl.policies import POLICIES, Signal, StoppingPolicy
 from specctl.policies.base import Rule
 from specctl.records import DraftStep, Round
@@ -93,7 +93,7 @@ def paper_arms() -> list[StoppingPolicy]:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Standing:
     """One part of the prompts under one regime: tokens/s of everyone.
 
     Attributes:
@@ -128,14 +128,14 @@ class Comparison:
         useless: speed over the target alone on a draft that is never right.
     """
 
-    lines: list[Line]
+    lines: list[Standing]
     changing: list[tuple[str, str, float]]
     early: dict[str, float]
     useless: dict[str, float]
 
 
 def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
-    """Replay everyone on the traces under every regime; see `Line` and `Comparison`."""
+    """Replay everyone on the traces under every regime; see `Standing` and `Comparison`."""
     eos = frozenset(traces.header.eos)
     some = traces.traces
     # Nothing of these carries over between sequences, and costs change nothing they do: one replay serves all parts.
@@ -159,7 +159,7 @@ def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
                 return 1e3 * sum(one.tokens for one in played) / _ms(played, costs)
 
             lines.append(
-                Line(
+                Standing(
                     regime,
                     part,
                     best=others[int(sums.argmin())].label,
@@ -229,7 +229,7 @@ def useless(trace: Trace) -> Trace:
 
     def following(start: int, length: int) -> Proposals:
         places = [place % count for place in range(start, start + length)]
-        path = trace.path
+        path = trace.line.path
         return Proposals(
             [path.tokens[place] for place in places],
             [path.entropy[place] for place in places],
@@ -239,8 +239,7 @@ def useless(trace: Trace) -> Trace:
 
     return replace(
         trace,
-        kept=[False] * count,
-        branches={place: following(place + 1, trace.limit) for place in range(count)},
+        line=Line([False] * count, trace.line.path, {p: following(p + 1, trace.limit) for p in range(count)}),
         chances=None if trace.chances is None else [0.0] * count,
     )
 

@@ -228,7 +228,7 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
     start = 0
     while start < len(trace.tokens):
         # The last place is the verifier's own, unless the draft ends the sequence there.
-        length = min(trace.runs[start], max(0, trace.limit - start - 1))
+        length = min(trace.line.runs[start], max(0, trace.limit - start - 1))
         top.starts.append(start)
         top.drafted.append(length)
         _foreseen(trace.line, start, length, inner)

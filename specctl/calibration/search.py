@@ -273,7 +273,7 @@ def search(
         warnings.append(
             f"{len(chosen_on)} prompts chose and {len(reported_on)} report: too few for the intervals to be trusted"
         )
-    if not any(any(trace.kept) for trace in traces.traces):
+    if not any(any(trace.line.kept) for trace in traces.traces):
         warnings.append("the draft never agrees with the target on these prompts")
     candidates = list(candidates)
     eligible = {NONE, *candidates}

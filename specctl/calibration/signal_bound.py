@@ -61,4 +61,4 @@ def _trace(pair: Pair, text: Text) -> Trace:
     with torch.inference_mode():
         line, _ = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
     where = text.prompt, text.category, 0, len(text.ids), text.limit
-    return Trace(*where, text.tokens, line.kept, line.path, line.branches, 0.0)
+    return Trace(*where, text.tokens, line, 0.0)

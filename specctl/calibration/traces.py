@@ -14,7 +14,7 @@ from specctl.records import DraftStep
 
 SCHEMA_VERSION = 1
 _T = TypeVar("_T")
-_LINE = ("kept", "path", "branches", "below", "branches_below")
+_OWN = ("category", "turn", "prompt_tokens", "limit", "tokens", "prefill_ms", "chances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,16 @@ class Line:
     branches_below: "Mapping[int, Line]" = field(default_factory=dict)
     _steps: dict[int, list[DraftStep]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _under: "dict[int, Line]" = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_head: "dict[str, Line]" = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def of_head(self, name: str) -> "Line":
+        """The same with the word of another of the draft's heads; itself for the one it has."""
+        if name not in (self.path.further or {}):
+            return self
+        if name not in self._by_head:
+            branches = {place: branch.of_head(name) for place, branch in self.branches.items()}
+            self._by_head[name] = replace(self, path=self.path.of_head(name), branches=branches)
+        return self._by_head[name]
 
     @cached_property
     def runs(self) -> list[int]:
@@ -164,7 +174,7 @@ def _shifted(trunk: Mapping[int, _T], branch: Mapping[int, _T], first: int) -> d
     }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One sequence: everything that any policy could have seen while it was generated.
 
@@ -173,11 +183,10 @@ class Trace:
         prompt_tokens: length of the prompt.
         limit: the token limit in force.
         tokens: N ids, what the target wrote.
-        kept, path, branches: the draft along these, as in `Line`.
+        line: the draft along them.
         prefill_ms: time of the prompt in both models.
         chances: when sampling, with what probability verification was to keep the proposal at each of the N places;
             None when greedy, and in files that were written without.
-        below, branches_below: the draft's own draft, as in `Line`.
     """
 
     prompt: str
@@ -186,33 +195,13 @@ class Trace:
     prompt_tokens: int
     limit: int
     tokens: list[int]
-    kept: list[bool]
-    path: Proposals
-    branches: Mapping[int, Proposals]
+    line: Line
     prefill_ms: float
     chances: list[float] | None = None
-    below: Line | None = None
-    branches_below: Mapping[int, Line] = field(default_factory=dict)
-    _by_head: "dict[str, Trace]" = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @cached_property
-    def line(self) -> Line:
-        """The draft along the target's text."""
-        return Line(self.kept, self.path, self.branches, self.below, self.branches_below)
 
     def of_head(self, name: str | None) -> "Trace":
         """The same with the word of another of the draft's heads; itself for the one it has, or None."""
-        if name is None or name not in (self.path.further or {}):
-            return self
-        if name not in self._by_head:
-            branches = {place: branch.of_head(name) for place, branch in self.branches.items()}
-            self._by_head[name] = replace(self, path=self.path.of_head(name), branches=branches)
-        return self._by_head[name]
-
-    @property
-    def runs(self) -> list[int]:
-        """How many proposals in a row are kept from each place on."""
-        return self.line.runs
+        return self if name is None else replace(self, line=self.line.of_head(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,16 +258,7 @@ def write_header(stream: IO[str], header: TraceHeader) -> None:
 def write_prompt(stream: IO[str], prompt: str, record: Mapping[str, Any], traces: Iterable[Trace]) -> None:
     """A prompt with its turns on one line, so that a file never ends between them."""
     turns = [
-        {
-            "category": trace.category,
-            "turn": trace.turn,
-            "prompt_tokens": trace.prompt_tokens,
-            "limit": trace.limit,
-            "tokens": trace.tokens,
-            **_proposed(trace.line),
-            "prefill_ms": trace.prefill_ms,
-            **({} if trace.chances is None else {"chances": trace.chances}),
-        }
+        {name: value for name in _OWN if (value := getattr(trace, name)) is not None} | _proposed(trace.line)
         for trace in traces
     ]
     write_line(stream, {"kind": "prompt", "prompt": prompt, "record": record, "turns": turns})
@@ -310,7 +290,10 @@ def read_traces(path: Path) -> TraceSet:
                 found = TraceSet(TraceHeader(**line))
             elif kind == "prompt":
                 found.records[line["prompt"]] = line["record"]
-                found.traces += [_trace(line["prompt"], turn) for turn in line["turns"]]
+                found.traces += [
+                    Trace(line["prompt"], line=_line(turn), **{name: turn[name] for name in _OWN if name in turn})
+                    for turn in line["turns"]
+                ]
             elif kind == "failure":
                 found.failures[line["prompt"]] = line["reason"]
             elif kind == "costs":
@@ -340,19 +323,6 @@ def _proposed(line: Line) -> dict[str, Any]:
 
 def _columns(proposals: Proposals) -> dict[str, Any]:
     return {name: values for name, values in asdict(proposals).items() if values is not None}
-
-
-def _trace(prompt: str, turn: dict[str, Any]) -> Trace:
-    line = _line({name: turn.pop(name) for name in _LINE if name in turn})
-    return Trace(
-        prompt=prompt,
-        kept=line.kept,
-        path=line.path,
-        branches=line.branches,
-        below=line.below,
-        branches_below=line.branches_below,
-        **turn,
-    )
 
 
 def _line(record: dict[str, Any]) -> Line:

@@ -208,7 +208,6 @@ def _trace(
     from specctl.decoding.sampling import Sampling
     from specctl.decoding.session import Session, build_drafter, readable
     from specctl.errors import RecordError
-    from specctl.jsonl import Record
     from specctl.terminal.loading import counting
 
     assert profile.draft is not None
@@ -242,7 +241,7 @@ def _trace(
         for number, prompt in enumerate(suite.prompts):
             if prompt.id not in traces.records and prompt.id not in traces.failures:
                 try:
-                    answered, rest = collection.record(prompt, Record(number + 1, prompt.id, prompt.data))
+                    answered, rest = collection.record(prompt, number + 1)
                 except RecordError as error:
                     traces.failures[prompt.id] = error.message
                     if sink is not None:
@@ -263,13 +262,13 @@ def _trace(
             if not rests:
                 # All was in the file: one prompt more tells what a round takes beside its forward passes.
                 first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
-                rests = collection.record(first, Record(1, first.id, first.data))[1]
+                rests = collection.record(first, 1)[1]
             costs = measure(
                 pair,
                 contexts,
                 depth,
                 {one.signals for one in grid("all", "paper", readable(pair))},
-                Sampling(table.temperature, table.top_k, table.top_p, table.min_p),
+                Sampling.of(table),
                 _middles(rests, len(pair.drafts)),
                 stack.enter_context(counting(console, "costs", PASSES * len(pair.drafts))),
             )

@@ -50,21 +50,23 @@ class Answerer:
         """
         if record.error is not None:
             raise record.error
-        settings = self._settings(record)
+        settings = self.settings_of(record)
         # A record that brings its own seed means just that one.
         offset = 0 if "seed" in record.data.get("sampling", {}) else record.line - 1
-        turns = record.data.get("turns")
-        if turns is None:
-            if "messages" in record.data:
-                ids = self.prompts.messages(record.data["messages"])
-            else:
-                ids = self.prompts.prompt(record.data["prompt"])
-            return [self._complete(ids, settings, offset, 0, on_round)]
         completions: list[Completion] = []
-        for turn in range(len(turns)):
-            ids = self.prompts.conversation(turns, [completion.text for completion in completions])
+        for turn in range(len(record.data.get("turns", ("",)))):
+            ids = self.prompt_ids(record, [completion.text for completion in completions])
             completions.append(self._complete(ids, settings, offset, turn, on_round))
         return completions
+
+    def prompt_ids(self, record: Record, answers: Sequence[str] = ()) -> list[int]:
+        """What a record asks after so many answers to its turns."""
+        prompts = self.prompts.for_chat() if record.chat else self.prompts
+        if "turns" in record.data:
+            return prompts.conversation(record.data["turns"], answers)
+        if "messages" in record.data:
+            return prompts.messages(record.data["messages"])
+        return prompts.prompt(record.data["prompt"])
 
     def _complete(
         self, ids: list[int], settings: SamplingTable, offset: int, turn: int, on_round: OnRound | None
@@ -75,7 +77,8 @@ class Answerer:
         except torch.OutOfMemoryError as error:
             raise RecordError("out_of_memory", f"not enough device memory for this record: {error}") from error
 
-    def _settings(self, record: Record) -> SamplingTable:
+    def settings_of(self, record: Record) -> SamplingTable:
+        """The sampling table with what the record changes of it; raises RecordError."""
         own = record.data.get("sampling")
         if not own:
             return self.settings

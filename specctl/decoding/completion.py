@@ -23,6 +23,7 @@ class Request:
         prompt: ids, at least one.
         max_new_tokens: at least 1.
         sampling: how tokens are drawn.
+        seed: of the generator, to be noted.
         stop: strings at whose first appearance the text ends, the string itself left out.
     """
 
@@ -30,6 +31,7 @@ class Request:
     max_new_tokens: int
     sampling: Sampling
     stop: Sequence[str] = ()
+    seed: int = 0
 
 
 def complete(
@@ -74,7 +76,8 @@ def complete(
     if text is None:
         text = decode_after(tokenizer, request.prompt, tokens)
     return Completion(
-        prompt_tokens=len(request.prompt),
+        prompt=tuple(request.prompt),
+        seed=request.seed,
         tokens=tuple(tokens),
         text=text,
         finish_reason=finish,

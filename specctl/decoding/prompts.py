@@ -23,6 +23,10 @@ class PromptFormat:
         self._chat = chat
         self._system = system
 
+    def for_chat(self) -> "PromptFormat":
+        """Through the chat template where there is one, whatever the profile says."""
+        return PromptFormat(self.tokenizer, chat=bool(self.tokenizer.chat_template))
+
     def prompt(self, text: str) -> list[int]:
         """Ids of one prompt; raises RecordError where there is nothing to read or no template to use."""
         if self._chat:

@@ -92,6 +92,6 @@ def foretell(
     return torch.stack(said[::-1]).float().cpu()
 
 
-def proposal_generator(target: Runner, seed: int, offset: int) -> torch.Generator:
+def proposal_generator(target: Runner, seed: int) -> torch.Generator:
     """A generator for proposals that draws apart from the one that wrote the answer."""
-    return torch.Generator(target.device).manual_seed(random.Random(f"proposals/{seed}/{offset}").getrandbits(63))
+    return torch.Generator(target.device).manual_seed(random.Random(f"proposals/{seed}").getrandbits(63))

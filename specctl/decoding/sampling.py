@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from specctl.profile.schema import SamplingTable
+
 TINY = torch.finfo(torch.float32).tiny
 COLDEST = 1e-6
 """Below it logits that differ at all in float32 are a certainty apart."""
@@ -21,6 +23,10 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+    @classmethod
+    def of(cls, settings: SamplingTable) -> "Sampling":
+        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
 
     @property
     def greedy(self) -> bool:

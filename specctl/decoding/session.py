@@ -87,7 +87,7 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
 def warm_up(pair: Pair, settings: SamplingTable) -> None:
     """Run each kind of pass once, so that what is compiled or captured at first use is no request's loss."""
     few = [token for token in range(64) if token not in pair.eos][:4]
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    sampling = Sampling.of(settings)
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
@@ -141,12 +141,9 @@ class Session:
         """
         room = self.pair.room(prompt)
         # torch takes 64 bits; people may write more.
-        generator = torch.Generator(self.pair.target.device).manual_seed((settings.seed + seed_offset) % (1 << 64))
-        request = Request(
-            prompt,
-            min(settings.max_new_tokens, room),
-            Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p),
-            settings.stop,
-        )
+        seed = (settings.seed + seed_offset) % (1 << 64)
+        generator = torch.Generator(self.pair.target.device).manual_seed(seed)
+        limit = min(settings.max_new_tokens, room)
+        request = Request(prompt, limit, Sampling.of(settings), settings.stop, seed)
         eos = self.pair.eos | special_ids(self.pair.tokenizer, settings.stop)
         return complete(self.pair.target, self._drafter, self.pair.tokenizer, request, eos, generator, on_round)

@@ -1,7 +1,6 @@
 """The target answers prompts; the draft, reading along, proposes a token of its own at every place."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,51 +15,11 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
-from specctl.jsonl import Record
 from specctl.models.checkpoint import locate
 from specctl.models.head_checkpoint import weights_hash
 from specctl.models.pair import Pair
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
-from specctl.records import Completion, Round
-
-
-@dataclass(slots=True)
-class WatchedSession:
-    """Generates with the pair and its policy; draft and target then read each answer.
-
-    Attributes:
-        pair: with a draft.
-        policy: how the draft stops; it does not change the law of what is said.
-        number: of the prompt that is being answered.
-        examples: of the answers so far that have a token.
-    """
-
-    pair: Pair
-    policy: PolicyTable
-    number: int = 0
-    examples: list[Example] = field(default_factory=list)
-
-    def generate(
-        self,
-        prompt: Sequence[int],
-        settings: SamplingTable,
-        *,
-        seed_offset: int = 0,
-        on_round: Callable[[Round], None] | None = None,
-    ) -> Completion:
-        # A fresh policy each time: with one that remembers, an answer would depend on where a run was resumed.
-        session = Session(self.pair, build_drafter(self.pair, self.policy.build()))
-        completion = session.generate(prompt, settings, seed_offset=seed_offset, on_round=on_round)
-        if completion.tokens:
-            sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-            target, draft = self.pair.target, self.pair.drafts[0]
-            generator = proposal_generator(target, settings.seed, seed_offset)
-            found = propose(target, draft, prompt, completion.tokens, sampling, generator)
-            ids = torch.tensor(prompt, dtype=torch.int32), torch.tensor(completion.tokens, dtype=torch.int32)
-            self.examples.append(
-                Example(self.number, *ids, found.tokens.int(), found.acceptance, *found.signals.unbind(1))
-            )
-        return completion
+from specctl.records import Completion
 
 
 def collect(
@@ -75,24 +34,31 @@ def collect(
 
     What is collected depends on the prompt's place and the seed alone, not on where an earlier run ended.
     """
-    session = WatchedSession(pair, policy)
-    answerer = Answerer(session, prompt_format, settings)
-    chatting = Answerer(session, PromptFormat(pair.tokenizer, chat=bool(pair.tokenizer.chat_template)), settings)
     for first in range(folder.done, len(prompts), PROMPTS_PER_SHARD):
-        session.examples.clear()
+        examples: list[Example] = []
         left_out: dict[str, str] = {}
         began = perf_counter()
         for number, prompt in enumerate(prompts[first : first + PROMPTS_PER_SHARD], start=first):
-            session.number = number
-            before = len(session.examples)
+            # A fresh policy each time: with one that remembers, an answer would depend on where a run was resumed.
+            answerer = Answerer(Session(pair, build_drafter(pair, policy.build())), prompt_format, settings)
+            record = prompt.record(number + 1)
             try:
-                (chatting if prompt.chat else answerer).answer(Record(number + 1, prompt.id, prompt.data))
+                completions = answerer.answer(record)
             except RecordError as error:
-                del session.examples[before:]
                 left_out[prompt.id] = error.message
+            else:
+                sampling = Sampling.of(answerer.settings_of(record))
+                examples += [_example(pair, number, one, sampling) for one in completions if one.tokens]
             yield
         count = min(PROMPTS_PER_SHARD, len(prompts) - first)
-        folder.add(session.examples, count, left_out, perf_counter() - began)
+        folder.add(examples, count, left_out, perf_counter() - began)
+
+
+def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling) -> Example:
+    target, text = pair.target, (completion.prompt, completion.tokens)
+    found = propose(target, pair.drafts[0], *text, sampling, proposal_generator(target, completion.seed))
+    ids, answer = (torch.tensor(part, dtype=torch.int32) for part in text)
+    return Example(number, ids, answer, found.tokens.int(), found.acceptance, *found.signals.unbind(1))
 
 
 def describe(profile: Profile, suite: Suite) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from specctl.calibration.grids import (
 )
 from specctl.calibration.levels import Space, explore
 from specctl.calibration.replay import Level, Replay
-from specctl.calibration.traces import Proposals, Trace
+from specctl.calibration.traces import Line, Proposals, Trace
 from specctl.profile import resolve
 
 SIGNALS = {"entropy", "top_prob", "token_prob"}
@@ -136,7 +136,7 @@ def flat(draft: float, verify: float, rest: float, **more) -> CostTable:
 def test_every_level_has_its_price():
     costs = flat(100.0, 10.0, 1.0, below=flat(2.0, 5.0, 0.5), reading={"top_prob": 0.125})
     nothing = Proposals([], [], [], [])
-    trace = Trace("p", "c", 0, 3, 20, [1] * 9, [], nothing, {}, 0.0)
+    trace = Trace("p", "c", 0, 3, 20, [1] * 9, Line([], nothing, {}), 0.0)
     found = Replay(trace, [0, 5], [4, 3], [4, 3], (Level([0, 2, 5], [1, 1, 2], [1, 1, 2]),))
     expected = 2 * (10 + 1) + 3 * (5 + 0.5 + 0.125) + 4 * (2 + 0.25)
     assert costs.milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(expected)

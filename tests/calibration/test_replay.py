@@ -98,8 +98,8 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings:
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only the draft proposes."""
     _, whole = greedy_pair(family, frozenset())
-    refused = next(place for place, kept in enumerate(whole.kept) if not kept)
-    ends = {whole.tokens[-2], whole.path.tokens[refused]}
+    refused = next(place for place, kept in enumerate(whole.line.kept) if not kept)
+    ends = {whole.tokens[-2], whole.line.path.tokens[refused]}
     for eos in (frozenset({token}) for token in ends):
         pair, trace = greedy_pair(family, eos)
         for name, settings in CASES:
@@ -111,19 +111,19 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
 def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
     """Or the identity above would not have looked at what comes after a refusal."""
     _, trace = greedy_pair(family, frozenset())
-    assert any(trace.kept)
-    assert max(map(len, trace.branches.values())) == DEPTH - 1
+    assert any(trace.line.kept)
+    assert max(map(len, trace.line.branches.values())) == DEPTH - 1
 
 
 def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
     _, expected = greedy_pair("llama", frozenset())
     pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), heads=[HEAD])
     found = trace_of(pair, PROMPT, expected.tokens, LENGTH, DEPTH, Sampling())
-    assert (found.kept, found.path.tokens) == (expected.kept, expected.path.tokens)
-    assert found.branches.keys() == expected.branches.keys()
-    for place, branch in found.branches.items():
-        assert branch.tokens == expected.branches[place].tokens
-        assert branch.accept_prob == pytest.approx(expected.branches[place].accept_prob, abs=1e-4)
+    assert (found.line.kept, found.line.path.tokens) == (expected.line.kept, expected.line.path.tokens)
+    assert found.line.branches.keys() == expected.line.branches.keys()
+    for place, branch in found.line.branches.items():
+        assert branch.tokens == expected.line.branches[place].tokens
+        assert branch.accept_prob == pytest.approx(expected.line.branches[place].accept_prob, abs=1e-4)
 
 
 def test_a_longer_draft_than_recorded_is_refused() -> None:
@@ -142,7 +142,7 @@ def test_columns_add_up() -> None:
 
 def test_the_oracle_takes_one_pass_more_than_there_are_disagreements() -> None:
     pair, trace = greedy_pair("llama", frozenset())
-    disagreements = [place for place, kept in enumerate(trace.kept) if not kept]
+    disagreements = [place for place, kept in enumerate(trace.line.kept) if not kept]
     best = oracle(trace)
     # A disagreement at the very last place ends the last pass and needs none of its own.
     assert len(best.starts) == len(disagreements) + (disagreements[-1] != len(trace.tokens) - 1)
@@ -217,7 +217,7 @@ class FromTrace:
         return torch.tensor(self._trace.line.step(self._start, self._index).token)
 
     def judge(self, block: drafters.Draft, *_: object) -> Verdict:
-        accepted = min(len(block.tokens), self._trace.runs[self._start])
+        accepted = min(len(block.tokens), self._trace.line.runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
         assert self._trace.chances is not None

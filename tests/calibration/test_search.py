@@ -10,7 +10,7 @@ from specctl.calibration.levels import Space
 from specctl.calibration.replay import Replay
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
 from specctl.calibration.tables import as_document, calibration_tables, curve, verdict
-from specctl.calibration.traces import Line, Proposals, Trace, TraceHeader, TraceSet
+from specctl.calibration.traces import Line, Line, Proposals, Trace, TraceHeader, TraceSet
 from specctl.errors import UsageError
 from specctl.policies import POLICIES
 
@@ -39,7 +39,7 @@ def trace(prompt: str, kept: list[bool], category: str = "c") -> Trace:
     path = Proposals([t if fine else 7 for t, fine in zip(tokens, kept, strict=True)], entropy, top, top)
     branch = Proposals([8] * 40, [3.0] * 40, [0.3] * 40, [0.3] * 40)
     branches = {place: branch for place, fine in enumerate(kept) if not fine}
-    return Trace(prompt, category, 0, 20, len(kept), tokens, kept, path, branches, 1.0)
+    return Trace(prompt, category, 0, 20, len(kept), tokens, Line(kept, path, branches), 1.0)
 
 
 def traces(every: int, prompts: int = 12) -> TraceSet:
@@ -129,7 +129,7 @@ def test_rivals_are_ranked_and_not_chosen():
 def test_a_hierarchy_always_shows_its_upper_draft_alone_and_the_best_rival():
     """However many combinations did better, and though no draft at all does better still."""
     some = traces(6)
-    some.traces = [replace(one, below=Line(one.kept, one.path, one.branches)) for one in some.traces]
+    some.traces = [replace(one, line=replace(one.line, below=one.line)) for one in some.traces]
     costs = replace(flat_costs(30, 10), below=flat_costs(30, 10))
     chains = [[Candidate("constant", (("draft_length", n),)) for n in (1, 2)], [Candidate("none")]]
     rivals = grid("constant", "paper", SIGNALS)

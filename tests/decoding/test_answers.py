@@ -28,7 +28,7 @@ class Notes:
         self.asked.append((TOKENIZER.decode(prompt), settings, seed_offset))
         if on_round is not None:
             on_round(round_of(1, 2))
-        return Completion(len(prompt), (1,), "!", FinishReason.LENGTH, (), 0.0, 0.0, 0.0)
+        return Completion(tuple(prompt), 0, (1,), "!", FinishReason.LENGTH, (), 0.0, 0.0, 0.0)
 
     @property
     def seeds(self) -> list[int]:

@@ -45,7 +45,7 @@ def panel(rounds: list[Round] = ROUNDS, text: str = "some words ", prompt: str =
 
 def completion(rounds: list[Round]) -> Completion:
     tokens = tuple(token for round_ in rounds for token in round_.emitted)
-    return Completion(5, tokens, "THE WHOLE TEXT", FinishReason.LENGTH, tuple(rounds), 0.5, 8.0, 0.75)
+    return Completion((1,) * 5, 0, tokens, "THE WHOLE TEXT", FinishReason.LENGTH, tuple(rounds), 0.5, 8.0, 0.75)
 
 
 def drawn_lines(console: Console, drawn: GenerationPanel) -> list[str]:
@@ -253,7 +253,7 @@ with LiveView(console, "big + small", "svip", "Once", 99) as view:
         view.on_round(rounds[-1], pieces)
         time.sleep(0.1)
     tokens = tuple(token for round_ in rounds for token in round_.emitted)
-    view.finish(Completion(1, tokens, "", FinishReason.STOP, tuple(rounds), 0.1, 2.0, 0.2))
+    view.finish(Completion((1,), 0, tokens, "", FinishReason.STOP, tuple(rounds), 0.1, 2.0, 0.2))
 print("the completion stands whole")
 """
 
