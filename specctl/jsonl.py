@@ -10,13 +10,13 @@ from typing import IO, Any, Literal
 
 from specctl.errors import RecordError, UsageError
 from specctl.metrics import Metrics
+from specctl.policies import SIGNALS
 from specctl.records import Completion, Round
 
 InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
 RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
-SIGNALS = ("entropy", "top_prob", "token_prob", "accept_prob")
 
 
 @dataclass(frozen=True, slots=True)

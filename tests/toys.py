@@ -20,8 +20,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
-from specctl.models.acceptance_head import AcceptanceHead
-from specctl.models.runner import Forward
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.runner import Forward
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason

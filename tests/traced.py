@@ -8,13 +8,13 @@ import torch
 from scipy.stats import chi2_contingency
 from toys import seeded
 
-from specctl.calibration.collection import read_sequence
-from specctl.calibration.traces import Trace
 from specctl.decoding.sampling import Sampling
-from specctl.models.acceptance_head import AcceptanceHead
-from specctl.models.pair import Pair
-from specctl.models.runner import Runner
+from specctl.models.loading.pair import Pair
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.runner import Runner
 from specctl.records import Round
+from specctl.replay.recording import read_sequence
+from specctl.replay.traces import Trace
 
 
 def pair_of(

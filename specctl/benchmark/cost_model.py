@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.benchmark.results import Costs, Entrant, RoundFacts, Run, RunSet
-from specctl.benchmark.statistics import Summary, evened
+from specctl.benchmark.summaries import Summary, evened
+from specctl.observing.results import Costs, Entrant, RoundFacts, Run, RunSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from specctl.benchmark.cost_model import (
     oracle_bound,
     signal_speed,
 )
-from specctl.benchmark.levels import EntrantLevels, entrant_levels
-from specctl.benchmark.results import BASELINE, Difference, Run, RunSet
-from specctl.benchmark.statistics import Summary, summarise
+from specctl.benchmark.hierarchy import EntrantLevels, entrant_levels
+from specctl.benchmark.summaries import Summary, summarise
+from specctl.observing.results import BASELINE, Difference, Run, RunSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specctl.benchmark.results import BASELINE, Entrant, Level, distinct_name, short_name
 from specctl.errors import UsageError
+from specctl.observing.results import BASELINE, Entrant, Level
 from specctl.policies import POLICIES
+from specctl.profile.model_names import distinct_name, short_name
 from specctl.profile.schema import DraftTable, ModelTable
 from specctl.profile.wording import did_you_mean
 

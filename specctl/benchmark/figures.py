@@ -7,27 +7,28 @@ import numpy as np
 
 from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.drawing import (
+from specctl.benchmark.hierarchy_figures import speed_by_window, where_it_pays
+from specctl.benchmark.looks import Look, looks
+from specctl.benchmark.summaries import Summary
+from specctl.errors import UsageError
+from specctl.observing.results import BASELINE, Entrant, RoundFacts, Run
+from specctl.profile.model_names import distinct_name
+from specctl.reporting.style import (
     BASELINE_COLOUR,
     FAINT,
     INK,
-    Look,
     MissingDataError,
     Picture,
     label_ends,
     label_points,
-    looks,
     page,
     panels,
     shorten,
     style,
     tint,
 )
-from specctl.benchmark.level_figures import speed_by_window, where_it_pays
-from specctl.benchmark.results import BASELINE, Entrant, RoundFacts, Run, distinct_name
-from specctl.benchmark.statistics import Summary
-from specctl.benchmark.tables import show_interval
-from specctl.errors import UsageError
+from specctl.reporting.table import show_interval
+from specctl.statistics.pareto import pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -317,15 +318,6 @@ def speedup_by_length(digest: Digest, look: dict[str, Look]) -> Picture:
         ends.append((x[-1], y[-1], shorten(name), look[name].colour))
     label_ends(axes, ends)
     return picture
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other is at least as low as in both coordinates and lower in one."""
-    return [
-        index
-        for index, point in enumerate(points)
-        if not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
-    ]
 
 
 def _parts(digest: Digest) -> list[tuple[str, list[Summary]]]:

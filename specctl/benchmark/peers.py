@@ -9,8 +9,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from specctl.errors import UsageError
-from specctl.models.loading import hushed
-from specctl.models.pair import Pair
+from specctl.models.loading.model import hushed
+from specctl.models.loading.pair import Pair
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from specctl.benchmark.digest import Digest, digest
-from specctl.benchmark.document import write_document
-from specctl.benchmark.drawing import Picture
 from specctl.benchmark.figures import draw_all
-from specctl.benchmark.results import RunSet
 from specctl.benchmark.tables import tables
 from specctl.errors import UsageError
+from specctl.observing.results import RunSet
+from specctl.reporting.document import write_document
+from specctl.reporting.style import Picture
 
 
 def write_report(results: RunSet, folder: Path) -> list[Path]:

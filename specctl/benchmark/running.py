@@ -6,10 +6,16 @@ from typing import Any
 
 import torch
 
-from specctl.benchmark.costs import CostMeter
 from specctl.benchmark.digest import compare
 from specctl.benchmark.peers import Peer
-from specctl.benchmark.results import (
+from specctl.decoding.answers import Answerer
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.session import Session, Stage, compose
+from specctl.errors import RecordError
+from specctl.models.loading.pair import Pair
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.observing.passes import CostMeter
+from specctl.observing.results import (
     BASELINE,
     Difference,
     Entrant,
@@ -23,15 +29,9 @@ from specctl.benchmark.results import (
     run_line,
     skipped_line,
 )
-from specctl.benchmark.suites import SuitePrompt
-from specctl.decoding.answers import Answerer
-from specctl.decoding.prompts import PromptFormat
-from specctl.decoding.session import Session, Stage, compose
-from specctl.errors import RecordError
-from specctl.models.acceptance_head import AcceptanceHead
-from specctl.models.pair import Pair
 from specctl.policies import POLICIES
 from specctl.profile.schema import SamplingTable
+from specctl.prompts.suites import SuitePrompt
 
 WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10

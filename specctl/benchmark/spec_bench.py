@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from specctl.benchmark.results import Run, RunSet, Turn
-from specctl.benchmark.suite_formats import MT_BENCH, MT_BENCH_GROUP
 from specctl.errors import UsageError
+from specctl.observing.results import Run, RunSet, Turn
+from specctl.prompts.formats import MT_BENCH, MT_BENCH_GROUP
 
 MT_BENCH_FIRST_ID = 81
 MT_BENCH_QUESTIONS = 10

@@ -1,35 +1,18 @@
 """A benchmark's results as tables: worked out once, shown as plain text, Markdown, JSON or by `specctl.terminal`."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from specctl.benchmark.digest import Digest, digest
-from specctl.benchmark.levels import EntrantLevels
-from specctl.benchmark.results import OF_HIERARCHIES, RunSet, short_name
-from specctl.benchmark.statistics import Interval, Spread, Summary
+from specctl.benchmark.hierarchy import EntrantLevels
+from specctl.benchmark.summaries import Spread, Summary
+from specctl.observing.results import OF_HIERARCHIES, RunSet
+from specctl.profile.model_names import short_name
 from specctl.records import StopReason
+from specctl.reporting.table import UNKNOWN, Table, number, percent, show_interval
 
-UNKNOWN = "-"
 SHOWN_DIFFERENCES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells ready to be shown.
-
-    Attributes:
-        labels: how many leading columns hold words; the others hold numbers.
-        note: what a reader has to know to read it.
-        alarm: whether it reports something that must not be overlooked.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    labels: int = 1
-    note: str = ""
-    alarm: bool = False
 
 
 def tables(results: RunSet | Digest) -> list[Table]:
@@ -46,23 +29,6 @@ def tables(results: RunSet | Digest) -> list[Table]:
         _differences(whole),
         *([_skipped(whole)] if whole.results.skipped else []),
     ]
-
-
-def as_text(shown: Iterable[Table]) -> str:
-    """Aligned plain text."""
-    return "\n\n".join("\n".join(_text_lines(table)) for table in shown) + "\n"
-
-
-def as_markdown(table: Table) -> str:
-    """The table with its note, without its title."""
-    lines = []
-    if table.columns:
-        rules = [":--" if column < table.labels else "--:" for column in range(len(table.columns))]
-        lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (table.columns, tuple(rules), *table.rows)]
-    if table.note:
-        note = f"**{table.note}**" if table.alarm else table.note
-        lines += ["", note] if lines else [note]
-    return "\n".join(lines) + "\n"
 
 
 def as_json(results: RunSet | Digest) -> dict[str, Any]:
@@ -147,11 +113,11 @@ def _drafting(whole: Digest) -> Table:
     rows = tuple(
         (
             summary.entrant,
-            _percent(summary.acceptance_rate),
-            _number(summary.mean_acceptance_length, 2),
-            _number(summary.verification_rate, 3),
-            _number(summary.discard_rate, 3),
-            _number(summary.redundancy, 3),
+            percent(summary.acceptance_rate),
+            number(summary.mean_acceptance_length, 2),
+            number(summary.verification_rate, 3),
+            number(summary.discard_rate, 3),
+            number(summary.redundancy, 3),
             _spread(summary.draft_length),
             _spread(summary.accepted_length),
         )
@@ -172,8 +138,8 @@ def _shares(whole: Digest) -> Table:
     rows = tuple(
         (
             summary.entrant,
-            *(_percent(summary.stops.get(stop, 0.0) if summary.stops else None) for stop in stops),
-            *(_percent(summary.wall.get(part)) for part in parts),
+            *(percent(summary.stops.get(stop, 0.0) if summary.stops else None) for stop in stops),
+            *(percent(summary.wall.get(part)) for part in parts),
             f"{summary.ms_per_token:.2f}",
         )
         for summary in whole.overall
@@ -195,10 +161,10 @@ def _parts(key: str, parts: Mapping[Any, Sequence[Summary]], title: str) -> Tabl
             str(summary.prompts),
             f"{summary.tokens_per_second:.1f}",
             show_interval(summary.speedup and summary.speedup.of_totals),
-            _percent(summary.acceptance_rate),
-            _number(summary.mean_acceptance_length, 2),
-            _number(summary.verification_rate, 3),
-            _number(summary.discard_rate, 3),
+            percent(summary.acceptance_rate),
+            number(summary.mean_acceptance_length, 2),
+            number(summary.verification_rate, 3),
+            number(summary.discard_rate, 3),
         )
         for name, summaries in parts.items()
         for summary in summaries
@@ -230,10 +196,10 @@ def _levels(whole: Digest) -> Table:
     rows = []
     for one in whole.levels:
         of = {level.draft: level for level in one.levels}
-        cells = [_number(passes, 3) for passes in one.passes]
+        cells = [number(passes, 3) for passes in one.passes]
         for draft in range(len(names)):
             level = of.get(draft)
-            cells += [_number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
+            cells += [number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
         rows.append((one.entrant, *cells, _pays(one)))
     columns = (
         "entrant",
@@ -272,12 +238,12 @@ def _cost_model(whole: Digest) -> Table:
         (
             cost.entrant,
             f"{cost.measured:.1f}",
-            _number(cost.predicted, 1),
-            _number(cost.latency_ms, 3),
-            _number(cost.overhead, 3),
-            _percent(cost.passes_share),
-            _percent(cost.time_share),
-            _percent(cost.signal_share),
+            number(cost.predicted, 1),
+            number(cost.latency_ms, 3),
+            number(cost.overhead, 3),
+            percent(cost.passes_share),
+            percent(cost.time_share),
+            percent(cost.signal_share),
         )
         for cost in whole.costs
     )
@@ -362,48 +328,8 @@ def _count_differing(whole: Digest, entrant: str) -> str:
     return str(sum(run.entrant == entrant for run, _ in whole.differing))
 
 
-def _text_lines(table: Table) -> Iterable[str]:
-    yield f"!!! {table.title} !!!" if table.alarm else table.title
-    if table.columns:
-        grid = (table.columns, *table.rows)
-        widths = [max(len(_one_line(row[column])) for row in grid) for column in range(len(table.columns))]
-        for row in grid:
-            cells = [
-                _one_line(cell).ljust(width) if column < table.labels else _one_line(cell).rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            yield "  ".join(cells).rstrip()
-    if table.note:
-        yield table.note
-
-
-def _one_line(cell: str) -> str:
-    return " ".join(cell.split())
-
-
-def _escaped(cell: str) -> str:
-    return _one_line(cell).replace("\\", "\\\\").replace("|", "\\|")
-
-
-def show_interval(interval: Interval | None) -> str:
-    """E.g. ``1.43 [1.38, 1.48]``."""
-    if interval is None:
-        return UNKNOWN
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.2f}"
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
 def _spread(spread: Spread | None) -> str:
     return UNKNOWN if spread is None else f"{spread.mean:.2f} ± {spread.sd:.2f}"
-
-
-def _number(value: float | None, decimals: int) -> str:
-    return UNKNOWN if value is None else f"{value:.{decimals}f}"
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1%}"
 
 
 def _plain(value: Any) -> Any:

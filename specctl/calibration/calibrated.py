@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specctl.calibration.costs import CostTable
 from specctl.calibration.search import Calibration
 from specctl.calibration.tables import verdict
 from specctl.profile import ResolvedProfile
+from specctl.replay.costs import CostTable
 
 MOST_RUNNER_UPS = 5
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Candidate, Grid, candidate_of, grid, level_grids, with_heads
-from specctl.calibration.levels import Space
 from specctl.errors import UsageError
-from specctl.models.head_checkpoint import CONFIG
+from specctl.models.loading.head_checkpoint import CONFIG
 from specctl.profile.schema import DraftTable
 
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from specctl.benchmark.drawing import (
+from specctl.calibration.search import NONE, Calibration, Ranked, Score
+from specctl.calibration.tables import curve
+from specctl.errors import UsageError
+from specctl.reporting.style import (
     BASELINE_COLOUR,
     FAINT,
     INK,
@@ -14,10 +17,7 @@ from specctl.benchmark.drawing import (
     shorten,
     style,
 )
-from specctl.benchmark.figures import pareto
-from specctl.calibration.search import NONE, Calibration, Ranked, Score
-from specctl.calibration.tables import curve
-from specctl.errors import UsageError
+from specctl.statistics.pareto import pareto
 
 
 def draw_calibration(found: Calibration) -> Iterator[Picture]:

@@ -6,9 +6,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from specctl.benchmark.results import distinct_name
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Signal, StoppingPolicy
+from specctl.profile.model_names import distinct_name
 from specctl.profile.schema import DraftTable, PolicyTable
 from specctl.profile.wording import did_you_mean
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specctl.benchmark.statistics import SEED, Floats, Interval, bootstrap
-from specctl.calibration.bound import READS, play_best
-from specctl.calibration.costs import CostTable
+from specctl.calibration.ascent import Space, explore
 from specctl.calibration.grids import LONGEST, SIMPLEST, Candidate
-from specctl.calibration.levels import Space, explore
-from specctl.calibration.replay import Player, Replay, oracle, replay_levels
-from specctl.calibration.traces import TraceSet
 from specctl.policies import Signal
+from specctl.replay.bound import READS, play_best
+from specctl.replay.costs import CostTable
+from specctl.replay.play import Player, Replay, oracle, replay_levels
+from specctl.replay.traces import TraceSet
+from specctl.statistics.intervals import SEED, Floats, Interval, bootstrap
 
 RESAMPLES = 2000
 MOST_RANKED = 12

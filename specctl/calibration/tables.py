@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specctl.benchmark.statistics import Interval
-from specctl.benchmark.tables import UNKNOWN, Table
-from specctl.calibration.costs import CostTable, signal_key
+from specctl.calibration.live_check import Measured
 from specctl.calibration.search import NONE, Calibration, Ranked, Score
-from specctl.calibration.verification import Measured
 from specctl.policies.specdec import implied_threshold
+from specctl.replay.costs import CostTable, signal_key
+from specctl.reporting.table import UNKNOWN, Table
+from specctl.statistics.intervals import Interval
 
 SHOWN_NEAR = 5
 _SHOWN_VALUES = 16

@@ -26,9 +26,9 @@ from specctl.commands.options import (
 from specctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from specctl.benchmark.readings import Judged, Readings
-    from specctl.benchmark.suites import Suite
+    from specctl.analysis.readings import Judged, Readings
     from specctl.profile import Profile
+    from specctl.prompts.suites import Suite
 
 
 def analyze(
@@ -77,7 +77,7 @@ def analyze(
         }
         if given := [name for name, value in unused.items() if value not in (None, [])]:
             raise UsageError(f"--trace runs no prompt, so {given[0]} has no meaning", "leave one of them out")
-        from specctl.benchmark.traces import read_traces
+        from specctl.analysis.verdicts import read_traces
 
         _show(
             read_traces(trace),
@@ -106,7 +106,7 @@ def analyze(
         warn(f"prompt {identity} is left out: {reason}")
     if readings is None:
         raise UsageError("no prompt led to a token that could be analysed")
-    from specctl.benchmark.readings import judge
+    from specctl.analysis.readings import judge
 
     sources = {"command": _command(), **facts, "left_out": failures}
     _show(judge(readings), readings, resolved.sampling.temperature == 0, sources, report, json_, quiet)
@@ -128,11 +128,11 @@ def _read(
 
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
-        from specctl.benchmark.provenance import describe
-        from specctl.benchmark.teacher_forcing import ReadingRun
-        from specctl.decoding.prompts import PromptFormat
-        from specctl.models.engines import EngineSettings
-        from specctl.models.pair import load_pair
+        from specctl.analysis.teacher_forcing import ReadingRun
+        from specctl.decoding.prompt_format import PromptFormat
+        from specctl.models.loading.pair import load_pair
+        from specctl.models.running.engines import EngineSettings
+        from specctl.observing.facts import describe
 
         # In a hierarchy too it is the draft the target verifies that is looked at.
         drafts = [profile.draft] if profile.draft is not None else []
@@ -163,10 +163,10 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from specctl.benchmark.analysis import analyse, plain
-    from specctl.benchmark.analysis_tables import analysis_tables, distributions
+    from specctl.analysis.numbers import analyse, plain
+    from specctl.analysis.tables import analysis_tables, distributions
     from specctl.jsonl import write_line
-    from specctl.terminal.bench import print_tables
+    from specctl.reporting.console import print_tables
 
     analysis = analyse(judged, readings)
     shown = analysis_tables(analysis, greedy=greedy)
@@ -177,8 +177,8 @@ def _show(
     else:
         print_tables(Console(), shown)
     if report is not None:
-        from specctl.benchmark.analysis_figures import draw_analysis
-        from specctl.benchmark.document import write_document
+        from specctl.analysis.figures import draw_analysis
+        from specctl.reporting.document import write_document
 
         for path in write_document(
             "Draft signals and acceptance", shown, draw_analysis(analysis, judged, readings), sources, report

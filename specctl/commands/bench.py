@@ -28,12 +28,12 @@ from specctl.errors import UsageError
 
 if TYPE_CHECKING:
     from specctl.benchmark.entrants import Field
-    from specctl.benchmark.results import Header, RunSet
     from specctl.benchmark.running import Benchmark, Emit
-    from specctl.benchmark.suites import Suite
-    from specctl.models.pair import Pair
+    from specctl.models.loading.pair import Pair
+    from specctl.observing.results import Header, RunSet
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable
+    from specctl.prompts.suites import Suite
 
 
 def bench(
@@ -95,7 +95,7 @@ def bench(
     quiet: QuietOption = False,
 ) -> None:
     """Measure policies against each other and against the target alone, prompt by prompt in turn."""
-    from specctl.benchmark.results import read_results
+    from specctl.observing.results import read_results
 
     if from_ is not None:
         results = read_results(from_)
@@ -179,21 +179,21 @@ def _run(
 ) -> "RunSet":
     from rich.console import Console
 
-    from specctl.benchmark.results import RunSet, header_line, read_results
     from specctl.commands.streaming import open_output
     from specctl.jsonl import drop_torn_line, write_line
-    from specctl.terminal.bench import BenchProgress
+    from specctl.observing.results import RunSet, header_line, read_results
     from specctl.terminal.loading import loading, note
+    from specctl.terminal.progress import BenchProgress
 
     if oracle and profile.sampling.temperature:
         raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
     entrants, drafts = field.entrants, field.drafts
     console = Console(stderr=True, quiet=quiet)
     with loading(console, "starting") as say:
-        from specctl.benchmark.provenance import describe
         from specctl.decoding.session import warm_up
-        from specctl.models.engines import EngineSettings
-        from specctl.models.pair import load_pair
+        from specctl.models.loading.pair import load_pair
+        from specctl.models.running.engines import EngineSettings
+        from specctl.observing.facts import describe
 
         expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
         pair = load_pair(
@@ -215,7 +215,7 @@ def _run(
         _require_same(results.header, header, output)
 
     from specctl.benchmark.running import Benchmark
-    from specctl.decoding.prompts import PromptFormat
+    from specctl.decoding.prompt_format import PromptFormat
 
     with ExitStack() as stack:
         sink: IO[str] | None = None
@@ -245,8 +245,8 @@ def _run(
 
 def _find_signal_bound(pair: "Pair", benchmark: "Benchmark", suite: "Suite", results: "RunSet", emit: "Emit") -> None:
     from specctl.benchmark.cost_model import bare_model, fit
-    from specctl.benchmark.results import signal_bound_line
-    from specctl.calibration.signal_bound import Text, signal_bound
+    from specctl.observing.results import signal_bound_line
+    from specctl.replay.signal_bound import Text, signal_bound
 
     model = fit(results) or (bare_model(results.costs) if results.costs else None)
     texts = []
@@ -279,16 +279,17 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
     from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
     from specctl.jsonl import write_line
+    from specctl.reporting.table import as_text
 
     whole = digest(results)
     if as_document:
         write_line(sys.stdout, tables.as_json(whole))
     elif sys.stdout.isatty():
-        from specctl.terminal.bench import print_tables
+        from specctl.reporting.console import print_tables
 
         print_tables(Console(), tables.tables(whole))
     else:
-        sys.stdout.write(tables.as_text(tables.tables(whole)))
+        sys.stdout.write(as_text(tables.tables(whole)))
     written: list[Path] = []
     if report is not None:
         from specctl.benchmark.report import write_report

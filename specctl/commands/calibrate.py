@@ -28,15 +28,15 @@ from specctl.errors import ProfileError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specctl.benchmark.suites import Suite
     from specctl.calibration.contest import Contest
-    from specctl.calibration.costs import CostTable
     from specctl.calibration.grids import Candidate
+    from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
-    from specctl.calibration.traces import TraceHeader, TraceSet
-    from specctl.calibration.verification import Measured
-    from specctl.models.pair import Pair
+    from specctl.models.loading.pair import Pair
     from specctl.profile import Profile, ResolvedProfile
+    from specctl.prompts.suites import Suite
+    from specctl.replay.costs import CostTable
+    from specctl.replay.traces import TraceHeader, TraceSet
 
 
 def calibrate(
@@ -102,12 +102,12 @@ def calibrate(
     """
     from rich.console import Console
 
-    from specctl.benchmark.suites import sample
     from specctl.calibration.contest import contest, heads_among, heads_in
-    from specctl.calibration.replay import replayable
-    from specctl.calibration.traces import read_traces
-    from specctl.jsonl import SIGNALS
+    from specctl.policies import SIGNALS
     from specctl.profile import resolve
+    from specctl.prompts.suites import sample
+    from specctl.replay.play import replayable
+    from specctl.replay.traces import read_traces
     from specctl.terminal.loading import loading, note
 
     if trace is not None and save_trace is not None:
@@ -150,8 +150,8 @@ def calibrate(
     if kept is None or verify:
         with loading(console, "starting") as say:
             from specctl.decoding.session import warm_up
-            from specctl.models.engines import EngineSettings
-            from specctl.models.pair import load_pair
+            from specctl.models.loading.pair import load_pair
+            from specctl.models.running.engines import EngineSettings
 
             pair = load_pair(
                 own,
@@ -191,11 +191,15 @@ def _trace(
     """Run the prompts that the file does not have yet, and measure the costs."""
     from dataclasses import replace
 
-    from specctl.benchmark.provenance import describe
-    from specctl.calibration.collection import Collection
-    from specctl.calibration.costs import PASSES, measure
     from specctl.calibration.grids import grid
-    from specctl.calibration.traces import (
+    from specctl.decoding.prompt_format import PromptFormat
+    from specctl.decoding.sampling import Sampling
+    from specctl.decoding.session import Session, build_drafter, readable
+    from specctl.errors import RecordError
+    from specctl.observing.facts import describe
+    from specctl.replay.costs import PASSES, measure
+    from specctl.replay.recording import Collection
+    from specctl.replay.traces import (
         TraceHeader,
         TraceSet,
         read_traces,
@@ -204,10 +208,6 @@ def _trace(
         write_header,
         write_prompt,
     )
-    from specctl.decoding.prompts import PromptFormat
-    from specctl.decoding.sampling import Sampling
-    from specctl.decoding.session import Session, build_drafter, readable
-    from specctl.errors import RecordError
     from specctl.terminal.loading import counting
 
     assert profile.draft is not None
@@ -327,8 +327,8 @@ def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def _search(
     traces: "TraceSet", asked: "Contest", replays_old: bool, console: "Console"
 ) -> tuple["Calibration", "CostTable"]:
-    from specctl.calibration.costs import CostTable
     from specctl.calibration.search import contestants, search
+    from specctl.replay.costs import CostTable
     from specctl.terminal.loading import counting
 
     assert traces.costs is not None
@@ -347,12 +347,12 @@ def _verify(
     from dataclasses import replace
 
     from specctl.benchmark.entrants import field_of
-    from specctl.benchmark.provenance import describe
-    from specctl.benchmark.suites import Suite, SuitePrompt
     from specctl.calibration.grids import stopped
+    from specctl.calibration.live_check import verify
     from specctl.calibration.search import NONE
-    from specctl.calibration.verification import verify
-    from specctl.decoding.prompts import PromptFormat
+    from specctl.decoding.prompt_format import PromptFormat
+    from specctl.observing.facts import describe
+    from specctl.prompts.suites import Suite, SuitePrompt
     from specctl.terminal.loading import counting
 
     assert profile.draft is not None
@@ -400,7 +400,7 @@ def _show(
     from specctl.calibration.tables import as_document, calibration_tables, verdict
     from specctl.jsonl import write_line
     from specctl.profile import write_profile
-    from specctl.terminal.bench import print_tables
+    from specctl.reporting.console import print_tables
 
     recorded = traces.header.provenance
     facts = {
@@ -427,8 +427,8 @@ def _show(
         if not quiet:
             print(f"wrote {output}; use it with: specctl generate -p {output}", file=sys.stderr)
     if report is not None:
-        from specctl.benchmark.document import write_document
         from specctl.calibration.figures import draw_calibration
+        from specctl.reporting.document import write_document
 
         paths = write_document(
             "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report

@@ -13,7 +13,7 @@ from specctl.commands.options import JsonOption, ProfileOption, SetOption
 from specctl.errors import ModelError
 
 if TYPE_CHECKING:
-    from specctl.models.diagnosis import Diagnosis, ModelFacts
+    from specctl.models.loading.diagnosis import Diagnosis, ModelFacts
 
 Facts = dict[str, str]
 
@@ -31,7 +31,7 @@ def doctor(
 
     resolved = resolve(profile, overrides=set_ or ())
     with Console(stderr=True).status("Examining the models"):
-        from specctl.models.diagnosis import diagnose
+        from specctl.models.loading.diagnosis import diagnose
 
         report = diagnose(resolved.profile)
     if json_:
@@ -70,7 +70,7 @@ def _plain(profile: str, report: "Diagnosis") -> list[str]:
 
 
 def _model_rows(facts: "ModelFacts") -> Facts:
-    from specctl.models.memory import gib
+    from specctl.models.loading.memory import gib
 
     return {
         "model": facts.model,
@@ -90,7 +90,7 @@ def _model_rows(facts: "ModelFacts") -> Facts:
 
 
 def _device_rows(report: "Diagnosis") -> dict[str, Facts]:
-    from specctl.models.memory import gib
+    from specctl.models.loading.memory import gib
 
     rows = {}
     for device in report.devices:

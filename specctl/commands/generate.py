@@ -228,10 +228,10 @@ def _load(
 
     with loading(console, "starting") if not quiet else nullcontext(lambda _: None) as progress:
         from specctl.decoding.answers import Answerer
-        from specctl.decoding.prompts import PromptFormat
+        from specctl.decoding.prompt_format import PromptFormat
         from specctl.decoding.session import Session, build_drafter, readable, warm_up
-        from specctl.models.engines import EngineSettings
-        from specctl.models.pair import load_pair
+        from specctl.models.loading.pair import load_pair
+        from specctl.models.running.engines import EngineSettings
         from specctl.policies import Signal
 
         draft = profile.draft.at_work() if profile.draft is not None else None

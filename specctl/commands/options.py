@@ -12,7 +12,7 @@ from specctl.policies import POLICIES
 from specctl.profile.discovery import available
 
 if TYPE_CHECKING:
-    from specctl.benchmark.suites import Suite
+    from specctl.prompts.suites import Suite
 
 
 def _complete_profile(incomplete: str) -> list[tuple[str, str]]:
@@ -145,7 +145,7 @@ def chosen_prompts(
     """
     if input_ is not None and (suite is not None or data is not None):
         raise UsageError("--input takes the place of a suite", "leave out --suite and --data, or --input")
-    from specctl.benchmark.suites import EMBEDDED, load_records, load_suite
+    from specctl.prompts.suites import EMBEDDED, load_records, load_suite
 
     chosen: dict[str, Any] = {
         "limit": limit,

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel
 
-    from specctl.benchmark.suites import Suite
     from specctl.heads.evaluation import Evaluation
     from specctl.heads.examples import DataFolder
     from specctl.heads.training import Recipe, Schedule
     from specctl.profile import Profile
+    from specctl.prompts.suites import Suite
 
 DATA, STATE, SWEEP = "data", "training.safetensors", "sweep.json"
 
@@ -153,7 +153,7 @@ def _headless(profile: "Profile") -> "Profile":
 
 def _is_finished(output: Path, resume: bool) -> bool:
     """Whether an earlier run has left nothing to do; raises UsageError where it would be overwritten."""
-    from specctl.models.head_checkpoint import CONFIG
+    from specctl.models.loading.head_checkpoint import CONFIG
 
     results = (CONFIG, SWEEP)
     if not resume and (found := [n for n in (*results, STATE, f"{DATA}/index.json") if (output / n).exists()]):
@@ -171,9 +171,9 @@ def _given_data(path: Path, profile: "Profile", console: "Console") -> tuple["Da
     assert profile.draft is not None
     with loading(console, "starting") as say:
         from specctl.heads.examples import DataFolder
-        from specctl.models.checkpoint import locate
-        from specctl.models.head_checkpoint import weights_hash
-        from specctl.models.loading import load_model
+        from specctl.models.loading.checkpoint import locate
+        from specctl.models.loading.head_checkpoint import weights_hash
+        from specctl.models.loading.model import load_model
 
         folder = DataFolder.open(path)
         say(f"loading {profile.draft.model}")
@@ -194,10 +194,10 @@ def _collected(
 
     assert profile.draft is not None
     with loading(console, "starting") as say:
-        from specctl.decoding.prompts import PromptFormat
+        from specctl.decoding.prompt_format import PromptFormat
         from specctl.heads.collection import collect, describe
         from specctl.heads.examples import INDEX, DataFolder
-        from specctl.models.pair import load_pair
+        from specctl.models.loading.pair import load_pair
 
         facts = describe(profile, suite)
         if (path / INDEX).exists():
@@ -245,8 +245,8 @@ def _train(
     from specctl.heads.figure import write_reliability
     from specctl.heads.report import as_document, head_card, head_config
     from specctl.heads.training import Training
-    from specctl.models.diagnosis import versions
-    from specctl.models.head_checkpoint import save_head, write_whole
+    from specctl.models.loading.diagnosis import versions
+    from specctl.models.loading.head_checkpoint import save_head, write_whole
     from specctl.terminal.loading import counting
 
     split = folder.split()
@@ -287,7 +287,7 @@ def _show(evaluations: list["Evaluation"], sweep: bool, as_json: bool) -> None:
 
     from specctl.heads.report import as_document, head_tables, sweep_tables
     from specctl.jsonl import write_line
-    from specctl.terminal.bench import print_tables
+    from specctl.reporting.console import print_tables
 
     if as_json:
         write_line(sys.stdout, {"heads": as_document(evaluations)})

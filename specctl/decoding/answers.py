@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from specctl.decoding.prompts import PromptFormat
+from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.jsonl import Record
 from specctl.profile.schema import SamplingTable

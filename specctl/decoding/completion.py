@@ -11,7 +11,7 @@ from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop
-from specctl.models.runner import Runner
+from specctl.models.running.runner import Runner
 from specctl.records import Completion, FinishReason, Round
 
 

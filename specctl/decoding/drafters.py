@@ -8,9 +8,8 @@ import torch
 
 from specctl.decoding.reading import Judge, numbers, reader
 from specctl.decoding.sampling import Sampling, arrivals, sibling
-from specctl.models.acceptance_head import SIGNALS
-from specctl.models.runner import FusedRunner, Runner
-from specctl.policies import Signal, StoppingPolicy, draft_phase
+from specctl.models.running.runner import FusedRunner, Runner
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round, StopReason
 
 
@@ -80,12 +79,14 @@ class ModelDrafter:
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
         reads_before = self._head is not None and self._head.reads_signals
-        # (3,) SIGNALS of the last token drafted, for a head that reads them
-        self._before = torch.ones(len(SIGNALS), dtype=torch.float64, device=runner.device) if reads_before else None
+        # (3,) DISTRIBUTION_SIGNALS of the last token drafted, for a head that reads them
+        self._before = (
+            torch.ones(len(DISTRIBUTION_SIGNALS), dtype=torch.float64, device=runner.device) if reads_before else None
+        )
         self._fused = runner if isinstance(runner, FusedRunner) else None
         # Fused, all signals cost little, and one reader means one pass to compile or capture, whatever the policy.
         every = self._fused is not None or reads_before
-        self._read = frozenset(SIGNALS) if every else self._signals
+        self._read = frozenset(DISTRIBUTION_SIGNALS) if every else self._signals
         self._sampling = Sampling()
         self._reader = reader(self._sampling, self._read, self._head)
         self._eos: Set[int] = frozenset()
@@ -128,7 +129,7 @@ class ModelDrafter:
             noise = self._noise(self._fused.vocabulary)
             values, probs = self._fused.read(pending[0], self._reader, noise, self._before)
             if self._before is not None:
-                self._before = values[1 : 1 + len(SIGNALS)]
+                self._before = values[1 : 1 + len(DISTRIBUTION_SIGNALS)]
             token, *signals = values.tolist()
         else:
             forward = self.runner.extend(pending, keep=1, hidden=judging)
@@ -137,7 +138,7 @@ class ModelDrafter:
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
             found, probs = self._reader(logits, self._noise(len(logits)), state, self._before)
             if self._before is not None:
-                self._before = torch.stack(found[1 : 1 + len(SIGNALS)]).double()
+                self._before = torch.stack(found[1 : 1 + len(DISTRIBUTION_SIGNALS)]).double()
             token, *signals = numbers(found)
         known: dict[Signal, float] = dict(zip(self._reader.names(), signals, strict=False))
         if self._head is not None:

@@ -8,12 +8,10 @@ import torch
 
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.reading import Judge
-from specctl.decoding.sampling import Sampling, sibling
-from specctl.decoding.signals import read_signals
+from specctl.decoding.sampling import Sampling, read_signals, sibling
 from specctl.decoding.verification import Verdict, verify, verify_greedy
-from specctl.models.acceptance_head import SIGNALS
-from specctl.models.runner import Forward, Runner
-from specctl.policies import Signal, StoppingPolicy, collect_phase
+from specctl.models.running.runner import Forward, Runner
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
 
 
@@ -60,7 +58,7 @@ class PreVerifiedDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
-        self._drawn_with = torch.empty(0)  # (3,) SIGNALS of the last token collected
+        self._drawn_with = torch.empty(0)  # (3,) DISTRIBUTION_SIGNALS of the last token collected
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -160,7 +158,7 @@ class PreVerifiedDrafter:
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]
     ) -> dict[Signal, torch.Tensor]:  # (n,) each
         reads_signals = self._head is not None and self._head.reads_signals
-        wanted = self._signals.union(SIGNALS) if reads_signals else self._signals - {"accept_prob"}
+        wanted = self._signals.union(DISTRIBUTION_SIGNALS) if reads_signals else self._signals - {"accept_prob"}
         logits, count = forward.logits, len(tokens)
         chosen = torch.tensor(tokens, device=logits.device)
         rows = read_signals(logits[:count], chosen, wanted, None if probs is None else probs[:count], self._sampling)

@@ -8,7 +8,7 @@ import torch
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict, verify, verify_greedy
-from specctl.models.runner import Runner
+from specctl.models.running.runner import Runner
 from specctl.records import Round
 
 NOTHING = Draft([], None, (), None)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from specctl.decoding.reading import Judge
-from specctl.decoding.sampling import Sampling, draw
-from specctl.decoding.signals import read_signals
-from specctl.models.runner import Runner
+from specctl.decoding.sampling import Sampling, draw, read_signals
+from specctl.models.running.runner import Runner
 
 CHUNK = 64
 """Tokens whose distributions are held at once."""

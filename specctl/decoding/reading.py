@@ -6,10 +6,8 @@ from typing import Protocol
 
 import torch
 
-from specctl.decoding.sampling import Sampling, race
-from specctl.decoding.signals import read_signals
-from specctl.models.acceptance_head import SIGNALS
-from specctl.policies import Signal
+from specctl.decoding.sampling import Sampling, race, read_signals
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 
 
 class Judge(Protocol):
@@ -52,7 +50,8 @@ class Reader:
         hidden: torch.Tensor | None = None,
         before: torch.Tensor | None = None,
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """The token, then the wanted signals in the order of `SIGNALS`, each ``()``; and the distribution drawn from.
+        """The token, then the wanted signals in the order of `DISTRIBUTION_SIGNALS`, each ``()``; and the
+        distribution that it was drawn from.
 
         With a judge and a hidden state, the chance that the token fed will be accepted comes last.
 
@@ -71,7 +70,7 @@ class Reader:
 
     def names(self) -> list[Signal]:
         """The signals that follow the token, what a judge says left out."""
-        return [name for name in SIGNALS if name in self.wanted]
+        return [name for name in DISTRIBUTION_SIGNALS if name in self.wanted]
 
 
 def numbers(found: list[torch.Tensor]) -> list[float]:
@@ -85,4 +84,4 @@ def numbers(found: list[torch.Tensor]) -> list[float]:
 
 def reader(sampling: Sampling, wanted: Set[Signal], judge: Judge | None = None) -> Reader:
     """A reader of those signals that logits can tell, and of what a judge says."""
-    return Reader(sampling, frozenset(name for name in SIGNALS if name in wanted), judge)
+    return Reader(sampling, frozenset(name for name in DISTRIBUTION_SIGNALS if name in wanted), judge)

@@ -1,10 +1,11 @@
 """From logits to the distribution tokens are drawn from, and the draw itself."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
 
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.profile.schema import SamplingTable
 
 TINY = torch.finfo(torch.float32).tiny
@@ -84,3 +85,35 @@ def sibling(generator: torch.Generator | None, device: torch.device) -> torch.Ge
         return generator
     seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
     return torch.Generator(device).manual_seed(int(seed))
+
+
+def read_signals(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    wanted: Set[Signal] = frozenset(DISTRIBUTION_SIGNALS),
+    probs: torch.Tensor | None = None,
+    sampling: Sampling | None = None,
+) -> dict[Signal, torch.Tensor]:
+    """Entropy in nats, top probability and the tokens' probability under the softmax at temperature 1.
+
+    Args:
+        logits: ``(..., V)``, raw.
+        tokens: ``(...)`` int64.
+        wanted: which of `DISTRIBUTION_SIGNALS`.
+        probs: ``(..., V)`` float32, what ``sampling`` makes of the logits; spares the softmax where that is it.
+
+    Returns:
+        ``(...)`` float32 of each signal wanted, in the order of `DISTRIBUTION_SIGNALS`.
+    """
+    found: dict[Signal, torch.Tensor] = {}
+    if not wanted:
+        return found
+    plain = probs is not None and sampling is not None and sampling.plain
+    raw = probs if probs is not None and plain else logits.float().softmax(-1)  # (..., V)
+    if "entropy" in wanted:
+        found["entropy"] = torch.special.entr(raw).sum(-1)
+    if "top_prob" in wanted:
+        found["top_prob"] = raw.amax(-1)
+    if "token_prob" in wanted:
+        found["token_prob"] = raw.gather(-1, tokens[..., None])[..., 0]
+    return found

@@ -11,17 +11,17 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import special_ids
 from specctl.errors import ProfileError
-from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
-from specctl.models.pair import Pair
-from specctl.models.runner import Runner
-from specctl.policies import POLICIES, Signal, StoppingPolicy
+from specctl.models.loading.pair import Pair
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.runner import Runner
+from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Signal, StoppingPolicy
 from specctl.profile.schema import DraftTable, SamplingTable
 from specctl.records import Completion, Round
 
 
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded of some draft of a pair."""
-    return frozenset(SIGNALS) | ({"accept_prob"} if any(pair.heads) else frozenset())
+    return frozenset(DISTRIBUTION_SIGNALS) | ({"accept_prob"} if any(pair.heads) else frozenset())
 
 
 def build_drafter(

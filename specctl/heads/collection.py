@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from specctl.benchmark.suites import Suite, SuitePrompt
 from specctl.decoding.answers import Answerer
-from specctl.decoding.prompts import PromptFormat
+from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.proposals import proposal_generator, propose
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
-from specctl.models.checkpoint import locate
-from specctl.models.head_checkpoint import weights_hash
-from specctl.models.pair import Pair
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.head_checkpoint import weights_hash
+from specctl.models.loading.pair import Pair
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
+from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specctl.benchmark.association import Bin, auroc
-from specctl.benchmark.readings import Floats
 from specctl.heads.examples import Example, Split
-from specctl.heads.logistic import fit_logistic
 from specctl.heads.mixing import mix, signals, states
 from specctl.heads.training import Recipe
-from specctl.models.acceptance_head import SIGNALS, AcceptanceHead
-from specctl.policies import Signal
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal
+from specctl.statistics.association import Bin, auroc
+from specctl.statistics.intervals import Floats
+from specctl.statistics.logistic import fit_logistic
 
 BINS = 10
 SEQUENCES_AT_ONCE = 32
@@ -127,15 +127,15 @@ class _Curves:
     """Logistic curves through single signals, fitted once for each weight."""
 
     def __init__(self, split: Split, judged: Sequence[torch.Tensor], truth: Floats) -> None:
-        self._fitted_to = {name: _column(split.train, name) for name in SIGNALS}
+        self._fitted_to = {name: _column(split.train, name) for name in DISTRIBUTION_SIGNALS}
         self._accepted = _column(split.train, "acceptance")
-        self._judged = {name: _column(split.dev, name, judged) for name in SIGNALS}
+        self._judged = {name: _column(split.dev, name, judged) for name in DISTRIBUTION_SIGNALS}
         self._truth = truth
         self._scores: dict[float, dict[str, Score]] = {}
 
     def scores(self, reject_weight: float) -> dict[str, Score]:
         if reject_weight not in self._scores:
-            self._scores[reject_weight] = {name: self._score(name, reject_weight) for name in SIGNALS}
+            self._scores[reject_weight] = {name: self._score(name, reject_weight) for name in DISTRIBUTION_SIGNALS}
         return self._scores[reject_weight]
 
     def _score(self, name: Signal, reject_weight: float) -> Score:

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from specctl.errors import UsageError
-from specctl.models.acceptance_head import SIGNALS
-from specctl.models.head_checkpoint import write_whole
+from specctl.models.loading.head_checkpoint import write_whole
+from specctl.policies import DISTRIBUTION_SIGNALS
 
 FORMAT_VERSION = 1
 INDEX = "index.json"
@@ -20,7 +20,7 @@ PROMPTS_PER_SHARD = 16
 """What a kill can cost."""
 DEV_EVERY = 10
 """One prompt of so many is for development only."""
-_PER_TOKEN = ("proposals", "acceptance", *SIGNALS)
+_PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from specctl.benchmark.document import render, write_files
-from specctl.benchmark.drawing import Picture, page, panels, style
 from specctl.heads.evaluation import Evaluation
+from specctl.reporting.document import render, write_files
+from specctl.reporting.style import Picture, page, panels, style
 
 
 def write_reliability(evaluation: Evaluation, folder: Path) -> list[Path]:

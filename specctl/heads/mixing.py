@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.heads.examples import Example
-from specctl.models.acceptance_head import SIGNALS
-from specctl.models.states import last_hidden_states
+from specctl.models.running.states import last_hidden_states
+from specctl.policies import DISTRIBUTION_SIGNALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,11 @@ def states(draft: PreTrainedModel, mixed: Sequence[Mixed]) -> torch.Tensor:
 
 
 def signals(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:
-    """``(N, 3)`` float32: `SIGNALS` where Z holds Y, as the draft had them when it drew Y."""
+    """``(N, 3)`` float32: `DISTRIBUTION_SIGNALS` where Z holds Y, as the draft had them when it drew Y."""
     pairs = list(zip(examples, mixed, strict=True))
-    return torch.stack([torch.cat([getattr(e, name)[one.drafted] for e, one in pairs]) for name in SIGNALS], dim=1)
+    return torch.stack(
+        [torch.cat([getattr(e, name)[one.drafted] for e, one in pairs]) for name in DISTRIBUTION_SIGNALS], dim=1
+    )
 
 
 def acceptance(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:

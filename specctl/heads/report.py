@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specctl.benchmark.analysis_tables import SIGNAL_NAMES
-from specctl.benchmark.tables import UNKNOWN, Table, as_markdown
+from specctl.analysis.tables import SIGNAL_NAMES
 from specctl.heads.evaluation import Evaluation, Score
 from specctl.heads.training import Recipe, Schedule
-from specctl.models.acceptance_head import SIGNALS
+from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.reporting.table import UNKNOWN, Table, as_markdown
 
 SWEEP_DEPTHS = (0, 1, 2, 3, 4)
 SWEEP_WEIGHTS = (1.0, 3.0, 6.0, 12.0)
@@ -108,7 +108,8 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
     training = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown.items())
     reads = "the draft's last hidden state"
     if config["training"]["signals"]:
-        reads += f", and the {', '.join(SIGNAL_NAMES[name] for name in SIGNALS)} of the step that drew the token"
+        signals = ", ".join(SIGNAL_NAMES[name] for name in DISTRIBUTION_SIGNALS)
+        reads += f", and the {signals} of the step that drew the token"
     tables = [f"## {t.title}\n\n{as_markdown(t)}" if t.columns else f"**{t.title}**\n" for t in head_tables(evaluation)]
     return "\n".join(
         [

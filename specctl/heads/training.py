@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from specctl.errors import UsageError
 from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, acceptance, mix, signals, states
-from specctl.models.acceptance_head import AcceptanceHead
+from specctl.models.running.acceptance_head import AcceptanceHead
 
 SAVE_SECONDS = 20.0
 """What a kill can cost."""

@@ -1,1 +1,1 @@
-"""Checkpoints become runners: loading, placement, vocabulary match, KV caches."""
+"""Checkpoints become runners: `loading` finds and loads them, `running` makes passes fast."""

@@ -5,7 +5,7 @@ written down. Profiles, flags and calibration read them from here.
 """
 
 from specctl.policies.adaedl import AdaEdl, MaxConfidence
-from specctl.policies.base import Signal, StoppingPolicy
+from specctl.policies.base import DISTRIBUTION_SIGNALS, SIGNALS, Signal, StoppingPolicy
 from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.cost_optimal import CostOptimal
 from specctl.policies.drafting import collect_phase, draft_phase
@@ -26,4 +26,4 @@ POLICIES: dict[str, type[StoppingPolicy]] = {
     "cost-optimal": CostOptimal,
 }
 
-__all__ = ["POLICIES", "Signal", "StoppingPolicy", "collect_phase", "draft_phase"]
+__all__ = ["DISTRIBUTION_SIGNALS", "POLICIES", "SIGNALS", "Signal", "StoppingPolicy", "collect_phase", "draft_phase"]

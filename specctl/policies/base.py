@@ -1,10 +1,14 @@
 """The seam between drafting and the rules that end it."""
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from specctl.records import DraftStep, Round
 
 Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob"]
+"""A field of `DraftStep` that a policy may read."""
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
+DISTRIBUTION_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")
+"""The signals computed from the draft's own distribution, in the order in which an acceptance head reads them."""
 
 
 class StoppingPolicy(Protocol):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from specctl.errors import ProfileError
-from specctl.models.embedded import head_path, model_path
 from specctl.policies import POLICIES, StoppingPolicy
+from specctl.profile.embedded import head_path, model_path
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"

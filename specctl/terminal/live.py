@@ -11,8 +11,8 @@ from rich.segment import ControlType
 
 from specctl.metrics import Metrics
 from specctl.records import Completion, FinishReason, Round
-from specctl.terminal.figures import Figure, flow, running_figures
 from specctl.terminal.loading import loading
+from specctl.terminal.numbers import Figure, flow, running_figures
 from specctl.terminal.panel import GenerationPanel
 from specctl.terminal.tail import Origin, Piece
 

@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from specctl.terminal.tail import one_line
+from specctl.printable import one_line
 
 
 def note(console: Console, text: str) -> None:

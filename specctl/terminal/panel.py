@@ -10,10 +10,11 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from specctl.metrics import Metrics
+from specctl.printable import one_line
 from specctl.records import Round
-from specctl.terminal.figures import column, flow, running_figures
+from specctl.terminal.numbers import column, flow, running_figures
 from specctl.terminal.strip import strip
-from specctl.terminal.tail import ORIGIN_STYLES, Origin, Piece, TextTail, one_line
+from specctl.terminal.tail import ORIGIN_STYLES, Origin, Piece, TextTail
 
 KEPT_ROUNDS = 64
 FIGURES_WIDTH = 36

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specctl.benchmark.results import Costs, Entrant, Header, Level, RoundFacts, Run, RunSet, Turn
+from specctl.observing.results import Costs, Entrant, Header, Level, RoundFacts, Run, RunSet, Turn
 
 DRAFT_MS, TARGET_MS, PREFILL_MS = 2.0, 10.0, 5.0
 Shape = tuple[int, int, str]

@@ -13,8 +13,8 @@ from specctl.benchmark.cost_model import (
     oracle_bound,
     signal_speed,
 )
-from specctl.benchmark.results import Costs, RunSet, SignalBound
-from specctl.benchmark.statistics import summarise
+from specctl.benchmark.summaries import summarise
+from specctl.observing.results import Costs, RunSet, SignalBound
 
 ENTRANTS = [entrant("none"), entrant("svip"), entrant("hf", kind="peer")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]

@@ -1,8 +1,8 @@
 import pytest
 
 from specctl.benchmark.entrants import field_of
-from specctl.benchmark.results import Level
 from specctl.errors import UsageError
+from specctl.observing.results import Level
 from specctl.profile.schema import DraftTable
 
 

@@ -6,11 +6,11 @@ import pytest
 from factory import drafted_run, entrant, peer_run, plain_run, run_set
 from test_tables import ENTRANTS, ROUNDS, some_runs
 
-from specctl.benchmark.drawing import looks
-from specctl.benchmark.figures import pareto
+from specctl.benchmark.looks import looks
 from specctl.benchmark.report import write_report
-from specctl.benchmark.results import Costs, Difference, Run, RunSet
 from specctl.errors import UsageError
+from specctl.observing.results import Costs, Difference, Run, RunSet
+from specctl.statistics.pareto import pareto
 
 pytest.importorskip("matplotlib")
 

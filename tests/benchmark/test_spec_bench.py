@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from specctl.benchmark.results import Entrant, Header, RoundFacts, Run, RunSet, Turn
 from specctl.benchmark.spec_bench import write_answers
-from specctl.benchmark.suite_formats import MT_BENCH
 from specctl.errors import UsageError
+from specctl.observing.results import Entrant, Header, RoundFacts, Run, RunSet, Turn
+from specctl.prompts.formats import MT_BENCH
 
 LABELS = ("none", "svip:threshold=0.3", "hf-constant")
 

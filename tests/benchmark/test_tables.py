@@ -8,9 +8,11 @@ from factory import drafted_run, entrant, peer_run, plain_run, run_set
 from rich.console import Console
 
 from specctl.benchmark.digest import compare
-from specctl.benchmark.results import Difference, Run, RunSet, header_line, read_results, run_line
-from specctl.benchmark.tables import Table, as_json, as_markdown, as_text, tables
-from specctl.terminal.bench import BenchProgress, print_tables
+from specctl.benchmark.tables import as_json, tables
+from specctl.observing.results import Difference, Run, RunSet, header_line, read_results, run_line
+from specctl.reporting.console import print_tables
+from specctl.reporting.table import Table, as_markdown, as_text
+from specctl.terminal.progress import BenchProgress
 
 ENTRANTS = [entrant("none"), entrant("svip", threshold=0.3), entrant("hf", kind="peer")]
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]

@@ -6,21 +6,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from specctl.calibration.costs import CostTable
-from specctl.calibration.grids import (
-    Candidate,
-    candidate,
-    candidate_of,
-    grid,
-    level_grids,
-    nested,
-    stopped,
-    with_heads,
-)
-from specctl.calibration.levels import Space, explore
-from specctl.calibration.replay import Level, Replay
-from specctl.calibration.traces import Line, Proposals, Trace
+from specctl.calibration.ascent import Space, explore
+from specctl.calibration.grids import Candidate, candidate, candidate_of, grid, level_grids, nested, stopped, with_heads
 from specctl.profile import resolve
+from specctl.replay.costs import CostTable
+from specctl.replay.play import Level, Replay
+from specctl.replay.traces import Line, Proposals, Trace
 
 SIGNALS = {"entropy", "top_prob", "token_prob"}
 ABOVE, BELOW = Candidate("svip", (("threshold", 0.5),)), Candidate("self-verify", (("max_draft", 4),))

@@ -1,52 +1,17 @@
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
 
-from specctl.calibration.costs import CostTable, signal_key
+from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Candidate, candidate, grid
-from specctl.calibration.levels import Space
-from specctl.calibration.replay import Replay
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
 from specctl.calibration.tables import as_document, calibration_tables, curve, verdict
-from specctl.calibration.traces import Line, Line, Proposals, Trace, TraceHeader, TraceSet
 from specctl.errors import UsageError
 from specctl.policies import POLICIES
-
-LENGTH = 60
-SIGNALS = {"entropy", "top_prob", "token_prob"}
-ALL_SIGNALS = {*SIGNALS, "accept_prob"}
-
-
-def flat_costs(draft: float, target: float, *, per_token: float = 0.0, rest: float = 0.0) -> CostTable:
-    lengths = np.array([0.0, 1.0, 40.0])
-    return CostTable(
-        np.array([10.0, 100.0]),
-        lengths,
-        np.tile(draft * lengths, (2, 1)),
-        np.tile(target + per_token * lengths, (2, 1)),
-        {signal_key(signals): 0.0 for signals in (frozenset({"entropy"}), frozenset({"top_prob"}))},
-        rest,
-    )
-
-
-def trace(prompt: str, kept: list[bool], category: str = "c") -> Trace:
-    """Sure where it is right, unsure where it is wrong."""
-    entropy = [0.1 if fine else 3.0 for fine in kept]
-    top = [0.95 if fine else 0.3 for fine in kept]
-    tokens = list(range(100, 100 + len(kept)))
-    path = Proposals([t if fine else 7 for t, fine in zip(tokens, kept, strict=True)], entropy, top, top)
-    branch = Proposals([8] * 40, [3.0] * 40, [0.3] * 40, [0.3] * 40)
-    branches = {place: branch for place, fine in enumerate(kept) if not fine}
-    return Trace(prompt, category, 0, 20, len(kept), tokens, Line(kept, path, branches), 1.0)
-
-
-def traces(every: int, prompts: int = 12) -> TraceSet:
-    """The draft is wrong at one token in so many, here and there."""
-    chance = random.Random(0)
-    found = [trace(f"p{n}", [chance.random() * every >= 1 for _ in range(LENGTH)], f"c{n % 2}") for n in range(prompts)]
-    return TraceSet(TraceHeader(41, [0], ["entropy"], {}), found)
+from specctl.replay.costs import CostTable
+from specctl.replay.play import Replay
 
 
 def test_costs_are_interpolated_and_held():

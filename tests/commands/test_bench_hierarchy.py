@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from specctl.benchmark.results import read_results
 from specctl.commands.app import app
 from specctl.errors import UsageError
+from specctl.observing.results import read_results
 
 PROMPTS = [
     {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},

@@ -7,12 +7,12 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from specctl.calibration.traces import read_traces
 from specctl.commands.app import app
 from specctl.errors import UsageError
-from specctl.models.embedded import head_path
 from specctl.policies import POLICIES
 from specctl.profile import resolve
+from specctl.profile.embedded import head_path
+from specctl.replay.traces import read_traces
 
 PROMPTS = [
     {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},
@@ -93,7 +93,7 @@ def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
 
 
 def test_a_kept_trace_gives_the_same_choice_without_a_model(folder, monkeypatch):
-    monkeypatch.setattr("specctl.models.pair.load_pair", None)
+    monkeypatch.setattr("specctl.models.loading.pair.load_pair", None)
     again = calibrate("--trace", folder / "trace.jsonl", "--policy", "all", "--grid", "paper", "--no-verify", "--json")
     first = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
     second = json.loads(again.stdout)

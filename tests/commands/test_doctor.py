@@ -8,8 +8,8 @@ from checkpoints import llama_config, save_model
 from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
-from specctl.models import diagnosis
-from specctl.models.memory import DeviceMemory
+from specctl.models.loading import diagnosis
+from specctl.models.loading.memory import DeviceMemory
 
 app = typer.Typer()
 app.command()(doctor)

@@ -6,7 +6,7 @@ from checkpoints import tiny_tokenizer
 from toys import round_of
 
 from specctl.decoding.answers import Answerer
-from specctl.decoding.prompts import PromptFormat
+from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.jsonl import Record
 from specctl.profile.schema import SamplingTable

@@ -8,8 +8,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
-from specctl.models.pair import Pair
-from specctl.models.runner import Forward
+from specctl.models.loading.pair import Pair
+from specctl.models.running.runner import Forward
 from specctl.profile.schema import SamplingTable
 from specctl.records import FinishReason
 

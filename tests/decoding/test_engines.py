@@ -12,12 +12,12 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter, warm_up
-from specctl.models.compilation import Compiler, missing_compiler
-from specctl.models.fixed_width import FixedWidthRunner
-from specctl.models.graph import GraphRunner
-from specctl.models.pair import load_pair
-from specctl.models.runner import EagerRunner, Runner
-from specctl.models.static import StaticRunner
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.graph import GraphRunner
+from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.runner import EagerRunner
+from specctl.models.running.runner import EagerRunner
 from specctl.policies import POLICIES
 
 LENGTH = 4 * WINDOW

@@ -21,7 +21,7 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.runner import EagerRunner
+from specctl.models.running.runner import EagerRunner
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant

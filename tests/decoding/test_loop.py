@@ -8,7 +8,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import build_drafter
-from specctl.models.pair import Pair
+from specctl.models.loading.pair import Pair
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant, NoDraft

@@ -9,7 +9,7 @@ from toys import FAMILIES, TableRunner, noisy_copy, random_head, random_model, r
 
 from specctl.decoding.proposals import CHUNK, foretell, propose
 from specctl.decoding.sampling import Sampling
-from specctl.models.runner import EagerRunner
+from specctl.models.running.runner import EagerRunner
 
 TARGET = table(seed=31)
 DRAFT = related_table(TARGET, seed=32)

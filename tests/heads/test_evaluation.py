@@ -8,9 +8,9 @@ from toys import random_head, random_model, seeded
 
 from specctl.heads.evaluation import Evaluation, Score, evaluate, reliability, score
 from specctl.heads.examples import Example, Split
-from specctl.heads.logistic import fit_logistic
 from specctl.heads.report import head_tables, sweep_recipes, sweep_tables
 from specctl.heads.training import Recipe
+from specctl.statistics.logistic import fit_logistic
 
 
 def test_scores_worked_out_by_hand() -> None:

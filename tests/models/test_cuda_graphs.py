@@ -8,9 +8,9 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.reading import SIGNALS, Reader
 from specctl.decoding.sampling import Sampling, arrivals
-from specctl.models.engines import EngineSettings, build_runner
-from specctl.models.graph import CudaCapture, GraphRunner
-from specctl.models.runner import EagerRunner
+from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.running.graph import CudaCapture, GraphRunner
+from specctl.models.running.runner import EagerRunner
 from specctl.policies import POLICIES
 
 pytestmark = [

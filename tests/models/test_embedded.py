@@ -8,13 +8,13 @@ import torch
 from transformers import GenerationConfig
 
 from specctl.decoding.answers import Answerer
-from specctl.decoding.prompts import PromptFormat
+from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.jsonl import Record
-from specctl.models.embedded import model_path
-from specctl.models.pair import Pair, load_pair
+from specctl.models.loading.pair import Pair, load_pair
 from specctl.policies import POLICIES
 from specctl.profile import resolve
+from specctl.profile.embedded import model_path
 from specctl.profile.schema import SamplingTable
 
 PROMPT = "Once upon a time"

@@ -7,11 +7,18 @@ import torch
 from toys import noisy_copy, random_model
 
 from specctl.errors import ModelError
-from specctl.models import compilation
-from specctl.models.compilation import Compiler, missing_compiler
-from specctl.models.engines import LONG_RUN, EngineSettings, build_runner, engine_name, fixed_width, preparing_seconds
-from specctl.models.runner import EagerRunner, FusedRunner
-from specctl.models.static import StaticRunner
+from specctl.models.running import compilation
+from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.running.engines import (
+    LONG_RUN,
+    EngineSettings,
+    build_runner,
+    engine_name,
+    fixed_width,
+    preparing_seconds,
+)
+from specctl.models.running.runner import EagerRunner, FusedRunner
+from specctl.models.running.static import StaticRunner
 
 TOKENS: list[int] = torch.randint(0, 60, (200,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -8,10 +8,10 @@ from checkpoints import Hub, llama_config, save_model
 from transformers import GPTNeoXConfig, LlamaModel, Qwen3Config
 
 from specctl.errors import ModelError
-from specctl.models import loading
-from specctl.models.failures import explain
-from specctl.models.loading import eos_ids, load_model, load_tokenizer, model_tables
-from specctl.models.memory import DeviceMemory
+from specctl.models.loading import model as loading
+from specctl.models.loading.failures import explain
+from specctl.models.loading.memory import DeviceMemory
+from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, model_tables
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 

@@ -2,7 +2,7 @@ import pytest
 from checkpoints import llama_config, save_model
 
 from specctl.errors import ModelError
-from specctl.models.pair import load_pair
+from specctl.models.loading.pair import load_pair
 from specctl.profile.schema import Profile
 
 

@@ -4,8 +4,8 @@ import torch
 from slower_target import write_slower_target
 from transformers import AutoModelForCausalLM
 
-from specctl.models.embedded import model_path
-from specctl.models.runner import EagerRunner
+from specctl.models.running.runner import EagerRunner
+from specctl.profile.embedded import model_path
 
 
 def test_idle_layers_cost_time_and_change_nothing(tmp_path: Path) -> None:

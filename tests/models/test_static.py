@@ -13,12 +13,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.reading import SIGNALS, Reader
 from specctl.decoding.sampling import Sampling, arrivals
-from specctl.models.acceptance_head import AcceptanceHead
-from specctl.models.fixed_width import FixedWidthRunner
-from specctl.models.graph import SHORTEST, WIDTHS, GraphRunner, span_class, width_class
-from specctl.models.masks import WIDEST
-from specctl.models.runner import EagerRunner, Runner
-from specctl.models.static import PIECE, StaticRunner, obstacle
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.graph import SHORTEST, WIDTHS, GraphRunner, span_class, width_class
+from specctl.models.running.masks import WIDEST
+from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.static import PIECE, StaticRunner, obstacle
 
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(9)).tolist()

@@ -1,0 +1,175 @@
+"""Has target and draft read what the target wrote: both distributions at every token."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from specctl.analysis.readings import Reading, Readings, run_lengths
+from specctl.decoding.answers import Answerer
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.proposals import foretell, proposal_generator, propose
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import Session
+from specctl.errors import RecordError
+from specctl.models.loading.pair import Pair
+from specctl.models.running.runner import Runner
+from specctl.profile.schema import SamplingTable
+from specctl.prompts.suites import SuitePrompt
+from specctl.records import Completion
+from specctl.statistics.intervals import Floats
+
+CHUNK = 64
+"""Tokens whose distributions are held at once."""
+
+
+class ReadingRun:
+    """Every prompt answered by the target and read by both.
+
+    Args:
+        pair: with a draft.
+        settings: the sampling table in force.
+        prompt_format: how prompts become ids.
+
+    Attributes:
+        failures: prompts that could not be answered, by id, with the reason.
+    """
+
+    def __init__(self, pair: Pair, settings: SamplingTable, prompt_format: PromptFormat) -> None:
+        self._pair = pair
+        self._answerer = Answerer(Session(pair, None), prompt_format, settings)
+        self._readings: list[Reading] = []
+        self._prompts: list[int] = []
+        self._categories: list[str] = []
+        self.failures: dict[str, str] = {}
+
+    def run(self, prompts: Sequence[SuitePrompt]) -> Iterator[None]:
+        """Yield after each prompt."""
+        for number, prompt in enumerate(prompts):
+            record = prompt.record(number + 1)
+            try:
+                completions = self._answerer.answer(record)
+            except RecordError as error:
+                self.failures[prompt.id] = error.message
+            else:
+                sampling = Sampling.of(self._answerer.settings_of(record))
+                found = [self._read(completion, sampling) for completion in completions if completion.tokens]
+                self._readings += found
+                self._prompts += [len(self._categories)] * len(found)
+                self._categories.append(prompt.category)
+            yield
+
+    def _read(self, completion: Completion, sampling: Sampling) -> Reading:
+        target, draft, text = self._pair.target, self._pair.drafts[0], (completion.prompt, completion.tokens)
+        reading = read(target, draft, *text, sampling)
+        if self._pair.head is None:
+            return reading
+        proposals = propose(target, draft, *text, sampling, proposal_generator(target, completion.seed))
+        said = foretell(draft, self._pair.head, *text, proposals)
+        return replace(reading, predicted=_array(said), predicted_of=_array(proposals.acceptance))
+
+    def readings(self) -> Readings | None:
+        """All tokens read so far; None where there are none."""
+        if not self._readings:
+            return None
+        lengths = [len(reading.entropy) for reading in self._readings]
+        return Readings(Reading.joined(self._readings), np.repeat(self._prompts, lengths), self._categories)
+
+
+def read(target: Runner, draft: Runner, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Reading:
+    """What both models make of an output of at least one token that followed a prompt."""
+    parts: list[torch.Tensor] = []
+    fed = [prompt[-1], *output[:-1]]
+    with torch.inference_mode():
+        for runner in (target, draft):
+            runner.rollback(0)
+            if len(prompt) > 1:
+                runner.extend(prompt[:-1], keep=0)
+        for start in range(0, len(fed), CHUNK):
+            chunk = fed[start : start + CHUNK]
+            target_logits = target.extend(chunk, keep=len(chunk)).logits  # (C, V)
+            draft_logits = draft.extend(chunk, keep=len(chunk)).logits.to(target_logits.device)
+            tokens = torch.tensor(output[start : start + CHUNK], device=target_logits.device)
+            parts.append(compare(target_logits, draft_logits, tokens, sampling).cpu())
+    entropy, cross_entropy, top_prob, acceptance, divergence, agrees, kept = _arrays(torch.cat(parts, dim=1))
+    return Reading(
+        entropy=entropy,
+        cross_entropy=cross_entropy,
+        top_prob=top_prob,
+        acceptance=acceptance,
+        divergence=divergence,
+        agrees=agrees,
+        kept=kept,
+        run=run_lengths(kept),
+        judged=kept if sampling.greedy else acceptance,
+    )
+
+
+def _arrays(rows: torch.Tensor) -> list[Floats]:
+    return list(rows.double().numpy())
+
+
+def _array(row: torch.Tensor) -> Floats:
+    found: Floats = row.double().numpy()
+    return found
+
+
+def compare(
+    target_logits: torch.Tensor, draft_logits: torch.Tensor, tokens: torch.Tensor, sampling: Sampling
+) -> torch.Tensor:
+    """Compare two distributions at each token, in float32.
+
+    Args:
+        target_logits: ``(T, V)``.
+        draft_logits: ``(T, V)``, on the same device.
+        tokens: ``(T,)`` what the target wrote there.
+        sampling: acceptance and divergence are of the distributions it makes; when greedy, as in the papers, of the
+            softmaxes at temperature 1, since one-hot distributions say nothing.
+
+    Returns:
+        ``(7, T)``: the first seven fields of `Reading`.
+    """
+    raw_target, raw_draft = target_logits.float().log_softmax(-1), draft_logits.float().log_softmax(-1)
+    weights = raw_draft.exp()
+    if sampling.greedy or sampling.plain:
+        target, draft = raw_target, raw_draft
+    else:
+        target, draft = _log_probs(target_logits, sampling), _log_probs(draft_logits, sampling)
+    target_probs, draft_probs = target.exp(), draft.exp()
+    best = draft_logits.argmax(-1)
+    if sampling.greedy:
+        kept = best == tokens
+    else:
+        # 0 / 0 where another order of summation moved the token across a filter's edge.
+        kept = (draft_probs / target_probs).gather(1, tokens[:, None])[:, 0].clamp(max=1).nan_to_num(0)
+    rows = (
+        torch.special.entr(weights).sum(-1),
+        -torch.where(weights > 0, weights * raw_target, 0).sum(-1),
+        weights.amax(-1),
+        torch.minimum(target_probs, draft_probs).sum(-1).clamp(max=1),
+        _divergence(draft, target),
+        best == target_logits.argmax(-1),
+        kept,
+    )
+    return torch.stack([row.float() for row in rows])
+
+
+def _log_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Of the processed distribution; without a filter no probability underflows to 0."""
+    if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+        return sampling.probs(logits).log()
+    return (logits.float() / sampling.temperature).log_softmax(-1)
+
+
+def _divergence(draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """KL(q||p) from logarithms of probabilities, as the sum of q log(q/p) + p - q, of which no term is negative.
+
+    So it loses nothing to cancellation where the two are nearly the same, and the bounds made of it hold.
+    """
+    draft_probs, target_probs = draft.exp(), target.exp()
+    gap = target - draft
+    near = draft_probs * (gap.expm1() - gap)
+    far = target_probs - draft_probs - draft_probs * gap
+    terms = torch.where(draft == -torch.inf, target_probs, torch.where(gap.abs() < 1, near, far))
+    return terms.sum(-1).clamp(min=0)

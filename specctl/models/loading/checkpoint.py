@@ -1,0 +1,207 @@
+"""Where a checkpoint's files are: an embedded model, a local folder, or a snapshot in the hub's cache."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from specctl.errors import ModelError
+from specctl.models.loading.failures import explained, pickle_only, similar_models
+from specctl.profile.schema import ModelTable
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "README.md"]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightHeaders:
+    """What the headers of the weight files say: numbers per stored dtype (safetensors names) and bytes in all."""
+
+    counts: dict[str, int]
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The files of one model; a hub checkpoint's weights may still have to be downloaded."""
+
+    name: str
+    role: str
+    revision: str | None
+    folder: Path
+    source: Literal["embedded", "folder", "hub"]
+
+    def __str__(self) -> str:
+        return f"The {self.role} model {self.name!r}"
+
+    def settings(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        return self._json("config.json")
+
+    def weight_files(self) -> list[Path]:
+        """The safetensors files of the model, there or not; a hub checkpoint without an index has one."""
+        if not (self.folder / SINGLE).exists() and (self.folder / INDEX).exists():
+            return [self.folder / name for name in sorted(set(self._json(INDEX)["weight_map"].values()))]
+        return [self.folder / SINGLE]
+
+    def has_weights(self) -> bool:
+        return all(path.exists() for path in self.weight_files())
+
+    def has_tokenizer(self) -> bool:
+        return any((self.folder / name).exists() for name in TOKENIZER_FILES)
+
+    def headers(self) -> WeightHeaders:
+        """Read the weight headers, from disk or else from the hub.
+
+        Raises:
+            ModelError: when files are missing, damaged, or not safetensors.
+        """
+        if self.has_weights():
+            return self._local_headers()
+        if self.source != "hub":
+            raise self._no_weights()
+        import huggingface_hub
+
+        with explained(self.role, self.name), hushed_hub():
+            metadata = huggingface_hub.HfApi().get_safetensors_metadata(self.name, revision=self.revision)
+        files = metadata.files_metadata.values()
+        ends = [max((tensor.data_offsets[1] for tensor in file.tensors.values()), default=0) for file in files]
+        return WeightHeaders({str(kind): count for kind, count in metadata.parameter_count.items()}, sum(ends))
+
+    def fetch_weights(self) -> None:
+        """Download the weights that are not there yet, with the hub's own progress bars on a terminal."""
+        if self.has_weights():
+            return
+        if self.source != "hub":
+            raise self._no_weights()
+        import huggingface_hub
+
+        with explained(self.role, self.name):
+            huggingface_hub.snapshot_download(
+                self.name, revision=self.revision, allow_patterns=[path.name for path in self.weight_files()]
+            )
+        if not self.has_weights():
+            raise ModelError(*pickle_only(str(self), self.role, self.name))
+
+    def _local_headers(self) -> WeightHeaders:
+        import math
+
+        from safetensors import SafetensorError, safe_open
+
+        counts: Counter[str] = Counter()
+        for path in self.weight_files():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for key in file.keys():  # noqa: SIM118 - not a mapping
+                        tensor = file.get_slice(key)
+                        counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+            except (SafetensorError, OSError) as error:
+                raise self._damaged(path, str(error)) from error
+        return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()))
+
+    def _damaged(self, path: Path, reason: str) -> ModelError:
+        with path.open("rb") as file:
+            if file.read(40).startswith(b"version https://git-lfs"):
+                return ModelError(
+                    f"{self}: {path} is a git-lfs pointer, not the weights.", "Run `git lfs pull` in that folder."
+                )
+        return ModelError(
+            f"{self}: {path} is damaged ({reason}).",
+            "Copy or download it again; the last transfer may have been cut short.",
+        )
+
+    def _no_weights(self) -> ModelError:
+        if missing := [path.name for path in self.weight_files() if not path.exists() and path.name != SINGLE]:
+            return ModelError(
+                f"{self}: {len(missing)} weight file(s) named by {INDEX} are missing, first {missing[0]}.",
+                f"Copy or download them into {self.folder}.",
+            )
+        if any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt*")):
+            return ModelError(*pickle_only(str(self), self.role, self.name))
+        return ModelError(f"{self}: {self.folder} holds no weights.", f"It should contain {SINGLE} or {INDEX}.")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            contents = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ModelError(f"{self} has a damaged {name}: {error}.", "Copy or download that file again.") from error
+        return cast(dict[str, Any], contents)
+
+
+def locate(table: ModelTable, role: str) -> Checkpoint:
+    """Find a model's files; from the hub only the small ones (configuration, tokenizer) are downloaded.
+
+    Args:
+        table: the model's profile table.
+        role: the table's key in the profile, for messages: ``target``, ``draft``, ``draft.draft``.
+
+    Raises:
+        ModelError: when there is no such model or no access to it.
+    """
+    if table.model.startswith("embedded:"):
+        return _with_config(Checkpoint(table.model, role, None, Path(table.checkpoint), "embedded"))
+    folder = Path(table.model).expanduser()
+    if folder.is_dir():
+        return _with_config(Checkpoint(table.model, role, None, folder, "folder"))
+    if folder.is_file():
+        raise ModelError(
+            f"The {role} model {table.model!r} is a file.",
+            "Give the folder that holds config.json, the tokenizer and the safetensors weights.",
+        )
+    if table.model.startswith(("/", "./", "../", "~")) or table.model.count("/") > 1:
+        hint = f"{similar_models(table.model)}Paths are relative to the current directory, {Path.cwd()}."
+        raise ModelError(f"The {role} model {table.model!r}: there is no such folder.", hint)
+    return _with_config(Checkpoint(table.model, role, table.revision, _snapshot(table, role), "hub"))
+
+
+def _snapshot(table: ModelTable, role: str) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with explained(role, table.model), hushed_hub():
+        try:
+            folder = huggingface_hub.snapshot_download(
+                table.model, revision=table.revision, allow_patterns=SMALL_FILES, ignore_patterns=["*/*"]
+            )
+        except LocalEntryNotFoundError as error:
+            # Known only to newer hub clients: the cache lacks some small file, perhaps one that nobody needs.
+            folder = getattr(error, "snapshot_path", "")
+            if not folder:
+                raise
+    return Path(folder)
+
+
+def _with_config(checkpoint: Checkpoint) -> Checkpoint:
+    if (checkpoint.folder / "config.json").exists():
+        return checkpoint
+    if (checkpoint.folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{checkpoint} is an adapter, not a whole model.", "Merge it into its base model and save the result."
+        )
+    if checkpoint.source == "hub":
+        hint = "If you are offline, download it where there is a network; otherwise choose a transformers checkpoint."
+    else:
+        hint = "Give the folder that `save_pretrained` wrote."
+    raise ModelError(f"{checkpoint}: there is no config.json in {checkpoint.folder}.", hint)
+
+
+@contextmanager
+def hushed_hub() -> Iterator[None]:
+    """Keep the hub client's warnings and bars off stderr while it fetches a few small files."""
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    verbosity, bars = hub_logging.get_verbosity(), not are_progress_bars_disabled()
+    hub_logging.set_verbosity(logging.ERROR)
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(verbosity)
+        if bars:
+            enable_progress_bars()

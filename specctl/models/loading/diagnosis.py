@@ -1,0 +1,251 @@
+"""What can be told of a profile's models without loading their weights. Sizes are bytes."""
+
+import platform
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
+from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
+from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
+from specctl.models.loading.model import hushed, load_tokenizer, model_tables
+from specctl.models.loading.placement import Placement, after, place
+from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.profile.schema import DraftTable, ModelTable, Profile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CACHE_TOKENS = 4096
+LARGE_DRAFT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps the models from running, and how to mend it."""
+
+    where: str
+    message: str
+    hint: str
+
+
+@dataclass(slots=True)
+class ModelFacts:
+    """One model of the profile; what could not be found out stays None or empty."""
+
+    key: str
+    model: str
+    found: str = "not found"
+    folder: str | None = None
+    architecture: str | None = None
+    parameters: int | None = None
+    context: int | None = None
+    vocabulary: int | None = None
+    weights_by_dtype: dict[str, int] = field(default_factory=dict)
+    cache_per_1k_tokens: int | None = None
+    eos_ids: list[int] = field(default_factory=list)
+    licence: str | None = None
+    gated: str | None = None
+    dtype: str | None = None
+    devices: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """The whole report; ``problems`` make the pair unusable, ``advice`` does not."""
+
+    versions: dict[str, str]
+    devices: list[DeviceMemory]
+    models: list[ModelFacts] = field(default_factory=list)
+    shared_vocabulary: int | None = None
+    problems: list[Problem] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        return not self.problems
+
+
+def diagnose(profile: Profile) -> Diagnosis:
+    """Examine every model of a profile, where each would go, and whether their tokenizers agree."""
+    report = Diagnosis(versions(), device_memory())
+    left = report.devices
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    for key, table in model_tables(profile):
+        facts = ModelFacts(key, table.model)
+        report.models.insert(0, facts)
+        try:
+            checkpoint = locate(table, key)
+            placement = _examine(checkpoint, table, facts, left, report)
+            left = after(left, placement)
+        except ModelError as error:
+            report.problems.append(Problem(key, error.message, error.hint))
+        if facts.folder:
+            try:
+                tokenizers[key] = load_tokenizer(table, role=key)
+                facts.eos_ids = sorted({*facts.eos_ids, *_one(tokenizers[key].eos_token_id)})
+            except ModelError as error:
+                report.problems.append(Problem(key, error.message, error.hint))
+    _compare(report, tokenizers)
+    for key, table in model_tables(profile):
+        if isinstance(table, DraftTable) and table.head is not None:
+            _examine_head(key, table, table.head, report)
+    return report
+
+
+def versions() -> dict[str, str]:
+    """Python and the libraries a report of trouble should name."""
+    import huggingface_hub
+    import torch
+    import transformers
+
+    import specctl
+
+    return {
+        "specctl": specctl.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "huggingface_hub": huggingface_hub.__version__,
+        "cuda": torch.version.cuda or "none",
+    }
+
+
+def _examine(
+    checkpoint: Checkpoint, table: ModelTable, facts: ModelFacts, free: list[DeviceMemory], report: Diagnosis
+) -> Placement:
+    facts.folder = str(checkpoint.folder)
+    facts.found = _found(checkpoint)
+    facts.licence, facts.gated = _terms(checkpoint)
+    config = load_config(checkpoint, table.trust_remote_code)
+    text = config.get_text_config(decoder=True)
+    facts.architecture = ", ".join(getattr(config, "architectures", None) or []) or config.model_type
+    facts.context = getattr(text, "max_position_embeddings", None)
+    facts.vocabulary = text.vocab_size
+    facts.eos_ids = _eos_ids(checkpoint, text)
+    _require_causal(checkpoint, config, table)
+    need = estimate(checkpoint, table.trust_remote_code)
+    facts.parameters = need.parameters
+    facts.weights_by_dtype = (
+        {"as stored": need.stored_bytes}
+        if need.quantised
+        else {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
+    )
+    if need.unread:
+        report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
+    elif not checkpoint.has_weights():
+        report.advice.append(f"{checkpoint} will be downloaded at first use: {gib(need.stored_bytes)}.")
+    placement = place(table, need, free, checkpoint.role)
+    facts.dtype, facts.devices = placement.dtype, placement.shares
+    facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    _advise_on_cache(checkpoint, need, placement, free, report)
+    return placement
+
+
+def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> None:
+    """Whether a draft's head is there, is for the draft's width, and was trained on its weights.
+
+    A policy that does without it can run all the same.
+    """
+    if on_hub(name):
+        report.advice.append(f"The acceptance head {name!r} comes from the hub at first use.")
+        return
+    try:
+        head = locate_head(name)
+        draft = locate(table, key)
+        text = load_config(draft, table.trust_remote_code).get_text_config(decoder=True)
+        head.load(text.hidden_size)
+        if draft.has_weights() and (reason := mismatch(head, draft)):
+            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`.")
+    except ModelError as error:
+        if "accept_prob" not in table.policy.build().signals:
+            report.advice.append(f"{error.message} {error.hint}")
+        elif error.message not in {problem.message for problem in report.problems}:
+            report.problems.append(Problem(f"{key}.head", error.message, error.hint))
+
+
+def _require_causal(checkpoint: Checkpoint, config: Any, table: ModelTable) -> None:
+    from transformers import AutoModelForCausalLM
+
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in AutoModelForCausalLM._model_mapping and not (remote and table.trust_remote_code):
+        from specctl.models.loading.failures import explain
+
+        text = "trust_remote_code" if remote else "Unrecognized configuration class"
+        raise explain(ValueError(text), checkpoint.role, checkpoint.name)
+
+
+def _advise_on_cache(
+    checkpoint: Checkpoint, need: Estimate, placement: Placement, free: list[DeviceMemory], report: Diagnosis
+) -> None:
+    room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
+    cache = need.cache_bytes(placement.dtype, CACHE_TOKENS)
+    if cache > room:
+        report.advice.append(
+            f"{checkpoint} leaves {gib(room)}, but the cache of {CACHE_TOKENS} tokens takes {gib(cache)}: keep prompts "
+            "short or give it more memory."
+        )
+
+
+def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
+    """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
+    target, *drafts = report.models
+    sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
+    for draft in drafts:
+        if draft.key not in tokenizers or not sizes or not target.vocabulary or not draft.vocabulary:
+            sizes = []
+            break
+        try:
+            pair = tokenizers[target.key], tokenizers[draft.key]
+            sizes.append(check_vocabulary(*pair, target.vocabulary, draft.vocabulary))
+        except ModelError as error:
+            report.problems.append(Problem(f"target and {draft.key}", error.message, error.hint))
+            sizes = []
+            break
+    if drafts and sizes:
+        report.shared_vocabulary = min(sizes)
+    for larger, smaller in pairwise(report.models):
+        if larger.parameters and smaller.parameters and smaller.parameters > LARGE_DRAFT * larger.parameters:
+            share = smaller.parameters / larger.parameters
+            report.advice.append(
+                f"The {smaller.key} model has {share:.0%} of the parameters of the {larger.key} model; drafts pay off "
+                "when they are many times smaller."
+            )
+
+
+def _found(checkpoint: Checkpoint) -> str:
+    if checkpoint.source != "hub":
+        return {"embedded": "ships with specctl", "folder": "local folder"}[checkpoint.source]
+    return "cached" if checkpoint.has_weights() else "on the hub"
+
+
+def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
+    from transformers import GenerationConfig
+
+    if (checkpoint.folder / "generation_config.json").exists():
+        with suppress(OSError, ValueError), hushed(verbose=False):
+            return sorted(_one(GenerationConfig.from_pretrained(checkpoint.folder).eos_token_id))
+    return sorted(_one(getattr(config, "eos_token_id", None)))
+
+
+def _terms(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
+    """The licence by the model card, and for a hub model how its files are gated."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    licence = gated = None
+    card = checkpoint.folder / "README.md"
+    with suppress(Exception):  # a card is free text; a bad one is no reason to fail
+        if card.exists():
+            licence = (huggingface_hub.metadata_load(card) or {}).get("license")
+    if checkpoint.source == "hub" and not constants.HF_HUB_OFFLINE:
+        with suppress(Exception), hushed_hub():
+            answer = huggingface_hub.HfApi().model_info(checkpoint.name, timeout=10).gated
+            gated = {"auto": "yes, granted at once", "manual": "yes, granted by hand"}.get(str(answer), "no")
+    return licence, gated
+
+
+def _one(ids: int | list[int] | None) -> set[int]:
+    return {ids} if isinstance(ids, int) else set(ids or ())

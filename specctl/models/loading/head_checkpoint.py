@@ -1,0 +1,200 @@
+"""Where a trained acceptance head is, whether it belongs to this draft, and the files it is kept in."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
+from specctl.models.loading.failures import explained
+from specctl.profile.embedded import head_path
+
+if TYPE_CHECKING:
+    from specctl.models.running.acceptance_head import AcceptanceHead, Weights
+
+FORMAT_VERSION = 1
+WEIGHTS, CONFIG, CARD = "head.safetensors", "config.json", "README.md"
+PUBLISHED_WEIGHTS = "model.safetensors"
+_EMBEDDED = "embedded:"
+_WHOLE = 64 << 20
+"""Bytes up to which a weight file is hashed whole; hashing a 70B model at every start would take minutes."""
+_SAMPLES, _SAMPLE = 256, 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCheckpoint:
+    """The files of a head.
+
+    Attributes:
+        name: as the profile names it.
+        folder: where they are.
+        config: the contents of config.json.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"The acceptance head {self.name!r}"
+
+    @property
+    def published(self) -> bool:
+        """Whether it is in the layout of SpecDec++'s released heads, which do not tell their draft's weights."""
+        return "format_version" not in self.config
+
+    @property
+    def draft_sha256(self) -> str | None:
+        """Of the draft's weights that it was trained on, as `weights_hash` gives it."""
+        return self.config.get("draft_sha256")
+
+    @property
+    def draft_model(self) -> str:
+        return str(self.config.get("draft_model", "a draft that its config does not name"))
+
+    def load(self, hidden_size: int) -> "AcceptanceHead":
+        """Read the weights.
+
+        Args:
+            hidden_size: width of the draft's hidden states.
+
+        Raises:
+            ModelError: a file is missing or damaged, or the head is for another width.
+        """
+        import torch
+        from safetensors import SafetensorError, safe_open
+
+        from specctl.models.running.acceptance_head import head_from_published
+
+        path = self.folder / (PUBLISHED_WEIGHTS if self.published else WEIGHTS)
+        weights: dict[str, torch.Tensor] = {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    weights[name] = file.get_tensor(name)
+        except FileNotFoundError as error:
+            other = any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt*"))
+            why = "; weights in other formats can run code when they are read" if other else ""
+            raise ModelError(f"{self}: there is no {path.name} in {self.folder}{why}.", _REMAKE) from error
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{self}: {path} is damaged ({error}).", "Copy or train it again.") from error
+        try:
+            depth = self.config.get("num_layers", 0)
+            head = head_from_published(weights, int(depth)) if self.published else self._own(weights)
+        except (ModelError, TypeError, ValueError) as error:
+            raise ModelError(f"{self}: {error}.", "Copy or train it again.") from error
+        if head.hidden_size != hidden_size:
+            raise ModelError(
+                f"{self} reads hidden states of {head.hidden_size} numbers; the draft's have {hidden_size}.",
+                f"It was trained on {self.draft_model}. {_REMAKE}",
+            )
+        return head
+
+    def _own(self, weights: "Weights") -> "AcceptanceHead":
+        from specctl.models.running.acceptance_head import head_from
+
+        return head_from(weights, reads_signals=self.config.get("reads_signals") is True)
+
+
+_REMAKE = "Make one for this pair with `specctl train-head`."
+
+
+def locate_head(name: str) -> HeadCheckpoint:
+    """Find a head by ``embedded:NAME``, folder, or hub id (whose few small files are downloaded).
+
+    Raises:
+        ModelError: there is none, or its config.json cannot be read.
+    """
+    folder = _folder(name)
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"The acceptance head {name!r}: there is no {CONFIG} in {folder}.", _REMAKE) from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: {error}.", "Copy it again.") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: it is no object.", "Copy it again.")
+    if (version := config.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
+        raise ModelError(
+            f"The acceptance head {name!r} is of format {version}; this specctl reads format {FORMAT_VERSION}.",
+            "Update specctl, or train the head again.",
+        )
+    return HeadCheckpoint(name, folder, config)
+
+
+def on_hub(name: str) -> bool:
+    """Whether a head's name is a hub id: one slash, and no folder of that name here."""
+    looks_local = name.startswith(("/", "./", "../", "~", _EMBEDDED)) or name.count("/") != 1
+    return not looks_local and not Path(name).is_dir()
+
+
+def _folder(name: str) -> Path:
+    if name.startswith(_EMBEDDED):
+        return head_path(name.removeprefix(_EMBEDDED))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not on_hub(name):
+        hint = f"Paths are relative to the current directory, {Path.cwd()}. {_REMAKE}"
+        raise ModelError(f"The acceptance head {name!r}: there is no such folder.", hint)
+    import huggingface_hub
+
+    with explained("acceptance head of the draft", name), hushed_hub():
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED_WEIGHTS, CONFIG, CARD]))
+
+
+def mismatch(head: HeadCheckpoint, draft: Checkpoint) -> str | None:
+    """Why a head does not belong to a draft, or None; a head that does not tell its draft's weights is believed."""
+    if head.draft_sha256 is None or head.draft_sha256 == weights_hash(draft.weight_files()):
+        return None
+    return f"{head} was trained on other weights than those of {draft.name!r}: on those of {head.draft_model}"
+
+
+def weights_hash(files: Iterable[Path]) -> str:
+    """SHA-256 over a checkpoint's weight files in the order given.
+
+    A file of more than 64 MiB counts with its size, its head and 256 blocks of 256 KiB spread evenly over it: training
+    changes numbers everywhere.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            if size <= _WHOLE:
+                digest.update(file.read())
+                continue
+            for block in range(_SAMPLES):
+                file.seek((size - _SAMPLE) * block // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card: str) -> None:
+    """Write head.safetensors, config.json and the card; what a kill leaves behind is never half a head."""
+    from safetensors.torch import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {
+        "format_version": FORMAT_VERSION,
+        "hidden_size": head.hidden_size,
+        "depth": head.depth,
+        "reads_signals": head.reads_signals,
+        **config,
+    }
+    part = folder / f"{WEIGHTS}.part"
+    part.write_bytes(save({name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}))
+    part.replace(folder / WEIGHTS)
+    write_whole(folder / CARD, card)
+    write_whole(folder / CONFIG, json.dumps(described, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,147 @@
+"""How much memory a model needs, and how much each device has. All amounts are bytes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import Checkpoint, WeightHeaders
+from specctl.models.loading.failures import explained
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+SAFETENSORS_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a checkpoint takes, known before its weights are loaded.
+
+    Attributes:
+        parameters: numbers in the model.
+        stored_bytes: size of the weight files.
+        stored_dtype: the dtype most of its numbers are meant to have, such as ``bfloat16``.
+        quantised: whether the files hold packed weights, which keep their size whatever the dtype.
+        cached_values: numbers the KV cache holds per token over all layers, windows ignored.
+        unread: why the headers of the weights could not be read, so that the configuration alone gave the size.
+    """
+
+    parameters: int
+    stored_bytes: int
+    stored_dtype: str
+    quantised: bool
+    cached_values: int
+    unread: ModelError | None = None
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of the weights held in ``dtype``."""
+        return self.stored_bytes if self.quantised else self.parameters * ITEM_BYTES[dtype]
+
+    def cache_bytes(self, dtype: str, tokens: int) -> int:
+        """Bytes of the KV cache for so many tokens."""
+        return self.cached_values * ITEM_BYTES[dtype] * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One device: its torch name, what it is, and its memory in bytes."""
+
+    name: str
+    label: str
+    total: int
+    free: int
+
+
+def device_memory() -> list[DeviceMemory]:
+    """The accelerators (GPUs) in order, then the CPU."""
+    import psutil  # type: ignore[import-untyped]
+    import torch
+
+    ram = psutil.virtual_memory()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = accelerator.type if accelerator else "cpu"
+    devices = []
+    for index in range(torch.accelerator.device_count() if accelerator else 0):
+        # Apple's GPU works in main memory and has no figures of its own.
+        free, total = (ram.available, ram.total) if kind == "mps" else torch.accelerator.get_memory_info(index)
+        label = torch.cuda.get_device_name(index) if kind == "cuda" else f"{kind} device"
+        devices.append(DeviceMemory(f"{kind}:{index}", label, total, free))
+    return [*devices, DeviceMemory("cpu", f"{psutil.cpu_count()} CPU threads", ram.total, ram.available)]
+
+
+def estimate(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Estimate:
+    """Size a checkpoint from its weight headers, or from its configuration where there are none to read.
+
+    Raises:
+        ModelError: when files are damaged, missing, or refused.
+    """
+    config = load_config(checkpoint, trust_remote_code)
+    quantised = getattr(config, "quantization_config", None) is not None
+    headers, unread = None, None
+    try:
+        headers = checkpoint.headers()
+    except ModelError as error:
+        if checkpoint.source != "hub":
+            raise
+        unread = error
+    parameters = sum(headers.counts.values()) if headers else 0
+    if quantised or headers is None:
+        parameters = _count_parameters(checkpoint, config, trust_remote_code)
+    dtype = _meant_dtype(config, headers)
+    return Estimate(
+        parameters=parameters,
+        stored_bytes=headers.stored_bytes if headers else parameters * ITEM_BYTES[dtype],
+        stored_dtype=dtype,
+        quantised=quantised and headers is not None,
+        cached_values=cached_values(config),
+        unread=unread,
+    )
+
+
+def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
+    """The checkpoint's transformers configuration."""
+    from transformers import AutoConfig
+
+    checkpoint.settings()
+    with explained(checkpoint.role, checkpoint.name):
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
+
+
+def cached_values(config: Any) -> int:
+    """Keys and values per token over all layers: 2 x layers x key-value heads x head dimension."""
+    text = config.get_text_config(decoder=True)
+    heads: int = text.num_attention_heads
+    head_size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
+    layers: int = text.num_hidden_layers
+    key_value_heads: int = getattr(text, "num_key_value_heads", None) or heads
+    return 2 * layers * key_value_heads * head_size
+
+
+def gib(size: float) -> str:
+    """A byte count for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _count_parameters(checkpoint: Checkpoint, config: Any, trust_remote_code: bool) -> int:
+    import copy
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    plain = copy.deepcopy(config)
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    with explained(checkpoint.role, checkpoint.name), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(plain, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _meant_dtype(config: Any, headers: WeightHeaders | None) -> str:
+    dtype = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
+    if dtype in ITEM_BYTES:
+        return dtype
+    counts = headers.counts if headers else {}
+    known = {SAFETENSORS_NAMES[name]: count for name, count in counts.items() if name in SAFETENSORS_NAMES}
+    return max(known, key=known.__getitem__, default="float32")

@@ -1,0 +1,184 @@
+"""From a profile's model table to a model and a tokenizer in memory."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import Checkpoint, locate
+from specctl.models.loading.failures import explained
+from specctl.models.loading.memory import device_memory, estimate
+from specctl.models.loading.placement import Placement, place
+from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.profile.schema import ModelTable, Profile
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["LoadedModel", "check_vocabulary", "eos_ids", "load_model", "load_tokenizer", "model_tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model ready to run.
+
+    Attributes:
+        name: the model as the profile names it.
+        model: the transformers model, in eval mode, on its device or devices.
+        config: the text part of its configuration.
+        eos_ids: the end-of-sequence ids of its generation settings; the tokenizer may add one, see ``eos_ids()``.
+        vocabulary: width of its logits, padding included.
+        device: where input ids go.
+        dtype: of the weights.
+        devices: every device that holds weights; more than one means that it is spread.
+    """
+
+    name: str
+    model: "PreTrainedModel"
+    config: Any
+    eos_ids: frozenset[int]
+    vocabulary: int
+    device: "torch.device"
+    dtype: "torch.dtype"
+    devices: tuple[str, ...]
+
+
+def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
+    """Every model of a profile with its key, in the order to load them: the innermost draft first, the target last.
+
+    A target that is spread takes what is left, so the small models must be in place before it.
+    """
+    tables: list[tuple[str, ModelTable]] = [("target", profile.target)]
+    key, draft = "draft", profile.draft
+    while draft is not None:
+        tables.append((key, draft))
+        key, draft = f"{key}.draft", draft.draft
+    return tables[::-1]
+
+
+def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> LoadedModel:
+    """Load a causal language model where its table says, after checking that it fits.
+
+    Args:
+        table: the model's profile table.
+        role: the table's key in the profile: ``target``, ``draft``, ``draft.draft``.
+        verbose: let transformers show its progress and warnings on stderr.
+
+    Raises:
+        ModelError: whatever the cause, with what to do about it.
+    """
+    checkpoint = locate(table, role)
+    placement = place(table, estimate(checkpoint, table.trust_remote_code), device_memory(), role)
+    checkpoint.fetch_weights()
+    with explained(role, table.model), hushed(verbose):
+        model = _read(checkpoint, placement, table.trust_remote_code)
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+    config = model.config.get_text_config(decoder=True)
+    return LoadedModel(
+        name=table.model,
+        model=model,
+        config=config,
+        eos_ids=eos_ids(model),
+        vocabulary=config.vocab_size if head is None else head.weight.shape[0],
+        device=model.device if inputs.is_meta else inputs.device,
+        dtype=model.dtype,
+        devices=tuple(placement.devices),
+    )
+
+
+def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTokenizerBase":
+    """The tokenizer that comes with a model.
+
+    Raises:
+        ModelError: when the checkpoint has none, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    checkpoint = locate(table, role)
+    if not checkpoint.has_tokenizer():
+        raise ModelError(
+            f"{checkpoint} comes without a tokenizer.",
+            f"Copy tokenizer.json and tokenizer_config.json of its family into {checkpoint.folder}.",
+        )
+    with explained(role, table.model), hushed(verbose=False):
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                checkpoint.folder, trust_remote_code=table.trust_remote_code
+            )
+        except ImportError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"{checkpoint}: its tokenizer cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}).",
+                f"Copy or download the tokenizer files in {checkpoint.folder} again.",
+            ) from error
+    return tokenizer
+
+
+def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None" = None) -> frozenset[int]:
+    """Every id that ends a sequence: those of the model's generation settings and the tokenizer's own."""
+    found = model.generation_config.eos_token_id if model.generation_config else None
+    ids = {found} if isinstance(found, int) else set(found or ())
+    if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)
+
+
+@contextmanager
+def hushed(verbose: bool) -> Iterator[None]:
+    """Keep transformers' progress bars and warnings off stderr, unless verbose."""
+    if verbose:
+        yield
+        return
+    from transformers.utils import logging as transformers_logging
+
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _read(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "PreTrainedModel":
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    single = isinstance(placement.device_map, str) and placement.device_map in placement.shares
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        checkpoint.folder,
+        dtype=getattr(torch, placement.dtype),
+        device_map={"": placement.device_map} if single else placement.device_map,
+        max_memory=placement.max_memory,
+        use_safetensors=True,
+        trust_remote_code=trust_remote_code,
+        ignore_mismatched_sizes=True,  # so that the report tells which, instead of an error that does not
+        output_loading_info=True,
+    )
+    model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    _require_complete(checkpoint, report)
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def _require_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
+    """Refuse a model of which transformers had to invent weights."""
+    missing = sorted(report["missing_keys"])
+    shapes = sorted(str(key) for key in report["mismatched_keys"])
+    if not (missing or shapes):
+        return
+    what = f"lacks {len(missing)} weight(s), first {missing[0]}" if missing else f"has a wrong shape: {shapes[0]}"
+    raise ModelError(
+        f"{checkpoint}: the checkpoint does not match its config.json; it {what}.",
+        "Copy or download it again, and check that it is a language model with its output head.",
+    )

@@ -1,0 +1,148 @@
+"""A target with the drafts that write ahead for it, loaded and matched."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specctl.errors import ModelError, RecordError
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.head_checkpoint import locate_head, mismatch
+from specctl.models.loading.model import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.engines import EngineSettings, build_runner, fixed_width, preparing_seconds
+from specctl.models.running.runner import Runner
+from specctl.profile.schema import DraftTable, ModelTable, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Runners over one shared vocabulary.
+
+    Attributes:
+        target: the model that decides.
+        drafts: the draft, then the model that drafts for it, and so on down; empty when only the target was loaded. A
+            benchmark may hold drafts of several profiles side by side.
+        tokenizer: the target's.
+        eos: ids that end a sequence.
+        context: the longest sequence that every model of the pair can hold, in tokens.
+        models: the transformers models behind the runners, the target's first.
+        heads: for each draft what foretells acceptance from its hidden states, on its device; None where it has none.
+        named_heads: for each draft all its heads by name; the first is the one in ``heads``.
+    """
+
+    target: Runner
+    drafts: tuple[Runner, ...]
+    tokenizer: PreTrainedTokenizerBase
+    eos: frozenset[int]
+    context: int
+    models: tuple[PreTrainedModel, ...]
+    heads: tuple[AcceptanceHead | None, ...]
+    named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
+
+    @property
+    def head(self) -> AcceptanceHead | None:
+        """The first draft's."""
+        return self.heads[0] if self.heads else None
+
+    @property
+    def lower(self) -> "Pair":
+        """The first draft as the verifier of those below it."""
+        return replace(
+            self, target=self.drafts[0], drafts=self.drafts[1:], heads=self.heads[1:], named_heads=self.named_heads[1:]
+        )
+
+    @property
+    def preparing_seconds(self) -> float | None:
+        """Wall time its runners have spent on compiling or capturing; None where none of them does."""
+        spent = [
+            seconds for runner in (self.target, *self.drafts) if (seconds := preparing_seconds(runner)) is not None
+        ]
+        return sum(spent) if spent else None
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """How many tokens may follow a prompt; raises RecordError where none can."""
+        room = self.context - len(prompt)
+        if room < 1:
+            raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {self.context}")
+        return room
+
+
+def load_pair(
+    profile: Profile,
+    *,
+    with_drafts: bool = True,
+    drafts: Sequence[ModelTable] | None = None,
+    heads: Sequence[Sequence[str]] | None = None,
+    with_heads: bool = True,
+    on_foreign_head: Callable[[str], None] | None = None,
+    engines: EngineSettings | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Pair:
+    """Load every model of a profile.
+
+    Args:
+        profile: names the models.
+        with_drafts: whether its drafts are wanted.
+        drafts: to load instead of the profile's own, in the order that `Pair.drafts` will have.
+        heads: for each of ``drafts`` the heads to load, instead of what its table names.
+        with_heads: whether to load the heads that the drafts' tables name.
+        on_foreign_head: hears that a head was trained on another draft's weights; without it, such a head is refused.
+        engines: how passes are to run; without it, as the profile says.
+        progress: hears what is being loaded.
+
+    Raises:
+        ModelError: a model cannot be loaded, does not fit, its tokenizer is not the target's, or it cannot be run as
+            asked; or a draft's head cannot be loaded or was trained on another draft.
+    """
+    tables = model_tables(profile)[-1:]
+    if drafts is not None:
+        # The target comes last: where it is spread it takes what is left.
+        tables = [*(("draft", table) for table in reversed(drafts)), *tables]
+    elif with_drafts:
+        tables = model_tables(profile)
+    loaded: list[LoadedModel] = []
+    for role, table in tables:
+        progress(table.model)
+        loaded.append(load_model(table, role=role))
+    target = loaded[-1]
+    tokenizer = load_tokenizer(profile.target)
+    vocabulary = check_vocabulary(tokenizer, tokenizer, target.vocabulary, target.vocabulary)
+    for (role, table), draft in zip(tables[:-1], loaded[:-1], strict=True):
+        check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
+    models = loaded[::-1]
+    settings = engines or EngineSettings.of(profile)
+    runners = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
+    if settings.deterministic:
+        runners[0] = fixed_width(runners[0], target.model)
+    named: list[dict[str, AcceptanceHead]] = []
+    for place, ((_, table), draft, runner) in enumerate(zip(tables[-2::-1], models[1:], runners[1:], strict=True)):
+        own = [table.head] if with_heads and isinstance(table, DraftTable) and table.head is not None else []
+        loading: dict[str, AcceptanceHead] = {}
+        for name in own if heads is None else heads[place]:
+            progress(name)
+            loading[name] = _load_head(table, name, draft, on_foreign_head).to(runner.device)
+        named.append(loading)
+    return Pair(
+        target=runners[0],
+        drafts=tuple(runners[1:]),
+        tokenizer=tokenizer,
+        eos=eos_ids(target.model, tokenizer),
+        context=min(runner.context for runner in runners),
+        models=tuple(model.model for model in models),
+        heads=tuple(next(iter(loading.values()), None) for loading in named),
+        named_heads=tuple(named),
+    )
+
+
+def _load_head(
+    table: ModelTable, name: str, draft: LoadedModel, on_foreign: Callable[[str], None] | None
+) -> AcceptanceHead:
+    checkpoint = locate_head(name)
+    head = checkpoint.load(draft.config.hidden_size)
+    if reason := mismatch(checkpoint, locate(table, "draft")):
+        if on_foreign is None:
+            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`, or try it with --force.")
+        on_foreign(f"{reason}; what it foretells may be far off")
+    return head

@@ -1,0 +1,170 @@
+"""Which device a model goes to, in which dtype, and whether it fits there."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from specctl.errors import ModelError
+from specctl.models.loading.memory import DeviceMemory, Estimate, gib
+from specctl.profile.schema import ModelTable
+
+STRATEGIES = ("balanced", "balanced_low_0", "sequential")
+ROOM_FOR_WORK = 0.1
+"""Share of a GPU's free memory left for the KV cache and activations when weights are spread or placed by ``auto``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how a model is loaded.
+
+    Attributes:
+        device_map: a device such as ``cuda:0`` or ``cpu``, an accelerate strategy, or a map from module to device.
+        max_memory: for a strategy, the bytes each device may take; None otherwise.
+        dtype: the weights' dtype, spelled out.
+        shares: bytes of weights expected on each device, by device name.
+    """
+
+    device_map: str | dict[str, int | str]
+    max_memory: dict[int | str, int] | None
+    dtype: str
+    shares: dict[str, int]
+
+    @property
+    def devices(self) -> list[str]:
+        return list(self.shares)
+
+
+def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], role: str) -> Placement:
+    """Choose devices and dtype for a model on a machine with these devices.
+
+    ``auto`` is the first GPU, or the CPU where there is none; a target that leaves no room to work on the first GPU
+    is spread over all of them.
+
+    Raises:
+        ModelError: for a device that is not there, and for weights that do not fit.
+    """
+    free = {device.name: device.free for device in devices}
+    gpus = [name for name in free if name.startswith("cuda")]
+    device = table.device
+    if isinstance(device, dict):
+        return _mapped(table, device, need, free, role)
+    if device == "auto":
+        alone = gpus[0] if gpus else "cpu"
+        size = need.weight_bytes(_dtype(table, need, alone))
+        crowded = role == "target" and len(gpus) > 1 and size > free[alone] * (1 - ROOM_FOR_WORK)
+        if not (crowded or table.max_memory):
+            return _single(table, alone, need, free, role)
+        device = "balanced"
+    if device in STRATEGIES:
+        return _spread(table, device, need, free, role)
+    name = device if device == "cpu" or ":" in device else f"{device}:0"
+    if name not in free:
+        raise _unknown_device(device, free, role)
+    if table.max_memory:
+        raise ModelError(f"[{role}] max_memory says nothing for the single device {device!r}.", "Remove one of them.")
+    return _single(table, name, need, free, role)
+
+
+def after(devices: Sequence[DeviceMemory], placement: Placement) -> list[DeviceMemory]:
+    """The devices once a model is loaded as placed."""
+    return [replace(device, free=device.free - placement.shares.get(device.name, 0)) for device in devices]
+
+
+def _single(table: ModelTable, name: str, need: Estimate, free: Mapping[str, int], role: str) -> Placement:
+    dtype = _dtype(table, need, name)
+    size = need.weight_bytes(dtype)
+    if size > free[name]:
+        raise _too_big(table, size, dtype, {name: free[name]}, free, role)
+    return Placement(name, None, dtype, {name: size})
+
+
+def _spread(table: ModelTable, strategy: str, need: Estimate, free: Mapping[str, int], role: str) -> Placement:
+    gpus = [name for name in free if name.startswith("cuda")]
+    if not gpus and not table.max_memory:
+        return _single(table, "cpu", need, free, role)
+    if table.max_memory:
+        limits = {_device_name(key): _bytes(value, role) for key, value in table.max_memory.items()}
+        if unknown := [name for name in limits if name not in free]:
+            raise _unknown_device(unknown[0], free, role)
+    else:
+        limits = {name: int(free[name] * (1 - ROOM_FOR_WORK)) for name in gpus}
+    dtype = _dtype(table, need, next(iter(limits)))
+    size = need.weight_bytes(dtype)
+    if size > sum(limits.values()):
+        raise _too_big(table, size, dtype, limits, free, role)
+    keys: dict[int | str, int] = {_accelerate_key(name): limit for name, limit in limits.items()}
+    return Placement(strategy, keys, dtype, _shares(size, limits, strategy))
+
+
+def _mapped(
+    table: ModelTable, device_map: dict[str, int | str], need: Estimate, free: Mapping[str, int], role: str
+) -> Placement:
+    names = dict.fromkeys(_device_name(str(value)) for value in device_map.values())
+    if unknown := [name for name in names if name not in free and name != "disk"]:
+        raise _unknown_device(unknown[0], free, role)
+    room = {name: free[name] for name in names if name in free}
+    dtype = _dtype(table, need, next(iter(room), "cpu"))
+    size = need.weight_bytes(dtype)
+    if "disk" not in names and size > sum(room.values()):
+        raise _too_big(table, size, dtype, room, free, role)
+    return Placement(device_map, None, dtype, _shares(size, room, "balanced"))
+
+
+def _shares(size: int, limits: Mapping[str, int], strategy: str) -> dict[str, int]:
+    """Expected bytes by device: filled in turn, or in proportion to what each may take (GPUs before the CPU)."""
+    shares: dict[str, int] = {}
+    gpus = sum(limit for name, limit in limits.items() if name != "cpu")
+    for name, limit in limits.items():
+        evenly = strategy != "sequential" and name != "cpu"
+        shares[name] = min(limit, size * limit // gpus) if evenly else min(limit, size - sum(shares.values()))
+    return shares
+
+
+def _dtype(table: ModelTable, need: Estimate, device: str) -> str:
+    if table.dtype != "auto":
+        return table.dtype
+    return "float32" if device == "cpu" and not need.quantised else need.stored_dtype
+
+
+def _device_name(key: str) -> str:
+    return f"cuda:{key}" if key.isdecimal() else key
+
+
+def _accelerate_key(name: str) -> int | str:
+    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else name
+
+
+def _bytes(size: str, role: str) -> int:
+    from accelerate.utils import convert_file_size_to_int  # type: ignore[import-untyped]
+
+    try:
+        return int(convert_file_size_to_int(size))
+    except ValueError as error:
+        raise ModelError(f"[{role}] max_memory: {size!r} is not a size.", 'Write it as "20GiB".') from error
+
+
+def _unknown_device(name: str, free: Mapping[str, int], role: str) -> ModelError:
+    valid = ["auto", *STRATEGIES, *free]
+    near = difflib.get_close_matches(name, valid, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return ModelError(f"[{role}] device {name!r} is not on this machine.", f"{hint}There are: {', '.join(valid)}.")
+
+
+def _too_big(
+    table: ModelTable, size: int, dtype: str, room: Mapping[str, int], free: Mapping[str, int], role: str
+) -> ModelError:
+    where = ", ".join(f"{name} {gib(max(amount, 0))}" for name, amount in room.items())
+    ways = []
+    if dtype == "float32" and size // 2 <= sum(room.values()):
+        ways.append(f'set dtype = "bfloat16" in [{role}] ({gib(size // 2)})')
+    roomier = [name for name, amount in free.items() if name not in room and amount >= size]
+    if roomier:
+        ways.append(f'set device = "{roomier[0]}" ({gib(free[roomier[0]])} free)')
+    gpus = [name for name in free if name.startswith("cuda")]
+    if len(gpus) > len(room) and sum(free[name] for name in gpus) >= size:
+        ways.append('set device = "balanced" to spread it over all GPUs')
+    ways.append("choose a smaller or quantised checkpoint")
+    return ModelError(
+        f"The {role} model {table.model!r} needs {gib(size)} for its weights in {dtype}; free: {where}.",
+        f"To mend it: {'; or '.join(ways)}.",
+    )

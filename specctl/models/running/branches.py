@@ -1,0 +1,48 @@
+"""Many continuations of one text, each from a place of its own, over the cache that they share."""
+
+from collections.abc import Callable, Sequence
+
+from specctl.models.running.runner import EagerRunner, Forward, Runner
+
+AT_ONCE = 64
+"""Branches in one forward pass: enough to fill it, few enough for the mask to stay small."""
+
+Choose = Callable[[Sequence[int], Forward], list[int]]
+"""Told which branches and what a pass over their last tokens found, a row each; gives each branch's next token."""
+
+
+def continue_branches(
+    runner: Runner,
+    sequence: Sequence[int],
+    starts: Sequence[int],
+    first: Sequence[int],
+    length: int,
+    choose: Choose,
+    *,
+    hidden: bool = False,
+) -> None:
+    """Continue ``sequence[:start]`` and then a first token, for every start, by ``length`` tokens.
+
+    Args:
+        runner: holds any prefix of the sequence, and afterwards no more than the sequence.
+        sequence: ids that the branches leave.
+        starts: how much of it each of the B branches keeps, at least 1.
+        first: each branch's first token.
+        length: how many tokens ``choose`` picks for each branch.
+        choose: picks them.
+        hidden: whether it wants hidden states.
+    """
+    shares = isinstance(runner, EagerRunner) and runner.holds_everything
+    for begin in range(0, len(starts), AT_ONCE if shares else 1):
+        which = range(begin, min(len(starts), begin + (AT_ONCE if shares else 1)))
+        some_starts, tokens = [starts[b] for b in which], [first[b] for b in which]
+        runner.rollback(max(some_starts))
+        if pending := sequence[runner.length : max(some_starts)]:
+            runner.extend(pending, keep=0)
+        for step in range(length):
+            if isinstance(runner, EagerRunner) and shares:
+                forward = runner.extend_branches(tokens, some_starts, step, hidden=hidden)
+            else:
+                forward = runner.extend(tokens, keep=1, hidden=hidden)
+            tokens = choose(which, forward)
+        runner.rollback(max(some_starts))

@@ -1,0 +1,131 @@
+"""Which runner a model gets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from specctl.errors import ModelError
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.masks import attends_to_everything
+from specctl.models.running.runner import EagerRunner, PreparedRunner, Runner
+from specctl.profile.schema import Profile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from specctl.models.running.compilation import Compiler
+
+LONG_RUN = 50_000
+"""Tokens to generate from which on compiling pays even for small models."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What a profile and the work at hand ask for.
+
+    Attributes:
+        engine, compile, deterministic: as in the profile.
+        expected_tokens: what is to be generated in all, as far as is known.
+        notice: told in one line when something asked for cannot be had.
+        progress: told what takes time.
+    """
+
+    engine: Literal["auto", "eager", "static", "graph"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
+    deterministic: bool = False
+    expected_tokens: int = 0
+    notice: Say = lambda _: None
+    progress: Say = lambda _: None
+
+    @classmethod
+    def of(
+        cls, profile: Profile, expected_tokens: int = 0, notice: Say = lambda _: None, progress: Say = lambda _: None
+    ) -> "EngineSettings":
+        return cls(profile.engine, profile.compile, profile.deterministic, expected_tokens, notice, progress)
+
+    @property
+    def compiles(self) -> bool:
+        return self.compile is True or (self.compile == "auto" and self.expected_tokens >= LONG_RUN)
+
+
+def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Runner:
+    """The fastest runner that the settings allow and the model can have.
+
+    Args:
+        model: in eval mode, on its device or devices.
+        vocabulary: the pair's shared vocabulary.
+        name: what messages call the model.
+        settings: `EngineSettings`.
+    """
+    if settings.engine == "eager" or (settings.engine == "auto" and not settings.compiles):
+        return EagerRunner(model, vocabulary)
+    # Imported here: a single prompt needs none of it.
+    from specctl.models.running.static import StaticRunner, obstacle
+
+    if why := obstacle(model):
+        if settings.engine != "auto" or settings.compile is True:
+            settings.notice(f"{name} runs eagerly: {why}")
+        return EagerRunner(model, vocabulary)
+    compiler = _compiler(model, name, settings)
+    if settings.engine == "graph":
+        if model.device.type == "cuda":
+            from specctl.models.running.graph import CudaCapture, GraphRunner
+
+            compiled = compiler if settings.compile is True else None
+            return GraphRunner(
+                model,
+                vocabulary,
+                CudaCapture(),
+                name=name,
+                compiler=compiled,
+                notice=settings.notice,
+                progress=settings.progress,
+            )
+        settings.notice(f"{name} runs on the static engine: graphs need a CUDA device, and it is on {model.device}")
+    if settings.engine == "auto" and compiler is None:
+        return EagerRunner(model, vocabulary)
+    return StaticRunner(model, vocabulary, compiler=compiler)
+
+
+def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
+    """A verifier whose logits do not depend on the policy.
+
+    Raises:
+        ModelError: the model has layers whose state cannot be taken back to where a block begins.
+    """
+    if not attends_to_everything(model):
+        raise ModelError(
+            "The target cannot verify deterministically: it has layers with a sliding window or with a state of their "
+            "own.",
+            "Set deterministic = false.",
+        )
+    return FixedWidthRunner(runner)
+
+
+def engine_name(runner: Runner) -> str:
+    """What a runner is, for reports."""
+    if isinstance(runner, FixedWidthRunner):
+        return f"{engine_name(runner.runner)}, blocks of {runner.width}"
+    if isinstance(runner, EagerRunner):
+        return "eager"
+    return runner.engine if isinstance(runner, PreparedRunner) else type(runner).__name__
+
+
+def preparing_seconds(runner: Runner) -> float | None:
+    """Wall time a runner has spent on compiling or capturing; None for one that does neither."""
+    if isinstance(runner, FixedWidthRunner):
+        return preparing_seconds(runner.runner)
+    return runner.preparing_seconds if isinstance(runner, PreparedRunner) and runner.prepares else None
+
+
+def _compiler(model: "PreTrainedModel", name: str, settings: EngineSettings) -> "Compiler | None":
+    if not settings.compiles:
+        return None
+    from specctl.models.running.compilation import Compiler, missing_compiler
+
+    if missing := missing_compiler(model.device):
+        settings.notice(f"{name} runs uncompiled: {missing}")
+        return None
+    return Compiler(name, settings.notice, settings.progress)

@@ -1,0 +1,59 @@
+"""Passes of one shape only, so that a token's logits never depend on how many others were verified with it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from specctl.models.running.runner import Forward, Runner
+
+WIDTH = 16
+
+
+class FixedWidthRunner:
+    """A `Runner` whose logits are bit for bit the same whatever the calls that led to them.
+
+    Kernels round differently for different shapes, and even for different rows of one matrix. So the sequence is cut
+    into blocks of ``width`` tokens that begin at multiples of it, and a pass is always one whole block, from its first
+    token on, padded behind the last: a token has the same row, the same shape and the same span of keys in every pass
+    that it is in. Only what comes before the block of the first token whose logits are wanted goes through at once;
+    prompts, which are cached the same way by everyone.
+
+    Args:
+        runner: rolls back to any length, and gives the same logits for the same pass.
+        width: tokens of a block.
+    """
+
+    def __init__(self, runner: Runner, width: int = WIDTH) -> None:
+        self.runner = runner
+        self.width = width
+        self.device = runner.device
+        self.context = runner.context // width * width  # the last block must fit as well
+        self._tokens: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        """As for every `Runner`; costs a whole block a pass, and one pass more for each block that is entered."""
+        self._tokens.extend(tokens)
+        end = len(self._tokens)
+        if not keep:
+            return self.runner.extend(self._tokens[self.runner.length :], keep=0, hidden=hidden)
+        first = (end - keep) // self.width * self.width
+        self.runner.rollback(first)
+        if before := self._tokens[self.runner.length : first]:
+            self.runner.extend(before, keep=0)
+        blocks = [self._block(start, end, hidden) for start in range(first, end, self.width)]
+        self.runner.rollback(end)
+        kept = slice(end - keep - first, end - first)
+        states = [block.hidden for block in blocks if block.hidden is not None]
+        return Forward(torch.cat([block.logits for block in blocks])[kept], torch.cat(states)[kept] if hidden else None)
+
+    def _block(self, start: int, end: int, hidden: bool) -> Forward:
+        block = self._tokens[start : min(end, start + self.width)]
+        return self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
+
+    def rollback(self, length: int) -> None:
+        del self._tokens[length:]
+        self.runner.rollback(length)

@@ -1,0 +1,172 @@
+"""The static runner with every pass captured as a CUDA graph and replayed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.models.running.compilation import Compiler
+from specctl.models.running.masks import WIDEST
+from specctl.models.running.static import PassKind, StaticRunner
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
+"""Passes are padded to the next of these."""
+SHORTEST = 256
+"""Spans are powers of two from here on: a graph looks at a fixed number of places."""
+
+Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
+"""Runs a pass over fixed tensors and gives what runs it again, leaving its results in the same places."""
+
+
+def width_class(width: int) -> int:
+    return next(known for known in WIDTHS if known >= width)
+
+
+def span_class(places: int) -> int:
+    return max(SHORTEST, 1 << (places - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A pass over tensors of its own, filled in before each replay.
+
+    Attributes:
+        ids, positions: ``(1, T)`` and ``(T,)`` int64.
+        more: what a reader is given beside them.
+        replay: runs it; its results are overwritten by the next replay.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    more: tuple[torch.Tensor | None, ...]
+    replay: Callable[[], Any]
+
+
+class CudaCapture:
+    """Captures passes as CUDA graphs that share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # libraries set themselves up at their first calls, which cannot be captured
+            for _ in range(2):
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            results = step()
+
+        def replay() -> Any:
+            graph.replay()
+            return results
+
+        return replay
+
+
+class GraphRunner(StaticRunner):
+    """A `StaticRunner` that captures each class of pass when it is first met and from then on replays it.
+
+    A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
+    nothing looks and later tokens write anew. A span is a number of places that covers the sequence, those ahead of
+    a token being masked. A draft step is captured with its reader, so that a drafted token and its signals are one
+    replay and one small transfer; the draw's randomness and what the last replay found are written in before.
+
+    Args:
+        model: one without an `obstacle`.
+        vocabulary: as for `EagerRunner`.
+        capture: `CudaCapture`, or a stand-in for it.
+        name: for messages.
+        compiler: compiles what is captured; None for none.
+        notice: told in one line when a pass cannot be captured; from then on passes run uncaptured.
+        progress: told what is being captured.
+    """
+
+    _slack = WIDEST
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocabulary: int,
+        capture: Capture,
+        *,
+        name: str = "the model",
+        compiler: Compiler | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(model, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
+        self._capture: Capture | None = capture
+        self._captured: dict[tuple[PassKind, int], Captured] = {}
+        self._name, self._notice, self._progress = name, notice, progress
+        self._seconds = 0.0
+
+    @property
+    def engine(self) -> str:
+        return super().engine.replace("static", "graph")
+
+    @property
+    def preparing_seconds(self) -> float:
+        """Wall time spent on compiling and capturing so far."""
+        return self._seconds
+
+    @property
+    def prepares(self) -> bool:
+        return self._capture is not None
+
+    def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
+        if self._capture is None or not self._layers[0].is_initialized:
+            return super()._run(kind, tokens, *given)
+        width = width_class(len(tokens))
+        kind = PassKind(width, kind.hidden, kind.reader)
+        span = min(span_class(self.length + width), self.context + WIDEST)
+        self._reserve(span)
+        captured = self._captured.get((kind, span)) or self._new(kind, span, given)
+        if captured is None:
+            return super()._run(kind, tokens, *given)
+        if width == 1:
+            captured.ids.fill_(tokens[0])  # no copy from the host
+        else:
+            captured.ids.copy_(torch.tensor([[*tokens, *[0] * (width - len(tokens))]]))
+        captured.positions.copy_(self._places[self.length : self.length + width])
+        for place, value in zip(captured.more, given, strict=True):
+            if place is not None and value is not None:
+                place.copy_(value)
+        first, second = captured.replay()
+        if kind.reader is None:
+            first, second = first[: len(tokens)], None if second is None else second[: len(tokens)]
+        return first.clone(), None if second is None else second.clone()
+
+    def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | None]) -> Captured | None:
+        """Capture a class of pass at the place where the sequence is; None, and never again, where that fails."""
+        if self._capture is None:
+            return None
+        self._progress(f"capturing {self._name} ({kind.width} tokens, {span} places)")
+        began = perf_counter()
+        ids = torch.zeros(1, kind.width, dtype=torch.int64, device=self.device)
+        positions = self._places[self.length : self.length + kind.width].clone()
+        more = tuple(None if value is None else value.clone() for value in given)
+        places = self._places[:span]
+        try:
+            replay = self._capture(lambda: self._best(kind, ids, positions, places, *more))
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self._notice(f"{self._name} runs uncaptured from here on: {reason[:200]}")
+            self._capture = None
+            self._captured.clear()
+            return None
+        finally:
+            self._seconds += perf_counter() - began
+        captured = self._captured[kind, span] = Captured(ids, positions, more, replay)
+        return captured
+
+    def _reserve(self, tokens: int) -> None:
+        before = self._capacity
+        super()._reserve(tokens)
+        if self._capacity != before:
+            self._captured.clear()  # they write to the old buffers

@@ -1,0 +1,208 @@
+"""One causal language model and its KV cache, for one sequence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.models.running.cache import empty_cache
+from specctl.models.running.masks import MaskMaker
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What one forward pass found.
+
+    Attributes:
+        logits: ``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary.
+        hidden: ``(keep, D)`` last hidden states of the same tokens, if they were asked for.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+class TokenReader(Protocol):
+    """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
+
+    Attributes:
+        hidden: whether it wants the token's last hidden state.
+    """
+
+    @property
+    def hidden(self) -> bool: ...
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        arrivals: torch.Tensor | None,
+        hidden: torch.Tensor | None = None,
+        before: torch.Tensor | None = None,
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Scalars ``()``, and the distribution ``(V,)`` they came from if it is wanted later.
+
+        Args:
+            logits: ``(V,)``.
+            arrivals: ``(V,)``, a draw's randomness.
+            hidden: ``(D,)``.
+            before: ``(S,)``, what an earlier call found and this one wants.
+        """
+
+
+class Runner(Protocol):
+    """A model that extends and rolls back one sequence; it is never told about rounds.
+
+    Attributes:
+        length: tokens in the cache, always a prefix of the sequence.
+        context: the most tokens the cache may hold.
+        device: where logits come out.
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        """Run ``tokens`` after the cached prefix and cache them; logits of the last ``keep`` of them only."""
+
+    def rollback(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens; a longer length than cached is a no-op.
+
+        A cache that cannot go back that far may forget more: what counts is ``length`` afterwards.
+        """
+
+
+@runtime_checkable
+class FusedRunner(Runner, Protocol):
+    """A `Runner` that can read a single token's pass within it.
+
+    Attributes:
+        vocabulary: V, the length of a row of logits.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def read(
+        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, before: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Extend by one token and read its pass; the reader's scalars as one float64 tensor, and its distribution."""
+
+
+@runtime_checkable
+class PreparedRunner(Protocol):
+    """A runner whose first pass of each kind may take long, being compiled or captured.
+
+    Attributes:
+        engine: its name in reports.
+        prepares: whether that is so.
+        preparing_seconds: wall time it has taken so far.
+    """
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def prepares(self) -> bool: ...
+
+    @property
+    def preparing_seconds(self) -> float: ...
+
+
+class EagerRunner:
+    """Any causal LM of transformers, over a cache that grows with the sequence.
+
+    Args:
+        model: in eval mode, on its device or devices.
+        vocabulary: the pair's shared real vocabulary V; logits beyond it are padding and are cut off.
+    """
+
+    def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
+        self._model = model
+        self._vocabulary = vocabulary
+        self._cache = empty_cache(model.config)
+        self._window = min(
+            filter(None, (getattr(layer, "sliding_window", 0) for layer in self._cache.layers)), default=0
+        )
+        self._masks = MaskMaker(model)
+        self._floor = 0  # sliding-window layers cannot go back behind it any more
+        self.length = 0
+        self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
+        # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
+        self.device = next(model.parameters()).device
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        ids = torch.tensor([tokens], device=self.device)  # (1, T)
+        more: dict[str, Any] = self._masks.arguments(self.length, len(tokens))
+        if hidden:
+            more["output_hidden_states"] = True
+        output = self._model(
+            input_ids=ids,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=max(keep, 1),  # 0 would mean all of them
+            **more,
+        )
+        self.length += len(tokens)
+        kept = slice(-keep, None) if keep else slice(0)
+        logits = output.logits[0, kept, : self._vocabulary]
+        return Forward(logits, output.hidden_states[-1][0, kept] if hidden else None)
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether every layer keeps the whole sequence, as `extend_branches` needs."""
+        return not self._window
+
+    def extend_branches(
+        self, tokens: Sequence[int], starts: Sequence[int], step: int, *, hidden: bool = False
+    ) -> Forward:
+        """One more token of B branches that leave the sequence at different places.
+
+        Each branch reads the first ``start`` tokens of the sequence and what it has been given itself; `rollback` ends
+        all of them.
+
+        Args:
+            tokens: one of each branch.
+            starts: how many tokens of the sequence each of them follows.
+            step: how many tokens each has been given before.
+            hidden: whether hidden states are wanted.
+
+        Returns:
+            A row of each branch.
+        """
+        count, prefix = len(tokens), self.length - step * len(tokens)
+        columns = torch.arange(self.length + count, device=self.device)
+        own = (columns[None] - prefix) % count == torch.arange(count, device=self.device)[:, None]  # (B, C)
+        before = columns[None] < torch.tensor(starts, device=self.device)[:, None]
+        seen = torch.where(columns < prefix, before, own)
+        mask = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
+        mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+        output = self._model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([[start + step for start in starts]], device=self.device),
+            attention_mask=mask[None, None],  # (1, 1, B, C)
+            past_key_values=self._cache,
+            use_cache=True,
+            output_hidden_states=hidden,
+        )
+        self.length += count
+        return Forward(output.logits[0, :, : self._vocabulary], output.hidden_states[-1][0] if hidden else None)
+
+    def rollback(self, length: int) -> None:
+        if length == 0 or length < self._floor:
+            self._cache = empty_cache(self._model.config)
+            self.length = self._floor = 0
+        elif self.length:
+            # crop(0) too: after a round it trims sliding-window layers back to their window.
+            self._cache.crop(-max(0, self.length - length))
+            kept = min(self.length, length)
+            if self._window and self.length >= self._window:
+                self._floor = kept
+            self.length = kept

@@ -1,0 +1,1 @@
+"""Running settings on prompts, and what is written down about it."""

@@ -1,0 +1,31 @@
+"""The small model family that ships with the package, so that every command works offline."""
+
+from pathlib import Path
+
+from specctl.errors import ProfileError
+
+NAMES = ("target", "mid", "draft")
+HEADS = ("draft-head",)
+_FOLDER = Path(__file__).parents[1] / "models" / "embedded"
+
+
+def model_path(name: str) -> Path:
+    """The directory of an embedded model's checkpoint.
+
+    Raises:
+        ProfileError: the family has no such member.
+    """
+    if name not in NAMES:
+        raise ProfileError(f"there is no embedded model '{name}' (known: {', '.join(NAMES)})")
+    return _FOLDER / name
+
+
+def head_path(name: str) -> Path:
+    """The directory of an acceptance head that was trained on an embedded draft.
+
+    Raises:
+        ProfileError: there is no such head.
+    """
+    if name not in HEADS:
+        raise ProfileError(f"there is no embedded head '{name}' (known: {', '.join(HEADS)})")
+    return _FOLDER / name

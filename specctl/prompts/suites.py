@@ -1,0 +1,194 @@
+"""What a benchmark runs: named prompt sets, the built-in one, and files of one's own."""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import IO, Any, TypedDict, Unpack
+
+from specctl.errors import UsageError
+from specctl.jsonl import PROMPT_KEYS, Record, read_records
+from specctl.profile.wording import did_you_mean
+from specctl.prompts.formats import SUITES, FormatError
+from specctl.prompts.sources import fetched_rows, local_rows
+
+EMBEDDED = "embedded"
+NO_CATEGORY = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class SuitePrompt:
+    """One prompt of a suite.
+
+    Attributes:
+        id: unique in its suite.
+        category: what results are grouped by.
+        data: an input record of ``generate``: ``prompt``, ``messages`` or ``turns``, and ``sampling`` if it has one.
+        chat: whether it is meant for the chat template, where the tokenizer has one; False leaves that to the profile.
+    """
+
+    id: str
+    category: str
+    data: dict[str, Any]
+    chat: bool
+
+    def record(self, line: int) -> Record:
+        """As the line of input that it would be."""
+        return Record(line, self.id, self.data, chat=self.chat)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The prompts to run, in the order of their source.
+
+    Attributes:
+        sha256: of the prompts' ids, categories and texts: equal where the same prompts are run.
+    """
+
+    name: str
+    prompts: tuple[SuitePrompt, ...]
+    sha256: str
+
+    def categories(self) -> list[str]:
+        """In the order they first appear."""
+        return list(dict.fromkeys(prompt.category for prompt in self.prompts))
+
+
+class Selection(TypedDict, total=False):
+    """Which prompts of a source to take; all of them by default.
+
+    Attributes:
+        categories: only these.
+        samples_per_category: so many of each category, or all of a smaller one. With the same seed a larger sample
+            contains the smaller, whatever other categories are taken.
+        seed: of the samples; 0 by default.
+        limit: the first so many of what is left.
+    """
+
+    categories: Sequence[str]
+    samples_per_category: int | None
+    seed: int
+    limit: int | None
+
+
+def suite_names() -> list[str]:
+    return [EMBEDDED, *SUITES]
+
+
+def load_suite(name: str, *, data: Path | None = None, **selection: Unpack[Selection]) -> Suite:
+    """Load a named suite.
+
+    Args:
+        name: one of `suite_names`.
+        data: a local copy in the data set's own format, instead of the hub.
+        selection: see `Selection`.
+
+    Raises:
+        UsageError: the suite or a category is unknown, or the prompts cannot be had.
+    """
+    if name == EMBEDDED:
+        if data is not None:
+            raise UsageError(f"the suite '{EMBEDDED}' takes no --data", "run prompts of your own with -i FILE")
+        with as_file(files("specctl.prompts") / "embedded_suite.jsonl") as path:
+            return _suite(name, load_records(path).prompts, selection)
+    if name not in SUITES:
+        raise UsageError(f"there is no suite '{name}'{did_you_mean(name, suite_names())}")
+    return _suite(name, _questions(name, data), selection)
+
+
+def load_records(source: Path | IO[bytes], **selection: Unpack[Selection]) -> Suite:
+    """Load a file or stream in the input format of ``generate``; a record without a category is of category ``all``.
+
+    Raises:
+        UsageError: it cannot be read, a record is bad (the message names its line), or a category is unknown.
+    """
+    if not isinstance(source, Path):
+        return _suite("-", _records(source, "standard input"), selection)
+    try:
+        with source.open("rb") as stream:
+            return _suite(str(source), _records(stream, str(source)), selection)
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror}") from error
+
+
+def sample(suite: Suite, count: int, seed: int = 0) -> Suite:
+    """As evenly many prompts of each category as ``count`` allows, drawn as `Selection` draws its samples."""
+    categories = suite.categories()
+    each, more = divmod(min(count, len(suite.prompts)), len(categories))
+    prompts = list(suite.prompts)
+    while True:
+        chosen = _selected(prompts, samples_per_category=each + bool(more), seed=seed)
+        if len(chosen) >= min(count, len(prompts)) or each >= len(prompts):
+            break
+        each += 1  # some category is smaller than its share
+    taken = dict.fromkeys(categories, 0)
+    # In turn through the categories, so that what is cut off is not all of the last one.
+    order = sorted(chosen, key=lambda prompt: _turn(taken, prompt.category))
+    kept = {prompt.id for prompt in order[:count]}
+    return _whole(suite.name, [prompt for prompt in chosen if prompt.id in kept])
+
+
+def _turn(taken: dict[str, int], category: str) -> int:
+    taken[category] += 1
+    return taken[category]
+
+
+def _records(stream: IO[bytes], place: str) -> Iterator[SuitePrompt]:
+    for record in read_records(stream):
+        if record.error is not None:
+            raise UsageError(f"{place}:{record.line}: {record.error}")
+        category = record.data.get("category", NO_CATEGORY)
+        if not isinstance(category, str):
+            raise UsageError(f"{place}:{record.line}: category must be a string")
+        data = {key: record.data[key] for key in (*PROMPT_KEYS, "sampling") if key in record.data}
+        yield SuitePrompt(str(record.id), category, data, chat=False)
+
+
+def _questions(name: str, path: Path | None) -> Iterator[SuitePrompt]:
+    suite = SUITES[name]
+    for number, row in local_rows(path) if path else fetched_rows(name, suite.source):
+        try:
+            question = suite.question(row)
+        except FormatError as error:
+            place = f"{path}:{number}" if path else f"row {number} of its source"
+            raise UsageError(f"{place} is not in the format of the suite '{name}': {error}") from error
+        identity = question.id or f"{name}/{number}"
+        yield SuitePrompt(identity, question.category or name, question.data, chat=True)
+
+
+def _suite(name: str, source: Iterable[SuitePrompt], selection: Selection) -> Suite:
+    prompts = list(source)
+    if not prompts:
+        raise UsageError(f"there are no prompts in {name}")
+    if twice := [identity for identity, count in Counter(prompt.id for prompt in prompts).items() if count > 1]:
+        raise UsageError(f"the id {twice[0]} is given to more than one prompt of {name}", "ids must be unique")
+    return _whole(name, _selected(prompts, **selection))
+
+
+def _whole(name: str, prompts: Sequence[SuitePrompt]) -> Suite:
+    facts = [[prompt.id, prompt.category, prompt.data, prompt.chat] for prompt in prompts]
+    return Suite(name, tuple(prompts), hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest())
+
+
+def _selected(
+    prompts: list[SuitePrompt],
+    categories: Sequence[str] = (),
+    samples_per_category: int | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+) -> list[SuitePrompt]:
+    known = list(dict.fromkeys(prompt.category for prompt in prompts))
+    for category in categories:
+        if category not in known:
+            raise UsageError(f"there is no category '{category}'{did_you_mean(category, known)}")
+    taken: set[str] = set()
+    for category in categories or known:
+        ids = [prompt.id for prompt in prompts if prompt.category == category]
+        # A whole shuffle, cut off: so that samples of different sizes are nested.
+        order = random.Random(f"{seed}/{category}").sample(ids, len(ids))
+        taken.update(order[:samples_per_category])
+    return [prompt for prompt in prompts if prompt.id in taken][:limit]

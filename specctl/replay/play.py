@@ -1,0 +1,251 @@
+"""Plays policies on traces: the same rounds as a live run, without a model. No torch here."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from specctl.policies import StoppingPolicy, collect_phase, draft_phase
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.replay.traces import Line, Trace
+
+Clock = Callable[[int, int], tuple[float, float]]
+"""Seconds of a round's drafting and verifying, from the tokens before it (the prompt's too) and those it drafts. Of a
+draft that collects its block from inner rounds, the first is what that takes beside them."""
+
+
+class Player(NamedTuple):
+    """One draft's part in a replay.
+
+    Attributes:
+        once: whether its block, if a draft below writes it, goes up after one inner round.
+        clock: of the rounds in which its blocks are judged; without one all takes no time.
+    """
+
+    policy: StoppingPolicy
+    once: bool = False
+    clock: Clock | None = None
+
+
+@dataclass(slots=True)
+class Level:
+    """The rounds of an inner level on one sequence, as columns of equal length.
+
+    Attributes:
+        starts: tokens before each round, those of the block that it adds to among them.
+        drafted, accepted: tokens of each round.
+    """
+
+    starts: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A sequence's rounds, as columns of equal length.
+
+    Attributes:
+        starts: tokens generated before each round.
+        drafted, accepted: tokens of each round.
+        inner: the levels below, from the top down.
+    """
+
+    trace: Trace
+    starts: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    inner: tuple[Level, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.trace.tokens)
+
+
+class _Drafted(NamedTuple):
+    steps: list[DraftStep]
+    stop: StopReason
+    threshold: float | None
+    inner: list[Round]
+
+
+class _Drafting:
+    """One draft, with those below it, on a trace."""
+
+    def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
+        self.policy, self._once, self._clock = players[0]
+        self._prompt_tokens, self._eos = prompt_tokens, eos
+        self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
+        self.policy.reset()
+
+    def draft(self, line: Line, start: int, budget: int) -> _Drafted:
+        """A block of at most ``budget`` tokens from a place of its line on."""
+        threshold = self.policy.current_threshold
+        if (below := self._below) is None:
+            steps, stop = draft_phase(self.policy, budget, self._eos, partial(line.step, start))
+            return _Drafted(steps, stop, threshold, [])
+        text = line.under(start)
+
+        def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
+            place = start + first - 1
+            drafted = below.draft(text, place, room)
+            round_ = below.judge(drafted, index, text, place, lambda kept: line.step(start, first + kept).token)
+            below.policy.observe(round_)
+            return round_, [line.step(start, first + n) for n in range(len(round_.emitted))]
+
+        steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
+        return _Drafted(steps, stop, threshold, inner)
+
+    def judge(
+        self,
+        drafted: _Drafted,
+        index: int,
+        line: Line,
+        start: int,
+        written: Callable[[int], int],
+        chances: Sequence[float] | None = None,
+    ) -> Round:
+        """The round that a block ends in.
+
+        Args:
+            drafted: the block.
+            index: of the round.
+            line: the draft along its verifier's text.
+            start: the block's first place there.
+            written: the verifier's own token after so many kept ones.
+            chances: of every place, to be kept.
+        """
+        steps = drafted.steps
+        accepted = min(len(steps), line.runs[start])
+        full = accepted == len(steps)
+        ended = full and bool(steps) and steps[-1].token in self._eos
+        kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
+        drafting, verifying = self._clock(self._prompt_tokens + start, len(steps)) if self._clock else (0.0, 0.0)
+        drafting += sum(round_.total_seconds for round_ in drafted.inner)
+        return Round(
+            index=index,
+            steps=tuple(steps),
+            accepted=accepted,
+            extra=None if ended else written(accepted),
+            extra_kind=kind,
+            stop=drafted.stop if self.policy.drafts else None,
+            threshold=drafted.threshold,
+            draft_seconds=drafting,
+            verify_seconds=verifying,
+            total_seconds=drafting + verifying,
+            inner=tuple(drafted.inner),
+            chances=None if chances is None else tuple(chances[start : start + accepted + (not full)]),
+        )
+
+
+def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Round]:
+    """Yield every round that `specctl.decoding.loop.decode` would have played, with the times that clocks give them.
+
+    In greedy decoding they are the very same: the target's text is fixed, so a round is settled by where it starts and
+    when the policy stops. When sampling they are one run's worth in law. At every place the target's token x, the
+    draft's proposal y and its verdict are drawn jointly, x first: y = x and kept with probability min(1, q(x) / p(x)),
+    else y from max(q - p, 0) and refused. That is the joint law of drafting y, tossing the coin min(1, p(y) / q(y)) and
+    drawing x from max(p - q, 0) after a refusal, so whichever places a policy drafts at, its rounds have the law of a
+    live run, and a place it leaves to the target has the law p.
+
+    In a hierarchy the same holds between each draft and the one below it, along all that the upper one may write: given
+    y the lower draft's proposal there is independent of x, as it is live. `replayable` tells what is out of reach.
+
+    Args:
+        players: of the drafts from the top down, no more of them than the trace has.
+        trace: a sequence.
+        eos: ids that end it.
+    """
+    top = _Drafting(_at_work(players), trace.prompt_tokens, eos)
+    line, tokens, start, index = trace.line, trace.tokens, 0, 0
+    while start < len(tokens):
+        drafted = top.draft(line, start, trace.limit - start - 1)
+        round_ = top.judge(drafted, index, line, start, partial(_nth, tokens, start), trace.chances)
+        top.policy.observe(round_)
+        yield round_
+        start += len(round_.emitted)
+        index += 1
+
+
+def _nth(tokens: Sequence[int], start: int, count: int) -> int:
+    return tokens[start + count]
+
+
+def _at_work(players: Sequence[Player]) -> Sequence[Player]:
+    """Without the levels at and below a policy that never drafts, as they are left out live; the first stays."""
+    idle = (level for level, player in enumerate(players) if level and not player.policy.drafts)
+    return players[: next(idle, len(players))]
+
+
+def replayable(policies: Sequence[StoppingPolicy], *, sampled: bool) -> bool:
+    """Whether replayed rounds have the law of live ones.
+
+    When sampling, a middle draft's policy that drops its trigger (``keep_trigger = false``) drops what the lower draft
+    has written behind it too, and a live run draws that text anew; a trace has it once.
+    """
+    return not sampled or all(policy.keep_trigger for policy in policies[:-1])
+
+
+def rounds(policy: StoppingPolicy, trace: Trace, eos: Set[int], clock: Clock | None = None) -> Iterator[Round]:
+    """`play` of a draft alone."""
+    return play([Player(policy, clock=clock)], trace, eos)
+
+
+def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock: Clock | None = None) -> list[Replay]:
+    """`replay_levels` of a draft alone."""
+    return replay_levels([Player(policy, clock=clock)], traces, eos)
+
+
+def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[int]) -> list[Replay]:
+    """Play policies on each sequence in turn; what they carry over goes from one to the next, as it does live."""
+    replays = []
+    for trace in traces:
+        top, *inner = (Level() for _ in _at_work(players))
+        start = 0
+        for round_ in play(players, trace, eos):
+            _note(round_, start, (top, *inner))
+            start += len(round_.emitted)
+        replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner)))
+    return replays
+
+
+def _note(round_: Round, start: int, levels: Sequence[Level]) -> None:
+    levels[0].starts.append(start)
+    levels[0].drafted.append(round_.drafted)
+    levels[0].accepted.append(round_.accepted)
+    for inner in round_.inner:
+        _note(inner, start, levels[1:])
+        start += len(inner.emitted)
+
+
+def oracle(trace: Trace, levels: int = 1) -> Replay:
+    """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
+
+    It drafts exactly up to each disagreement: nothing is discarded, and the target passes are the fewest possible. In
+    a hierarchy of so many levels, every draft below knows where the one above will disagree.
+    """
+    top, *inner = (Level() for _ in range(levels))
+    start = 0
+    while start < len(trace.tokens):
+        # The last place is the verifier's own, unless the draft ends the sequence there.
+        length = min(trace.line.runs[start], max(0, trace.limit - start - 1))
+        top.starts.append(start)
+        top.drafted.append(length)
+        _foreseen(trace.line, start, length, inner)
+        start += length + 1
+    for level in (top, *inner):
+        level.accepted.extend(level.drafted)
+    return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
+
+
+def _foreseen(line: Line, start: int, length: int, inner: Sequence[Level]) -> None:
+    """The inner rounds in which a block of a length is collected with nothing discarded."""
+    if not inner:
+        return
+    text, place, end = line.under(start), start, start + length
+    while place < end:
+        drafted = min(text.runs[place], end - place - 1)
+        inner[0].starts.append(place)
+        inner[0].drafted.append(drafted)
+        _foreseen(text, place, drafted, inner[1:])
+        place += drafted + 1

@@ -1,0 +1,1 @@
+"""Tables, documents and the look of figures; knows nothing of what they report."""

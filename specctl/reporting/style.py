@@ -1,0 +1,171 @@
+"""The look that all figures share: page, colours, labels that keep out of each other's way."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 9.0
+INK, FAINT, GRID = "#222222", "#666666", "#dddddd"
+BASELINE_COLOUR = "#777777"
+# Okabe and Ito's colours, then Tol's: told apart with any common kind of colour blindness.
+PALETTE = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#332288",
+    "#882255",
+    "#999933",
+    "#000000",
+)
+_Box = tuple[float, float, float, float]
+_LINE = 10.0
+"""Height of a label in points."""
+MARKERS = "osD^vP*Xhp"
+_STYLE: dict[str, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "specctl",
+}
+
+
+def style() -> "AbstractContextManager[None]":
+    """While it lasts figures look like ours, whatever the user's own matplotlib settings."""
+    import matplotlib
+
+    settings: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
+    settings.update(_STYLE)
+    return matplotlib.rc_context(settings)
+
+
+class MissingDataError(Exception):
+    """The results lack what the figure shows; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A finished figure; ``name`` is its file's name without a suffix."""
+
+    name: str
+    title: str
+    caption: str
+    figure: "Figure"
+
+
+def tint(colour: str, lightness: float) -> str:
+    """The colour mixed with white."""
+    channels = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(channel + (255 - channel) * lightness):02x}" for channel in channels)
+
+
+def page(name: str, title: str, caption: str, height: float) -> Picture:
+    """An empty picture with its title above and what to see in it below."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height + 0.7), layout="constrained", facecolor="white")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.supxlabel(fill(caption, 125), x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    return Picture(name, title, caption, figure)
+
+
+def panels(picture: Picture, count: int, columns: int, across: str, up: str = "") -> "list[Axes]":
+    """That many axes in rows on common scales, labelled with their units at the outer ones."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    grid: list[Axes] = picture.figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel().tolist()
+    for left_over in grid[count:]:
+        left_over.remove()
+    for lowest in grid[max(0, count - columns) : count]:
+        lowest.tick_params(labelbottom=True)
+        lowest.set_xlabel(across)
+    for leftmost in grid[:count:columns]:
+        leftmost.set_ylabel(up)
+    return grid[:count]
+
+
+def shorten(text: str, limit: int = 30) -> str:
+    line = " ".join(text.split()).replace("$", r"\$")
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def label_points(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
+    """Write each text (x, y, text) beside its point where it covers neither point nor text."""
+    from matplotlib.patheffects import withStroke
+
+    axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
+    inches = axes.get_figure(root=True).dpi_scale_trans  # type: ignore[union-attr]
+    spots = [72 * inches.inverted().transform(axes.transData.transform((x, y))) for x, y, _ in points]
+    left, bottom, right, top = 72 * axes.get_window_extent().transformed(inches.inverted()).get_points().ravel()
+    taken: list[_Box] = [(across - 7, up - 7, across + 7, up + 7) for across, up in spots]
+    for (x, y, text), (across, up) in zip(points, spots, strict=True):
+        width = 4.6 * len(text)
+        best, fewest = (0.0, 0.0), 10**6
+        for shift in _shifts(width):
+            box = across + shift[0], up + shift[1], across + shift[0] + width, up + shift[1] + _LINE
+            outside = box[0] < left or box[2] > right or box[1] < bottom or box[3] > top
+            harm = sum(_meet(box, other) for other in taken) + 100 * outside
+            if harm < fewest:
+                best, fewest = shift, harm
+        taken.append((across + best[0], up + best[1], across + best[0] + width, up + best[1] + _LINE))
+        axes.annotate(
+            text,
+            (x, y),
+            xytext=best,
+            textcoords="offset points",
+            fontsize=8,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )
+
+
+def label_ends(axes: "Axes", ends: Iterable[tuple[float, float, str, str]]) -> None:
+    """Write texts (x, y, text, colour) in a column right of the axes, each joined to the end of its curve."""
+    low, high = axes.get_ylim()
+    gap = 0.045 * (high - low)
+    place = low - gap
+    for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
+        place = max(y, place + gap)
+        axes.annotate(
+            text,
+            (x, y),
+            xytext=(1.04, place),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "relpos": (0, 0.5), "shrinkB": 4},
+        )
+
+
+def _shifts(width: float) -> Iterator[tuple[float, float]]:
+    """Where a text may stand from its point, best places first."""
+    for step in (0, 1, -1, 2, -2, 3, -3, 4, -4):
+        for start in (10.0, -width - 10, -width / 2):
+            if step or start != -width / 2:
+                yield start, -4.0 + step * (_LINE + 1)
+
+
+def _meet(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -1,0 +1,1 @@
+"""Intervals, rank statistics and logistic curves over plain arrays."""

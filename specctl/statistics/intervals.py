@@ -1,0 +1,45 @@
+"""Percentile bootstrap intervals over prompts."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 10_000
+SEED = 20240531
+CONFIDENCE = 0.95
+_CHUNK = 4_000_000
+"""The most resampling weights in memory at once."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """A value and its 95% bootstrap interval; no bounds where fewer than two prompts were paired."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def bootstrap(statistic: Callable[[Floats], Floats], prompts: int, resamples: int = RESAMPLES) -> Interval:
+    """Percentile interval of a statistic under resampling of prompts; the same prompts are drawn at every call.
+
+    Args:
+        statistic: from weights (R, prompts), how often each prompt was drawn, to values (R,).
+        prompts: at least 1.
+        resamples: how many.
+    """
+    value = float(statistic(np.ones((1, prompts)))[0])
+    if prompts < 2:
+        return Interval(value)
+    generator = np.random.default_rng(SEED)
+    even = np.full(prompts, 1 / prompts)
+    chunk = max(1, _CHUNK // prompts)
+    values = [
+        statistic(generator.multinomial(prompts, even, size=min(chunk, resamples - start)).astype(np.float64))
+        for start in range(0, resamples, chunk)
+    ]
+    low, high = np.quantile(np.concatenate(values), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(value, float(low), float(high))

@@ -1,0 +1,143 @@
+"""A benchmark on a person's terminal: the table that fills in while it runs, and the tables of its results."""
+
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from specctl.benchmark.summaries import count
+from specctl.metrics import Metrics
+from specctl.observing.results import BASELINE, Run
+from specctl.printable import one_line
+from specctl.reporting.table import UNKNOWN
+
+
+class BenchProgress:
+    """A table that fills in as runs finish, with the time left; a context manager.
+
+    It draws only when a run is added, never from a thread of its own: nothing competes with what is being measured. It
+    disappears at the end, and on a console that is no terminal nothing is ever drawn.
+
+    Args:
+        console: where to draw; should write to standard error.
+        entrants: labels in the order of the rows.
+        total: how many runs make the benchmark whole.
+        done: runs that an earlier, interrupted benchmark left; they fill the table but say nothing about the time left.
+        greedy: count the runs whose tokens are not the baseline's.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        entrants: Sequence[str],
+        total: int,
+        done: Iterable[Run] = (),
+        greedy: bool = False,
+    ) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+        self._watched = console.is_interactive
+        self._sums = {label: _Sums() for label in entrants}
+        self._by_prompt: dict[tuple[str, int, int], dict[str, Run]] = {}
+        self._total = total
+        self._current = ""
+        self._greedy = greedy
+        for run in done:
+            self._count(run)
+        self._resumed = self._finished
+        self._began = monotonic()
+
+    def __enter__(self) -> Self:
+        self._began = monotonic()
+        if self._watched:
+            self._live.start()
+            self._draw()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def start(self, entrant: str, prompt: str) -> None:
+        """Say what runs now; call it before the clock of the run starts."""
+        self._current = f"{entrant} on {prompt}"
+        self._draw()
+
+    def add(self, run: Run) -> None:
+        """Take in a finished run."""
+        self._count(run)
+        self._draw()
+
+    @property
+    def _finished(self) -> int:
+        return sum(sums.runs for sums in self._sums.values())
+
+    def _count(self, run: Run) -> None:
+        self._sums[run.entrant].add(run)
+        rivals = self._by_prompt.setdefault((run.prompt, run.repeat, run.length), {})
+        rivals[run.entrant] = run
+        if run.entrant == BASELINE:
+            for entrant, rival in rivals.items():
+                self._sums[entrant].pair(rival, run)
+        elif baseline := rivals.get(BASELINE):
+            self._sums[run.entrant].pair(run, baseline)
+
+    def _draw(self) -> None:
+        if self._live.is_started:
+            self._live.update(self._view(), refresh=True)
+
+    def _view(self) -> RenderableType:
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("entrant", no_wrap=True, overflow="ellipsis")
+        for name in ("runs", "tokens/s", "speedup", "mean acceptance length", "acceptance rate"):
+            table.add_column(name, justify="right")
+        if self._greedy:
+            table.add_column("differ", justify="right")
+        for label, sums in self._sums.items():
+            differ = Text(str(sums.differing), style="bold red" if sums.differing else "")
+            table.add_row(Text(one_line(label)), *sums.cells(), *([differ] if self._greedy else []))
+        finished = self._finished
+        status = f"{finished} of {self._total} runs · {self._time_left(finished)}"
+        current = [Text(one_line(self._current), style="dim", no_wrap=True)] if self._current else []
+        return Group(table, Text(status, style="bold"), *current)
+
+    def _time_left(self, finished: int) -> str:
+        new = finished - self._resumed
+        if not new:
+            return "time left unknown"
+        minutes, seconds = divmod(round((monotonic() - self._began) / new * (self._total - finished)), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02} left"
+
+
+class _Sums:
+    """What one row of the progress table shows."""
+
+    def __init__(self) -> None:
+        self.runs = self.differing = 0
+        self._all, self._paired, self._baseline = Metrics(), Metrics(), Metrics()
+
+    def add(self, run: Run) -> None:
+        self.runs += 1
+        count(run, self._all)
+
+    def pair(self, run: Run, baseline: Run) -> None:
+        count(run, self._paired)
+        count(baseline, self._baseline)
+        self.differing += [turn.tokens for turn in run.turns] != [turn.tokens for turn in baseline.turns]
+
+    def cells(self) -> tuple[str, ...]:
+        metrics, baseline = self._all, self._baseline.tokens_per_second
+        return (
+            str(self.runs),
+            f"{metrics.tokens_per_second:.1f}" if self.runs else UNKNOWN,
+            f"{self._paired.tokens_per_second / baseline:.2f}" if baseline else UNKNOWN,
+            f"{metrics.mean_acceptance_length:.2f}" if metrics.rounds else UNKNOWN,
+            f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN,
+        )

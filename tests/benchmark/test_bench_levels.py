@@ -1,0 +1,212 @@
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from factory import (
+    DRAFT_MS,
+    HIERARCHY,
+    MID_MS,
+    TARGET_MS,
+    drafted_run,
+    entrant,
+    middle_run,
+    nested_run,
+    peer_run,
+    plain_run,
+    run_set,
+)
+
+from specctl.benchmark.cost_model import bare_model, bare_ms, entrant_costs, fit, forwards
+from specctl.benchmark.digest import digest
+from specctl.benchmark.hierarchy import break_even, entrant_levels
+from specctl.benchmark.summaries import summarise
+from specctl.benchmark.tables import as_json, tables
+from specctl.observing.results import Costs, Level, RunSet, costs_line, header_line, read_results, run_line
+from specctl.reporting.table import as_text
+
+FULL = entrant("full", "self-verify", levels=HIERARCHY, max_draft=10)
+ENTRANTS = [
+    entrant("none"),
+    FULL,
+    entrant("constant@mid", "constant", draft_length=3),
+    entrant("constant@draft", "constant", levels=[Level(1, "constant", {"draft_length": 3})], draft_length=3),
+    entrant("hf", kind="peer"),
+]
+BLOCKS = [(4, [(3, 3), (2, 0)]), (1, [(2, 1)])]
+"""7 tokens of the target in 2 passes; 7 tokens of the middle model in 3, 5 kept; 7 of the draft, 4 kept."""
+COSTS = Costs(4.0, {1: 10.0, 8: 17.0}, ({1: 4.0, 3: 5.0, 5: 6.0}, {1: 2.0, 8: 2.5}))
+
+
+def some(costs: Costs | None = None) -> RunSet:
+    runs = []
+    for prompt in "ab":
+        runs += [
+            plain_run(prompt, 7),
+            nested_run("full", prompt, BLOCKS),
+            middle_run("constant@mid", prompt, [(3, 2, "max_draft"), (3, 2, "max_draft"), (1, 0, "budget")]),
+            drafted_run("constant@draft", prompt, [(3, 1, "max_draft")] * 3 + [(1, 0, "budget")]),
+            peer_run("hf", prompt, 7, 50.0),
+        ]
+    return run_set(ENTRANTS, runs, drafts=["embedded:mid", "embedded:draft"], costs=costs)
+
+
+def run_of(results: RunSet, label: str):
+    return results.of(label)[0]
+
+
+def test_forward_passes_are_counted_by_model() -> None:
+    results = some()
+    assert forwards(run_of(results, "full"), FULL, 2) == [3, 7, 2]
+    assert forwards(run_of(results, "constant@mid"), ENTRANTS[2], 2) == [7, 0, 3]
+    assert forwards(run_of(results, "constant@draft"), ENTRANTS[3], 2) == [0, 10, 4]
+    assert forwards(run_of(results, "none"), ENTRANTS[0], 2) == [0, 0, 7]
+
+
+def test_three_terms_are_recovered_from_exactly_linear_times() -> None:
+    model = fit(some())
+    assert model is not None
+    assert model.drafts_ms == (pytest.approx(MID_MS), pytest.approx(DRAFT_MS))
+    assert model.target_ms == pytest.approx(TARGET_MS)
+    assert model.r_squared == pytest.approx(1.0)
+    assert model.total_ms([3, 7, 2]) == pytest.approx(3 * MID_MS + 7 * DRAFT_MS + 2 * TARGET_MS)
+
+
+def test_without_a_run_of_one_model_its_cost_stays_unknown() -> None:
+    results = some()
+    results.runs = [run for run in results.runs if run.entrant in ("none", "constant@mid")]
+    assert fit(results) is None
+
+
+def test_predictions_and_bare_times_are_of_all_levels() -> None:
+    """Target widths 6 and 3, between 1 and 8, the middle model's 4, 3 and 3; seven single drafts."""
+    results = some(COSTS)
+    run = run_of(results, "full")
+    target = (10.0 + 5) + (10.0 + 2)
+    assert bare_ms(run, COSTS, FULL) == pytest.approx(target + 5.5 + 5.0 + 5.0 + 7 * 2.0)
+    assert bare_ms(run_of(results, "constant@draft"), COSTS, ENTRANTS[3]) == pytest.approx(3 * 13.0 + 11.0 + 10 * 2.0)
+    (cost,) = entrant_costs(results, summarise(results.runs, ["full"]), fit(results))
+    assert cost.predicted == pytest.approx(1e3 * 7 / 46)
+    assert cost.measured == pytest.approx(1e3 * 7 / 46)
+    assert cost.overhead == pytest.approx(46 / (target + 15.5 + 14))
+    assert cost.latency_ms is None
+    assert bare_model(COSTS).drafts_ms == (4.0, 2.0)
+
+
+def test_sigma_and_eta_of_each_level() -> None:
+    found = {one.entrant: one for one in entrant_levels(some(), fit(some()))}
+    full = found["full"]
+    assert full.passes == pytest.approx((3 / 7, 7 / 7, 2 / 7))
+    middle, lowest = full.levels
+    assert (middle.draft, middle.redundancy, middle.utilisation) == (0, pytest.approx(2 / 7), pytest.approx(3 / 7))
+    assert (lowest.draft, lowest.redundancy, lowest.utilisation) == (1, pytest.approx(3 / 7), 1.0)
+    assert [level.draft for level in found["constant@draft"].levels] == [1]
+    assert found["none"].passes == (0, 0, 1)
+    assert found["none"].levels[0].redundancy is None
+    assert "hf" not in found, "its passes were not counted"
+
+
+def test_break_even_by_hand() -> None:
+    """5 ms of drafts more for half a pass less: 10 ms. Against a rival with as many passes only drafts count.
+
+    A rival that spends 4 ms more on drafts to save a fifth of a pass is faster from 20 ms on.
+    """
+    mine = (1.0, 1.0, 0.25)
+    assert break_even(mine, [(0.0, 0.0, 0.75)], (3.0, 2.0)) == (pytest.approx(10.0), None)
+    assert break_even(mine, [(0.0, 0.0, 0.75), (0.0, 3.0, 0.3)], (3.0, 2.0)) == (pytest.approx(10.0), None)
+    upper = (0.0, 4.5, 0.05)
+    assert break_even(mine, [(0.0, 0.0, 0.75), upper], (3.0, 2.0)) == (pytest.approx(10.0), pytest.approx(20.0))
+    assert break_even(mine, [(0.0, 0.0, 0.4), upper], (3.0, 2.0)) is None, "33 ms are more than 20"
+    assert break_even((1.0, 0.0, 0.5), [(0.0, 3.0, 0.5)], (3.0, 2.0)) == (0.0, None)
+    assert break_even((1.0, 2.0, 0.5), [(0.0, 3.0, 0.5)], (3.0, 2.0)) is None
+    assert break_even((1.0, 3.0, 0.5), [(0.0, 0.0, 0.4)], (3.0, 2.0)) is None
+
+
+def test_a_hierarchy_pays_from_where_its_time_falls_below_all_others() -> None:
+    results = some()
+    model = fit(results)
+    assert model is not None
+    (full,) = (one for one in entrant_levels(results, model) if one.nested)
+    others = [one for one in entrant_levels(results, model) if not one.nested]
+    from_ms = (3 * MID_MS + 7 * DRAFT_MS) / (7 - 2)
+    assert full.pays_ms == (pytest.approx(from_ms), None), "the target alone is the last rival"
+    for factor, faster in ((0.98, False), (1.02, True)):
+        costs = (*model.drafts_ms, from_ms * factor)
+        assert (full.ms_per_token(costs) < min(one.ms_per_token(costs) for one in others)) is faster
+
+
+def test_a_results_file_keeps_every_level(tmp_path: Path) -> None:
+    results = some(COSTS)
+    lines = [header_line(results.header), *map(run_line, results.runs), costs_line(COSTS)]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    again = read_results(path)
+    assert again.header.entrants == results.header.entrants
+    assert again.runs == results.runs
+    assert again.costs == COSTS
+    assert as_json(again) == as_json(results)
+
+
+def test_what_only_hierarchies_have_is_not_written_for_others() -> None:
+    two = run_set([entrant("none"), entrant("svip")], [plain_run("a", 7), drafted_run("svip", "a", [(3, 1, "policy")])])
+    written = json.dumps([header_line(two.header), *map(run_line, two.runs), costs_line(Costs(1.0, {1: 8.0}))])
+    shown = json.dumps(as_json(replace(two, costs=Costs(1.0, {1: 8.0}))))
+    for key in ('"levels"', '"inner"', '"drafts"', '"further_ms"'):
+        assert key not in written
+        assert key not in shown
+    assert "Levels" not in [table.title for table in tables(two)]
+
+
+def test_the_table_and_the_json_tell_of_each_level() -> None:
+    results = some(COSTS)
+    text = as_text(tables(results))
+    (table,) = (table for table in tables(results) if table.title == "Levels")
+    assert table.columns[1:4] == ("mid passes/token", "draft passes/token", "target passes/token")
+    (row,) = (row for row in table.rows if row[0] == "full")
+    assert row[1:8] == ("0.429", "1.000", "0.286", "0.286", "0.429", "0.429", "1.000")
+    assert "t_mid 4.000 ms, t_draft 2.000 ms, t_target 10.000 ms" in text
+    document = as_json(results)
+    assert [one["entrant"] for one in document["levels"]] == ["none", "full", "constant@mid", "constant@draft"]
+
+
+def test_the_oracle_is_of_the_first_draft_alone() -> None:
+    results = replace(some(), oracle={"a": 1, "b": 1})
+    shares = {cost.entrant: cost.passes_share for cost in digest(results).costs}
+    assert (shares["full"], shares["constant@mid"]) == (pytest.approx(1 / 2), pytest.approx(1 / 3))
+    assert shares["constant@draft"] is None
+
+
+def test_a_family_is_the_same_policies_on_the_same_models() -> None:
+    other = entrant("k5", "self-verify", levels=[replace(level, settings={"max_draft": 5}) for level in HIERARCHY])
+    once = entrant("once", "self-verify", levels=[replace(HIERARCHY[0], once=True), HIERARCHY[1]])
+    assert FULL.family == other.family
+    assert len({FULL.family, once.family, entrant("self-verify").family}) == 3
+
+
+def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from specctl.benchmark.report import write_report
+
+    results = some(COSTS)
+    sweep = []
+    for cap in (2, 5, 20):
+        levels = [replace(level, settings={"max_draft": cap}) for level in HIERARCHY]
+        sweep.append(entrant(f"full {cap}", "self-verify", levels=levels, max_draft=cap))
+        results.runs += [nested_run(f"full {cap}", prompt, BLOCKS) for prompt in "ab"]
+    results = replace(results, header=replace(results.header, entrants=[*ENTRANTS, *sweep]))
+    names = {path.name for path in write_report(results, tmp_path)}
+    assert {"where-the-hierarchy-pays.png", "speed-by-window.png"} <= names
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "on the orange side of the thick line" in report
+    assert "1 : 2.0 : 5.0" in report
+    assert "self-verify@mid < self-verify@draft is the steadiest, 0% between" in report
+
+
+def test_levels_are_plain_data() -> None:
+    assert asdict(FULL)["levels"][1] == {
+        "draft": 1,
+        "policy": "self-verify",
+        "settings": {"max_draft": 10},
+        "once": False,
+        "head": None,
+    }

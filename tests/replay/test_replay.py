@@ -1,0 +1,244 @@
+"""Replayed rounds are those of a live run: the very same when greedy, the same in law when sampling."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from toys import (
+    EOS,
+    FAMILIES,
+    WINDOW,
+    TableRunner,
+    Ticks,
+    noisy_copy,
+    random_head,
+    random_model,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
+from traced import assert_same_law, pair_of, shape, trace_of
+
+from specctl.decoding import drafters, loop, reading
+from specctl.decoding.loop import decode, prefill
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import build_drafter
+from specctl.decoding.verification import Verdict
+from specctl.errors import UsageError
+from specctl.models.loading.pair import Pair
+from specctl.models.running.runner import EagerRunner
+from specctl.models.running.static import StaticRunner
+from specctl.policies import POLICIES, StoppingPolicy
+from specctl.records import ExtraToken, Round
+from specctl.replay.play import oracle, replay, rounds
+from specctl.replay.traces import Trace
+
+LENGTH, DEPTH = 4 * WINDOW, 12
+PROMPT = tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
+SETTINGS: dict[str, list[dict[str, object]]] = {
+    "none": [{}],
+    "constant": [{"draft_length": length} for length in (1, 4, 12)],
+    "heuristic": [{"max_draft": 12}, {"draft_length": 1, "max_draft": 12}],
+    "max-confidence": [
+        {"threshold": 0.5, "eps": 0.3, "max_draft": 12},
+        {"threshold": 0.3, "adapt": False, "keep_trigger": False},
+    ],
+    "svip": [
+        {"c": 1.0, "threshold": 1.2, "max_draft": 12},
+        {"c": 1.0, "threshold": 1.0, "keep_trigger": False, "max_draft": 9},
+    ],
+    "adaedl": [{"threshold": 0.3, "eps": 0.3, "max_draft": 12}, {"keep_trigger": False}],
+    "self-verify": [{"max_draft": 12}],
+    "specdec++": [{"threshold": h, "min_draft": low, "max_draft": 12} for h in (0.3, 0.6, 0.8) for low in (1, 3)],
+    "cost-optimal": [{"max_draft": 12}, {"max_draft": 5, "carry_over": False}],
+}
+# Every round takes these seconds, so that a policy that learns from times plays alike live and in replay.
+DRAFTING, VERIFYING = 2.0, 4.0
+HEAD = random_head(32, depth=1, spread=0.15)
+CASES = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
+
+
+def clock(*_: int) -> tuple[float, float]:
+    return DRAFTING, VERIFYING
+
+
+@pytest.fixture(autouse=True)
+def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
+
+
+def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
+    drafter = build_drafter(pair, policy)
+    with torch.inference_mode():
+        pair.target.rollback(0)
+        pair.drafts[0].rollback(0)
+        prefill(pair.target, drafter, prompt)
+        return list(decode(pair.target, drafter, prompt, LENGTH, sampling, pair.eos, seeded(seed)))
+
+
+@cache
+def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
+    pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos=eos, heads=[HEAD])
+    said = [token for played in live(pair, POLICIES["none"](), PROMPT, Sampling()) for token in played.emitted]
+    return pair, trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
+    pair, trace = greedy_pair(family, frozenset())
+    found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
+    assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
+    """With an end of sequence among the target's own tokens, and one that only the draft proposes."""
+    _, whole = greedy_pair(family, frozenset())
+    refused = next(place for place, kept in enumerate(whole.line.kept) if not kept)
+    ends = {whole.tokens[-2], whole.line.path.tokens[refused]}
+    for eos in (frozenset({token}) for token in ends):
+        pair, trace = greedy_pair(family, eos)
+        for name, settings in CASES:
+            found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, eos, clock)]
+            assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
+    """Or the identity above would not have looked at what comes after a refusal."""
+    _, trace = greedy_pair(family, frozenset())
+    assert any(trace.line.kept)
+    assert max(map(len, trace.line.branches.values())) == DEPTH - 1
+
+
+def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
+    _, expected = greedy_pair("llama", frozenset())
+    pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), heads=[HEAD])
+    found = trace_of(pair, PROMPT, expected.tokens, LENGTH, DEPTH, Sampling())
+    assert (found.line.kept, found.line.path.tokens) == (expected.line.kept, expected.line.path.tokens)
+    assert found.line.branches.keys() == expected.line.branches.keys()
+    for place, branch in found.line.branches.items():
+        assert branch.tokens == expected.line.branches[place].tokens
+        assert branch.accept_prob == pytest.approx(expected.line.branches[place].accept_prob, abs=1e-4)
+
+
+def test_a_longer_draft_than_recorded_is_refused() -> None:
+    pair, trace = greedy_pair("llama", frozenset())
+    with pytest.raises(UsageError, match="not recorded for drafts of"):
+        list(rounds(POLICIES["constant"](draft_length=DEPTH + 2), trace, pair.eos))
+
+
+def test_columns_add_up() -> None:
+    pair, trace = greedy_pair("llama", frozenset())
+    (found,) = replay(POLICIES["constant"](), [trace], pair.eos)
+    assert len(found.starts) + sum(found.accepted) == len(trace.tokens)
+    assert found.starts[0] == 0
+    assert all(accepted <= drafted for accepted, drafted in zip(found.accepted, found.drafted, strict=True))
+
+
+def test_the_oracle_takes_one_pass_more_than_there_are_disagreements() -> None:
+    pair, trace = greedy_pair("llama", frozenset())
+    disagreements = [place for place, kept in enumerate(trace.line.kept) if not kept]
+    best = oracle(trace)
+    # A disagreement at the very last place ends the last pass and needs none of its own.
+    assert len(best.starts) == len(disagreements) + (disagreements[-1] != len(trace.tokens) - 1)
+    assert best.drafted == best.accepted
+    assert len(best.starts) <= min(
+        len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].starts) for name, settings in CASES
+    )
+
+
+# Sampling, on a toy whose outputs are short.
+
+TARGET = table(3, eos_logit=-1.0)
+DRAFT = related_table(TARGET, 4)
+TOY_HEAD = toy_head(DRAFT, 5)
+SAMPLED = [
+    ("constant", {"draft_length": 3}),
+    ("heuristic", {"draft_length": 2, "max_draft": 6}),
+    ("max-confidence", {"threshold": 0.5, "eps": 0.2, "max_draft": 5}),
+    ("svip", {"c": 1.0, "threshold": 1.0, "max_draft": 6}),
+    ("adaedl", {"threshold": 0.4, "max_draft": 6}),
+    ("self-verify", {"max_draft": 6}),
+    ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 6}),
+    ("cost-optimal", {"max_draft": 6, "cost_ratio": 0.4, "carry_over": False}),
+]
+SHORT, RUNS = 8, 3000
+PLAIN = Sampling(temperature=1.0)
+
+
+def toy_pair() -> Pair:
+    return pair_of(TableRunner(TARGET), TableRunner(DRAFT), eos=frozenset({EOS}), heads=[TOY_HEAD])
+
+
+def toy_run(name: str, settings: dict[str, object], seed: int) -> list[Round]:
+    pair = toy_pair()
+    policy = POLICIES[name](**settings)
+    drafter = build_drafter(pair, policy)
+    return list(decode(pair.target, drafter, (1, 2), SHORT, PLAIN, pair.eos, seeded(seed)))
+
+
+@cache
+def toy_traces() -> list[Trace]:
+    """Outputs drawn by the target alone, each with its trace."""
+    found = []
+    for seed in range(RUNS):
+        said = [token for played in toy_run("none", {}, seed) for token in played.emitted]
+        found.append(trace_of(toy_pair(), (1, 2), said, SHORT, DEPTH, PLAIN, seed))
+    return found
+
+
+@pytest.mark.parametrize(("name", "settings"), SAMPLED, ids=str)
+def test_sampled_rounds_have_the_law_of_live_ones(name: str, settings: dict[str, object]) -> None:
+    """Compared: the first two rounds together, each with its lengths, why it stopped and the last token it wrote."""
+
+    def key(played: Sequence[Round]) -> tuple[object, ...]:
+        return tuple((r.drafted, r.accepted, r.stop, r.emitted[-1]) for r in played[:2])
+
+    live_counts = Counter(key(toy_run(name, settings, 10_000 + seed)) for seed in range(RUNS))
+    replayed = Counter(
+        key(list(rounds(POLICIES[name](**settings), trace, frozenset({EOS}), clock))) for trace in toy_traces()
+    )
+    assert_same_law(live_counts, replayed)
+
+
+class FromTrace:
+    """Chance as a trace has it: what is drawn, and which drafts are kept."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace, self._start, self._index = trace, 0, 0
+
+    def draw(self, *_: object) -> torch.Tensor:
+        self._index += 1
+        return torch.tensor(self._trace.line.step(self._start, self._index).token)
+
+    def judge(self, block: drafters.Draft, *_: object) -> Verdict:
+        accepted = min(len(block.tokens), self._trace.line.runs[self._start])
+        kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
+        self._start, self._index = self._start + accepted + 1, 0
+        assert self._trace.chances is not None
+        first = self._start - accepted - 1
+        chances = tuple(self._trace.chances[first : first + accepted + (kind is ExtraToken.CORRECTION)])
+        return Verdict(accepted, self._trace.tokens[self._start - 1], kind, chances)
+
+
+@pytest.mark.parametrize(("name", "settings"), SAMPLED, ids=str)
+def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
+    name: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models run; only chance is taken from the trace."""
+    target, draft = EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64)
+    pair = pair_of(target, draft, heads=[HEAD])
+    for seed in range(5):
+        said = [token for r in live(pair, POLICIES["none"](), PROMPT, PLAIN, seed) for token in r.emitted]
+        trace = trace_of(pair, PROMPT, said, LENGTH, DEPTH, PLAIN, seed)
+        chance = FromTrace(trace)
+        found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
+        with monkeypatch.context() as patched:
+            patched.setattr(reading, "race", chance.draw)
+            patched.setattr(loop, "judge", chance.judge)
+            assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]

@@ -1,0 +1,280 @@
+"""Replayed rounds of hierarchies are those of live ones, at every level."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from itertools import cycle
+
+import pytest
+import torch
+from toys import (
+    EOS,
+    FAMILIES,
+    WINDOW,
+    TableRunner,
+    noisy_copy,
+    random_head,
+    random_model,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
+from traced import assert_same_law, pair_of, shape, trace_of
+
+from specctl.decoding import hierarchy, loop
+from specctl.decoding.loop import decode, prefill
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import Stage, compose
+from specctl.errors import UsageError
+from specctl.models.loading.pair import Pair
+from specctl.models.running.runner import EagerRunner
+from specctl.policies import POLICIES, StoppingPolicy
+from specctl.records import Round
+from specctl.replay.play import Player, oracle, play, replay_levels, replayable
+from specctl.replay.traces import Trace, TraceHeader, read_traces, write_header, write_prompt
+
+LENGTH, DEPTH = 4 * WINDOW, 12
+PROMPT = tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
+DRAFTING, VERIFYING, TARGET_VERIFYING = 2.0, 4.0, 16.0
+Part = tuple[str, dict[str, object], bool]
+"""A level's policy, its settings, and whether it pre-verifies once."""
+FULL: list[Part] = [("self-verify", {"max_draft": 10}, False), ("self-verify", {"max_draft": 6}, False)]
+HIERARCHIES: dict[str, list[Part]] = {
+    "pre-verify once": [("constant", {"draft_length": 5}, True), ("constant", {"draft_length": 4}, False)],
+    "pre-verify and self-verify once": [("constant", {"draft_length": 12}, True), FULL[1]],
+    "full": FULL,
+    "blocks of fixed length": [("constant", {"draft_length": 7}, False), ("constant", {"draft_length": 3}, False)],
+    "SVIP over SpecDec++": [
+        ("svip", {"c": 1.0, "threshold": 1.2, "max_draft": 12}, False),
+        ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 8}, False),
+    ],
+    "SpecDec++ over SVIP": [
+        ("specdec++", {"threshold": 0.7, "min_draft": 1, "max_draft": 12}, False),
+        ("svip", {"c": 1.0, "threshold": 1.2, "keep_trigger": False, "max_draft": 8}, False),
+    ],
+    "AdaEDL over the heuristic": [
+        ("adaedl", {"threshold": 0.3, "eps": 0.3, "max_draft": 12}, False),
+        ("heuristic", {"draft_length": 2, "max_draft": 8}, False),
+    ],
+    "cost-optimal twice": [("cost-optimal", {"max_draft": 12}, False), ("cost-optimal", {"max_draft": 5}, False)],
+    "a middle that drops": [
+        ("svip", {"c": 1.0, "threshold": 1.2, "keep_trigger": False, "max_draft": 12}, False),
+        ("constant", {"draft_length": 4}, False),
+    ],
+    "nobody below": [("self-verify", {"max_draft": 10}, False), ("none", {}, False)],
+}
+FOUR: list[Part] = [
+    ("svip", {"c": 1.0, "threshold": 1.2, "max_draft": 12}, False),
+    ("self-verify", {"max_draft": 8}, False),
+    ("constant", {"draft_length": 3}, False),
+]
+HEAD = random_head(32, depth=1, spread=0.15)
+
+
+class SharedClock:
+    """Time that passes as its readers say: each reading is later than the one before by the next of some seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def reader(self, *seconds: float) -> "SharedReader":
+        return SharedReader(self, seconds)
+
+
+class SharedReader:
+    def __init__(self, clock: SharedClock, seconds: Sequence[float]) -> None:
+        self._clock, self._seconds = clock, cycle(seconds)
+
+    def __call__(self) -> float:
+        self._clock.now += next(self._seconds)
+        return self._clock.now
+
+
+@pytest.fixture(autouse=True)
+def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that learns from times plays alike live and in replay: a block takes as long as its inner rounds."""
+    clock = SharedClock()
+    monkeypatch.setattr(loop, "perf_counter", clock.reader(0.0, 0.0, TARGET_VERIFYING))
+    monkeypatch.setattr(hierarchy, "perf_counter", clock.reader(0.0, DRAFTING, VERIFYING))
+
+
+def policies(parts: Sequence[Part]) -> list[StoppingPolicy]:
+    return [POLICIES[name](**settings) for name, settings, _ in parts]
+
+
+def players(parts: Sequence[Part]) -> list[Player]:
+    def inner(*_: int) -> tuple[float, float]:
+        return DRAFTING, VERIFYING
+
+    def top(*_: int) -> tuple[float, float]:
+        return 0.0, TARGET_VERIFYING
+
+    clocks = [top, *[inner] * (len(parts) - 1)]
+    return [Player(policy, part[2], of) for policy, part, of in zip(policies(parts), parts, clocks, strict=True)]
+
+
+def live(pair: Pair, parts: Sequence[Part], prompt: Sequence[int], limit: int, sampling: Sampling, seed: int = 0):
+    stages = [
+        Stage(runner, policy, once, head)
+        for runner, policy, (*_, once), head in zip(pair.drafts, policies(parts), parts, pair.heads, strict=True)
+    ]
+    drafter = compose(stages)
+    at_work = next((n for n, (name, *_) in enumerate(parts) if name == "none"), len(parts))
+    with torch.inference_mode():
+        for runner in (pair.target, *pair.drafts[:at_work]):
+            runner.rollback(0)
+        prefill(pair.target, drafter, prompt)
+        return list(decode(pair.target, drafter, prompt, limit, sampling, pair.eos, seeded(seed)))
+
+
+def said(pair: Pair, prompt: Sequence[int], limit: int, sampling: Sampling, seed: int = 0) -> list[int]:
+    pair.target.rollback(0)
+    with torch.inference_mode():
+        alone = list(decode(pair.target, None, prompt, limit, sampling, pair.eos, seeded(seed)))
+    return [token for played in alone for token in played.emitted]
+
+
+@cache
+def greedy(family: str, levels: int, eos: frozenset[int] = frozenset()) -> tuple[Pair, Trace]:
+    drafts = [EagerRunner(noisy_copy(family, 0.01 * level), 64) for level in range(1, levels + 1)]
+    pair = pair_of(EagerRunner(random_model(family), 64), *drafts, eos=eos, heads=[HEAD] * levels)
+    return pair, trace_of(pair, PROMPT, said(pair, PROMPT, LENGTH, Sampling()), LENGTH, DEPTH, Sampling())
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str) -> None:
+    pair, trace = greedy(family, 2)
+    found = [shape(played) for played in play(players(HIERARCHIES[name]), trace, pair.eos)]
+    assert found == [shape(played) for played in live(pair, HIERARCHIES[name], PROMPT, LENGTH, Sampling())]
+
+
+def test_so_are_those_of_four_models() -> None:
+    pair, trace = greedy("llama", 3)
+    found = [shape(played) for played in play(players(FOUR), trace, pair.eos)]
+    assert found == [shape(played) for played in live(pair, FOUR, PROMPT, LENGTH, Sampling())]
+    assert any(inner.inner for played in play(players(FOUR), trace, pair.eos) for inner in played.inner)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
+    """With an end of sequence among the target's own tokens, and one that only a draft proposes."""
+    _, whole = greedy(family, 2)
+    assert whole.line.below is not None
+    ends = {
+        whole.tokens[-2],
+        whole.line.path.tokens[whole.line.kept.index(False)],
+        whole.line.below.path.tokens[whole.line.below.kept.index(False)],
+    }
+    for token in ends:
+        pair, trace = greedy(family, 2, frozenset({token}))
+        for parts in HIERARCHIES.values():
+            found = [shape(played) for played in play(players(parts), trace, pair.eos)]
+            assert found == [shape(played) for played in live(pair, parts, PROMPT, LENGTH, Sampling())]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_traces_hold_refusals_below_the_path_and_below_branches(family: str) -> None:
+    """Or the identity above would not have looked at what comes after them."""
+    _, trace = greedy(family, 2)
+    assert trace.line.below is not None
+    assert {True, False} <= set(trace.line.below.kept)
+    assert any(line.branches for line in trace.line.branches_below.values())
+
+
+def test_a_draft_that_was_idle_does_not_read_behind_another_text() -> None:
+    pair, trace = greedy("llama", 2)
+    alone: list[Part] = [FULL[0], ("none", {}, False)]
+    live(pair, FULL, PROMPT[::-1], LENGTH, Sampling())  # leaves its text in every cache
+    live(pair, alone, PROMPT, LENGTH, Sampling())
+    assert trace_of(pair, PROMPT, trace.tokens, LENGTH, DEPTH, Sampling()) == trace
+
+
+def test_levels_are_read_back_from_a_file(tmp_path) -> None:
+    _, trace = greedy("llama", 3)
+    path = tmp_path / "t.jsonl"
+    with path.open("w", encoding="utf-8") as stream:
+        write_header(stream, TraceHeader(DEPTH, [], ["entropy"], {}))
+        write_prompt(stream, "p", {}, [trace])
+    assert read_traces(path).traces == [trace]
+
+
+def test_a_deeper_block_than_recorded_is_refused() -> None:
+    pair, trace = greedy("llama", 2)
+    for long in (DEPTH + 2, LENGTH):
+        parts: list[Part] = [("constant", {"draft_length": long}, False), ("constant", {"draft_length": 3}, False)]
+        with pytest.raises(UsageError, match="not recorded for drafts of"):
+            list(play(players(parts), trace, pair.eos))
+
+
+def test_columns_add_up() -> None:
+    pair, trace = greedy("llama", 3)
+    (found,) = replay_levels(players(FOUR), [trace], pair.eos)
+    assert len(found.starts) + sum(found.accepted) == len(trace.tokens)
+    middle, lowest = found.inner
+    # All that goes up was drafted below or is the verifying draft's own.
+    assert sum(middle.accepted) + len(middle.starts) == sum(found.drafted)
+    assert sum(lowest.accepted) + len(lowest.starts) == sum(middle.drafted)
+
+
+def test_nobody_takes_fewer_passes_than_one_who_knows_where_models_disagree() -> None:
+    pair, trace = greedy("llama", 2)
+    best = oracle(trace, 2)
+    assert best.drafted == best.accepted
+    assert sum(best.inner[0].drafted) + len(best.inner[0].starts) == sum(best.drafted)
+    for parts in HIERARCHIES.values():
+        (found,) = replay_levels(players(parts), [trace], pair.eos)
+        assert len(best.starts) <= len(found.starts)
+
+
+# Sampling, on a toy whose outputs are short.
+
+TARGET = table(3, eos_logit=-1.0)
+MIDDLE = related_table(TARGET, 4, noise=0.7)
+LOWEST = related_table(MIDDLE, 5)
+SHORT, RUNS = 8, 3000
+PLAIN = Sampling(temperature=1.0)
+SAMPLED = [name for name in HIERARCHIES if name != "a middle that drops"]
+
+
+def toy_pair() -> Pair:
+    runners = TableRunner(TARGET), TableRunner(MIDDLE), TableRunner(LOWEST)
+    return pair_of(*runners, eos=frozenset({EOS}), heads=[toy_head(MIDDLE, 5), toy_head(LOWEST, 6)])
+
+
+@cache
+def toy_traces() -> list[Trace]:
+    """Outputs drawn by the target alone, each with its trace."""
+    pair = toy_pair()
+    outputs = [said(pair, (1, 2), SHORT, PLAIN, seed) for seed in range(RUNS)]
+    found = []
+    for seed, tokens in enumerate(outputs):
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+        found.append(trace_of(pair, (1, 2), tokens, SHORT, DEPTH, PLAIN, seed))
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_rounds_have_the_law_of_live_ones(name: str) -> None:
+    """Compared: the first two rounds together, each with its lengths, those of its inner rounds, and its last token."""
+
+    def key(rounds: Sequence[Round]) -> tuple[object, ...]:
+        return tuple(
+            (r.drafted, r.accepted, r.stop, r.emitted[-1], tuple((i.drafted, i.accepted) for i in r.inner))
+            for r in rounds[:2]
+        )
+
+    parts, pair = HIERARCHIES[name], toy_pair()
+    live_counts = Counter(key(live(pair, parts, (1, 2), SHORT, PLAIN, 10_000 + seed)) for seed in range(RUNS))
+    replayed = Counter(key(list(play(players(parts), trace, frozenset({EOS})))) for trace in toy_traces())
+    assert_same_law(live_counts, replayed)
+
+
+def test_what_a_trace_cannot_replay_is_known() -> None:
+    dropping, full = policies(HIERARCHIES["a middle that drops"]), policies(FULL)
+    assert not replayable(dropping, sampled=True)
+    assert replayable(dropping, sampled=False)
+    assert replayable(full, sampled=True)
+    assert replayable(dropping[:1], sampled=True)
