@@ -105,5 +105,5 @@ def _rounds(path: Path) -> Iterator[TracedRound]:
             where = ".".join(map(str, first["loc"]))
             raise UsageError(
                 f"{path}:{number}: {where}{': ' if where else ''}{first['msg']}",
-                "--trace takes files that `specctl generate --trace` wrote",
+                "--from takes files that `specctl generate --trace` wrote",
             ) from None

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 def analyze(
     profile: ProfileOption = None,
     set_: SetOption = None,
-    trace: Annotated[
+    from_: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Analyse what `generate --trace` wrote; no model runs. Repeatable."),
+        typer.Option("--from", metavar="FILE", help="Analyse what generate --trace wrote; no model runs. Repeatable."),
     ] = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -58,10 +58,10 @@ def analyze(
 ) -> None:
     """Look at what a policy has to go by: draft entropy, acceptance, and the bounds between them.
 
-    The target writes an answer to every prompt, then target and draft read it. With --trace the verdicts of an earlier
-    run are looked at instead.
+    The target writes an answer to every prompt, then target and draft read it. With --from the
+    rounds of an earlier run are analysed instead.
     """
-    if trace:
+    if from_:
         unused = {
             "--set": set_,
             "--suite": suite,
@@ -76,14 +76,14 @@ def analyze(
             "--force": force or None,
         }
         if given := [name for name, value in unused.items() if value not in (None, [])]:
-            raise UsageError(f"--trace runs no prompt, so {given[0]} has no meaning", "leave one of them out")
+            raise UsageError(f"--from runs no prompt, so {given[0]} has no meaning", "leave one of them out")
         from specctl.analysis.verdicts import read_traces
 
         _show(
-            read_traces(trace),
+            read_traces(from_),
             None,
             None,
-            {"command": _command(), "traces": list(map(str, trace))},
+            {"command": _command(), "traces": list(map(str, from_))},
             report,
             json_,
             quiet,

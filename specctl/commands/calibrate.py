@@ -78,12 +78,12 @@ def calibrate(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
     ] = None,
-    save_trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep what the models said; a stopped run goes on from what is there."),
-    ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Search in a trace kept earlier instead of running the prompts.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of the run here; a stopped run continues from it."),
+    ] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Search in an earlier trace; no prompt is run.")
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Run the chosen setting live against the prediction.")
@@ -110,8 +110,8 @@ def calibrate(
     from specctl.replay.traces import read_traces
     from specctl.terminal.loading import loading, note
 
-    if trace is not None and save_trace is not None:
-        raise UsageError("--trace reads what --save-trace writes", "give one of them")
+    if trace is not None and from_ is not None:
+        raise UsageError("--from reads what --trace writes", "give one of them")
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", "choose another name, or remove it first")
     flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
@@ -130,13 +130,13 @@ def calibrate(
     draft = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
     own = own.model_copy(update={"draft": draft})
     kept: TraceSet | None = None
-    if trace is not None:
-        kept = read_traces(trace)
-        _require_same(kept.header, own, heads, trace)
+    if from_ is not None:
+        kept = read_traces(from_)
+        _require_same(kept.header, own, heads, from_)
     asked = contest(draft, policy, grid, heads, set(SIGNALS if kept is None else kept.header.signals))
     if kept is not None and asked.depth > kept.header.depth:
         raise UsageError(
-            f"{trace} was recorded for drafts of {kept.header.depth} tokens, and these settings draft {asked.depth}",
+            f"{from_} was recorded for drafts of {kept.header.depth} tokens, and these settings draft {asked.depth}",
             "record a new trace, or search other policies or --grid paper",
         )
     replays_old = replayable(asked.old.build_levels(), sampled=own.sampling.temperature > 0)
@@ -167,7 +167,7 @@ def calibrate(
         assert pair is not None
         whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
         prompts = sample(whole, 2 * samples, own.sampling.seed)
-        traces = _trace(pair, own, prompts, asked.depth, heads, save_trace, console)
+        traces = _trace(pair, own, prompts, asked.depth, heads, trace, console)
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:
@@ -222,7 +222,7 @@ def _trace(
         same = replace(header, provenance={**header.provenance, "created": traces.header.provenance.get("created")})
         if traces.header != same:
             raise UsageError(
-                f"{path} holds the trace of another calibration", "start a new file, or search in it with --trace"
+                f"{path} holds the trace of another calibration", "start a new file, or search in it with --from"
             )
     fresh = not traces.traces and not traces.failures
     with ExitStack() as stack:

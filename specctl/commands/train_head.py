@@ -16,6 +16,7 @@ from specctl.commands.options import (
     QuietOption,
     SamplesOption,
     SetOption,
+    SuiteDataOption,
     SuiteOption,
     chosen_prompts,
     warn,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
     from specctl.prompts.suites import Suite
 
-DATA, STATE, SWEEP = "data", "training.safetensors", "sweep.json"
+EXAMPLES, STATE, SWEEP = "examples", "training.safetensors", "sweep.json"
 
 
 def train_head(
@@ -42,10 +43,7 @@ def train_head(
     profile: ProfileOption = None,
     set_: SetOption = None,
     suite: SuiteOption = None,
-    suite_data: Annotated[
-        Path | None,
-        typer.Option("--suite-data", metavar="FILE", help="A local copy of the suite, in the data set's own format."),
-    ] = None,
+    data: SuiteDataOption = None,
     input_: InputOption = None,
     limit: LimitOption = None,
     category: CategoryOption = None,
@@ -55,9 +53,9 @@ def train_head(
         float, typer.Option("-t", "--temperature", min=0, help="Of the answers and the proposals.")
     ] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Of the answers and the proposals; 0 keeps all tokens.")] = 50,
-    data_only: Annotated[bool, typer.Option("--data-only", help="Collect the data and stop.")] = False,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Data that an earlier run collected; no target is loaded.")
+    examples_only: Annotated[bool, typer.Option("--examples-only", help="Collect training examples and stop.")] = False,
+    examples: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Examples that an earlier run collected; no target is loaded.")
     ] = None,
     depth: Annotated[int, typer.Option(min=0, help="Residual blocks; 0 is a linear head.")] = 3,
     reject_weight: Annotated[float, typer.Option(help="What a refusal counts; an acceptance counts 1.")] = 6.0,
@@ -92,17 +90,17 @@ def train_head(
 
     [cyan]specctl train-head -i prompts.jsonl -o my-head[/]
 
-    [cyan]specctl train-head --data my-head/data -o sweep --sweep[/]
+    [cyan]specctl train-head --examples my-head/examples -o sweep --sweep[/]
     """
     if reject_weight <= 0 or lr <= 0:
         raise UsageError("--reject-weight and --lr must be more than 0")
-    if data is not None and data_only:
-        raise UsageError("--data-only collects data, and --data brings it", "leave one of them out")
-    if data is not None and any(option is not None for option in (suite, suite_data, input_)):
-        raise UsageError("--data takes the place of prompts", "leave out --suite, --suite-data and --input, or --data")
-    if data is None and suite is None and input_ is None:
+    if examples is not None and examples_only:
+        raise UsageError("--examples-only collects examples, and --examples brings them", "leave one of them out")
+    if examples is not None and any(option is not None for option in (suite, data, input_)):
+        raise UsageError("--examples replaces the prompts", "leave out --examples, or the options that choose prompts")
+    if examples is None and suite is None and input_ is None:
         # No default: a head trained on what bench runs would be judged by what it has seen.
-        raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --data DIR")
+        raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
     from specctl.profile import resolve
 
     flags = {
@@ -120,12 +118,12 @@ def train_head(
     from rich.console import Console
 
     console = Console(stderr=True, quiet=quiet)
-    if data is not None:
-        folder, draft = _given_data(data, resolved, console)
+    if examples is not None:
+        folder, draft = _given_examples(examples, resolved, console)
     else:
-        prompts = chosen_prompts(suite, suite_data, input_, limit, category, samples_per_category, seed)
-        folder, draft = _collected(output / DATA, resolved, prompts, console, quiet)
-    if data_only:
+        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
+        folder, draft = _collected(output / EXAMPLES, resolved, prompts, console, quiet)
+    if examples_only:
         return
 
     from specctl.heads.report import sweep_recipes
@@ -156,15 +154,15 @@ def _is_finished(output: Path, resume: bool) -> bool:
     from specctl.models.loading.head_checkpoint import CONFIG
 
     results = (CONFIG, SWEEP)
-    if not resume and (found := [n for n in (*results, STATE, f"{DATA}/index.json") if (output / n).exists()]):
+    if not resume and (found := [n for n in (*results, STATE, f"{EXAMPLES}/index.json") if (output / n).exists()]):
         raise UsageError(
             f"{output} already holds {found[0]}",
-            f"go on with --resume, train on its data with --data {output / DATA}, or name another folder",
+            f"go on with --resume, train on its examples with --examples {output / EXAMPLES}, or name another folder",
         )
     return any((output / name).exists() for name in results)
 
 
-def _given_data(path: Path, profile: "Profile", console: "Console") -> tuple["DataFolder", "PreTrainedModel"]:
+def _given_examples(path: Path, profile: "Profile", console: "Console") -> tuple["DataFolder", "PreTrainedModel"]:
     """Data that is there, and the draft alone."""
     from specctl.terminal.loading import loading
 
@@ -204,7 +202,7 @@ def _collected(
             folder = DataFolder.open(path)
             _require_same(folder.facts, facts, path)
             if folder.done == folder.prompts:
-                return _given_data(path, profile, console)
+                return _given_examples(path, profile, console)
         else:
             folder = DataFolder.create(path, facts, len(suite.prompts))
         pair = load_pair(

@@ -119,12 +119,12 @@ def trace(path: Path) -> str:
 
 
 def test_traces_need_no_model(here: Path) -> None:
-    found = document("--trace", trace(here / "trace.jsonl"))
+    found = document("--from", trace(here / "trace.jsonl"))
     assert found["source"] == "traces"
     assert found["theory"] is None
     assert found["verdicts"]["discarded"]["mean"] == 1.0
     assert found["predictors"]["entropy"]["auroc"] == 1
-    run("--trace", str(here / "trace.jsonl"), "--report", "report", "-q")
+    run("--from", str(here / "trace.jsonl"), "--report", "report", "-q")
     assert {path.name for path in (here / "report").glob("*.png")} == {
         "acceptance-by-signal.png",
         "entropy-by-verdict.png",
@@ -135,10 +135,10 @@ def test_traces_need_no_model(here: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--trace", "trace.jsonl", "-n", "4"],
-        ["--trace", "trace.jsonl", "--category", "x"],
+        ["--from", "trace.jsonl", "-n", "4"],
+        ["--from", "trace.jsonl", "--category", "x"],
         ["-i", "prompts.jsonl", "--suite", "gsm8k"],
-        ["--trace", "nowhere.jsonl"],
+        ["--from", "nowhere.jsonl"],
     ],
 )
 def test_options_that_do_not_go_together(here: Path, arguments: list[str]) -> None:

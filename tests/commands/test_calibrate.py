@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
     """A finished calibration: prompts, trace, profile, report and document."""
     folder = tmp_path_factory.mktemp("calibrate")
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS), encoding="utf-8")
-    files = {"--save-trace": "trace.jsonl", "-o": "fast.toml", "--report": "report"}
+    files = {"--trace": "trace.jsonl", "-o": "fast.toml", "--report": "report"}
     named = [text for option, name in files.items() for text in (option, folder / name)]
     shown = calibrate("-i", folder / "prompts.jsonl", "-n", 16, "--policy", "all", "--grid", "paper", "--json", *named)
     (folder / "shown.json").write_text(shown.stdout, encoding="utf-8")
@@ -85,7 +85,7 @@ def test_the_report_holds_its_figures(folder):
 def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
     """svip's own threshold is not the embedded profile's: naming the policy alone would leave that in force."""
     path = tmp_path / "default.toml"
-    calibrate("--trace", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "--grid", "paper", "-o", path, "-q")
+    calibrate("--from", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "--grid", "paper", "-o", path, "-q")
     assert tomllib.loads(path.read_text(encoding="utf-8"))["draft"]["policy"].keys() >= {"name"}
     policy = resolve(str(path)).profile.draft.policy
     if policy.name == "svip":
@@ -94,7 +94,7 @@ def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
 
 def test_a_kept_trace_gives_the_same_choice_without_a_model(folder, monkeypatch):
     monkeypatch.setattr("specctl.models.loading.pair.load_pair", None)
-    again = calibrate("--trace", folder / "trace.jsonl", "--policy", "all", "--grid", "paper", "--no-verify", "--json")
+    again = calibrate("--from", folder / "trace.jsonl", "--policy", "all", "--grid", "paper", "--no-verify", "--json")
     first = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
     second = json.loads(again.stdout)
     for name in ("chosen", "ranking", "oracle", "curve", "costs", "chosen_on"):
@@ -106,7 +106,7 @@ def test_a_stopped_run_goes_on_from_its_trace(folder, tmp_path):
     torn = tmp_path / "torn.jsonl"
     torn.write_text("".join(whole[:3]) + whole[3][:40], encoding="utf-8")
     options = ["-i", folder / "prompts.jsonl", "-n", 16, "--policy", "all", "--grid", "paper", "--no-verify", "-q"]
-    calibrate(*options, "--save-trace", torn)
+    calibrate(*options, "--trace", torn)
     first, second = read_traces(folder / "trace.jsonl"), read_traces(torn)
     assert second.prompts == first.prompts
     assert [trace.tokens for trace in second.traces] == [trace.tokens for trace in first.traces]
@@ -114,7 +114,7 @@ def test_a_stopped_run_goes_on_from_its_trace(folder, tmp_path):
 
 
 def test_plain_output_ends_with_what_to_put_into_a_profile(folder):
-    shown = calibrate("--trace", folder / "trace.jsonl", "--policy", "constant", "--no-verify").stdout
+    shown = calibrate("--from", folder / "trace.jsonl", "--policy", "constant", "--no-verify").stdout
     assert "Policies at their best settings" in shown
     _, _, policy = shown.partition("[draft.policy]\n")
     assert tomllib.loads(policy)["name"] in ("constant", "none")
@@ -132,19 +132,19 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(tmp_path):
     ("arguments", "message"),
     [
         (["--policy", "svpi"], "did you mean 'svip'"),
-        (["--trace", "nowhere.jsonl", "--no-verify"], "cannot read"),
-        (["--trace", "a", "--save-trace", "b"], "give one of them"),
+        (["--from", "nowhere.jsonl", "--no-verify"], "cannot read"),
+        (["--from", "a", "--trace", "b"], "give one of them"),
         (
-            ["--set", "draft.model=embedded:mid", "--trace", "{trace}", "--no-verify"],
+            ["--set", "draft.model=embedded:mid", "--from", "{trace}", "--no-verify"],
             "recorded with embedded:draft",
         ),
-        (["-t", "1", "--trace", "{trace}", "--no-verify"], "another temperature"),
-        (["-n", "17", "-i", "{prompts}", "--save-trace", "{trace}"], "holds the trace of another calibration"),
-        (["--set", "engine=static", "--trace", "{trace}", "--no-verify"], "another engine"),
-        (["--set", "draft.head=other/head", "--trace", "{trace}", "--no-verify"], "embedded:draft-head as the draft's"),
+        (["-t", "1", "--from", "{trace}", "--no-verify"], "another temperature"),
+        (["-n", "17", "-i", "{prompts}", "--trace", "{trace}"], "holds the trace of another calibration"),
+        (["--set", "engine=static", "--from", "{trace}", "--no-verify"], "another engine"),
+        (["--set", "draft.head=other/head", "--from", "{trace}", "--no-verify"], "embedded:draft-head as the draft's"),
         (["-o", "{trace}"], "exists already"),
         (["--set", "draft.model=embedded:mid", "--policy", "specdec++"], "specdec\\+\\+ needs a head"),
-        (["--trace", "{headless}", "--policy", "specdec++", "--no-verify"], "needs a head"),
+        (["--from", "{headless}", "--policy", "specdec++", "--no-verify"], "needs a head"),
     ],
 )
 def test_mistakes_are_told(folder, arguments, message):
@@ -163,7 +163,7 @@ def hierarchy(tmp_path_factory):
     (folder / "prompts.jsonl").write_text(
         "".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:4]), encoding="utf-8"
     )
-    named = ["--save-trace", folder / "trace.jsonl", "-o", folder / "fast.toml", "--report", folder / "report"]
+    named = ["--trace", folder / "trace.jsonl", "-o", folder / "fast.toml", "--report", folder / "report"]
     options = ["-p", "embedded-hsddw", "-i", folder / "prompts.jsonl", "-n", 12, "--grid", "paper"]
     shown = calibrate(*options, "--policy", "constant,self-verify", "--json", *named)
     (folder / "shown.json").write_text(shown.stdout, encoding="utf-8")
@@ -201,11 +201,11 @@ def test_its_profile_says_how_every_level_is_stopped(hierarchy):
     ("arguments", "message"),
     [
         (["--policy", "svip,svip,svip"], "names 3 policies for 2 drafts"),
-        (["--policy", "svip,constant", "--trace", "{trace}"], "recorded for drafts of 14 tokens"),
+        (["--policy", "svip,constant", "--from", "{trace}"], "recorded for drafts of 14 tokens"),
         (["--policy", "svip,specdec++", "--set", "draft.policy.name=svip"], "specdec\\+\\+ needs a head"),
-        (["--set", "draft.draft.model=embedded:target", "--trace", "{trace}"], "embedded:draft as draft"),
+        (["--set", "draft.draft.model=embedded:target", "--from", "{trace}"], "embedded:draft as draft"),
         (
-            ["-p", "embedded", "--set", "draft.model=embedded:mid", "--trace", "{trace}"],
+            ["-p", "embedded", "--set", "draft.model=embedded:mid", "--from", "{trace}"],
             "embedded:draft as draft, not None",
         ),
     ],
@@ -240,7 +240,7 @@ def sweep(tmp_path_factory):
 def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_path):
     options = ["-p", "embedded-specdec++", "-i", hierarchy / "prompts.jsonl", "-n", 12, "--grid", "paper"]
     output, report = tmp_path / "fast.toml", tmp_path / "report"
-    files = ["--save-trace", tmp_path / "trace.jsonl", "-o", output, "--report", report]
+    files = ["--trace", tmp_path / "trace.jsonl", "-o", output, "--report", report]
     document = json.loads(calibrate(*options, "--head", sweep, "--json", *files).stdout)
     ranked = {entry["policy"].get("head"): entry for entry in document["ranking"] if "head" in entry["policy"]}
     assert set(ranked) == {"embedded:draft-head", str(sweep / "d1-w1"), str(sweep / "d1-w3")}
@@ -250,7 +250,7 @@ def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_pa
     assert (report / "verification-discard.png").exists()
     found = resolve(str(output)).profile
     assert found.draft.head == document["chosen"].get("head", "embedded:draft-head")
-    known = ["--trace", tmp_path / "trace.jsonl", "-n", 12, "--grid", "paper", "--no-verify", "--json"]
+    known = ["--from", tmp_path / "trace.jsonl", "-n", 12, "--grid", "paper", "--no-verify", "--json"]
     again = calibrate("-p", "embedded-specdec++", "--head", sweep, *known)
     assert {one["policy"].get("head") for one in json.loads(again.stdout)["ranking"]} >= set(ranked)
 
@@ -260,7 +260,7 @@ def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_pa
     [
         (["--head", "{empty}"], "holds no head"),
         (["-p", "embedded-hsddw", "--head", "{sweep}"], "for one draft"),
-        (["--head", "{sweep}", "--trace", "{trace}"], "recorded without the head"),
+        (["--head", "{sweep}", "--from", "{trace}"], "recorded without the head"),
     ],
 )
 def test_mistakes_about_heads_are_told(folder, sweep, tmp_path, arguments, message):

@@ -99,7 +99,7 @@ def test_the_policy_stops_by_it(folder: Path) -> None:
         if round_["stop"] == "policy" and len(round_["steps"]) > 2:
             assert 1 - product <= 0.5 < 1 - product * round_["steps"][-1]["accept_prob"]
     assert any(round_["stop"] == "policy" for round_ in rounds)
-    analysis = json.loads(run("analyze", "--trace", str(trace), "--json").stdout)
+    analysis = json.loads(run("analyze", "--from", str(trace), "--json").stdout)
     assert analysis["predictors"]["accept_prob"]["tokens"] < analysis["predictors"]["entropy"]["tokens"]
 
 
@@ -142,7 +142,7 @@ def test_bench_runs_it_beside_others(folder: Path) -> None:
 def test_killed_in_the_data_and_in_the_training_it_ends_the_same(folder: Path, whole: tuple[Path, Any]) -> None:
     """As if nothing had happened: the same data and the same head, byte for byte."""
     arguments = options(folder, "torn", "-i", str(folder / "prompts.jsonl"), *TRAINING, "-q")
-    index, state = folder / "torn" / "data" / INDEX, folder / "torn" / "training.safetensors"
+    index, state = folder / "torn" / "examples" / INDEX, folder / "torn" / "training.safetensors"
 
     def shards() -> int:
         return len(json.loads(index.read_text())["shards"]) if index.exists() else 0
@@ -152,7 +152,7 @@ def test_killed_in_the_data_and_in_the_training_it_ends_the_same(folder: Path, w
     kill_when([*arguments, "--resume"], state.exists)
     assert shards() == 5
     run(*arguments, "--resume")
-    assert files(folder / "torn" / "data") == files(whole[0] / "data")
+    assert files(folder / "torn" / "examples") == files(whole[0] / "examples")
     assert files(folder / "torn") == files(whole[0])
     # Once more changes nothing.
     run(*arguments, "--resume")
@@ -168,7 +168,7 @@ def kill_when(arguments: list[str], ready: Any) -> None:
 
 
 def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple[Path, Any]) -> None:
-    data = ["--data", str(whole[0] / "data"), "--sweep", "--epochs", "1", "--lr", "0.01", "-q"]
+    data = ["--examples", str(whole[0] / "examples"), "--sweep", "--epochs", "1", "--lr", "0.01", "-q"]
     shown = run(*options(folder, "sweep", *data)).stdout
     assert "KL (nats) by depth and weight of a refusal" in shown
     heads = json.loads((folder / "sweep" / "sweep.json").read_text())
@@ -187,7 +187,7 @@ def test_what_is_there_is_not_overwritten(folder: Path) -> None:
 
 @pytest.mark.usefixtures("whole")
 def test_other_prompts_cannot_be_mixed_in(folder: Path) -> None:
-    run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--data-only", "-q"))
+    run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--examples-only", "-q"))
     with pytest.raises(UsageError, match="its prompts differs"):
         run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "3", "--resume"))
     with pytest.raises(UsageError, match="its sampling differs"):
@@ -197,7 +197,7 @@ def test_other_prompts_cannot_be_mixed_in(folder: Path) -> None:
 def test_data_of_another_draft_is_refused(folder: Path, whole: tuple[Path, Any]) -> None:
     other = ["--set", f"draft.model={folder / 'target'}", "--set", "policy.name=constant"]
     with pytest.raises(UsageError, match="another draft"):
-        run(*options(folder, "other", "--data", str(whole[0] / "data"), *other))
+        run(*options(folder, "other", "--examples", str(whole[0] / "examples"), *other))
 
 
 def test_a_head_of_another_draft_is_refused_unless_forced(folder: Path, whole: tuple[Path, Any]) -> None:
@@ -217,9 +217,9 @@ def test_another_draft_does_not_keep_the_head(folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--data", "x", "--data-only"],
-        ["--data", "x", "-i", "prompts.jsonl"],
-        ["--data", "nowhere"],
+        ["--examples", "x", "--examples-only"],
+        ["--examples", "x", "-i", "prompts.jsonl"],
+        ["--examples", "nowhere"],
         ["--lr", "0", "-i", "prompts.jsonl"],
         [],
         ["-i", "prompts.jsonl", "--suite", "gsm8k"],
