@@ -92,7 +92,7 @@ class OracleBound:
 
 def fit(results: RunSet) -> CostModel | None:
     """Least squares over all runs of policies; None where they cannot tell the costs apart."""
-    ours = {entrant.label: entrant for entrant in results.header.entrants if entrant.kind == "policy"}
+    ours = {entrant.label: entrant for entrant in results.header.entrants if entrant.setting is not None}
     runs = [run for run in results.runs if run.entrant in ours]
     if len(runs) < 2:
         return None
@@ -111,10 +111,10 @@ def fit(results: RunSet) -> CostModel | None:
 def forwards(run: Run, entrant: Entrant, drafts: int) -> list[int]:
     """Forward passes of each loaded draft and, last, of the target."""
     counts = [0] * drafts
-    if len(entrant.places) == 1:
-        counts[entrant.places[0]] = sum(turn.draft_forwards for turn in run.turns)
+    if len(entrant.drafts) == 1:
+        counts[entrant.drafts[0]] = sum(turn.draft_forwards for turn in run.turns)
     else:
-        for place, rounds in zip(entrant.places, levels_of(run), strict=False):
+        for place, rounds in zip(entrant.drafts, levels_of(run), strict=False):
             counts[place] += sum(round_.draft_forwards for round_ in rounds)
     return [*counts, sum(turn.target_forwards for turn in run.turns)]
 
@@ -143,7 +143,7 @@ def bare_ms(run: Run, costs: Costs, entrant: Entrant | None = None) -> float | N
     levels = list(levels_of(run))
     if not levels:
         return None
-    places = entrant.places if entrant is not None else (0,)
+    places = entrant.drafts if entrant is not None else (0,)
     total = _verifying_ms(levels[0], costs.target)
     for rounds, place in zip(levels[1:], places, strict=False):
         total += _verifying_ms(rounds, costs.drafts[place])
@@ -200,7 +200,7 @@ def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) ->
         entrant=summary.entrant,
         measured=1e3 * tokens / wall if wall else 0.0,
         predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
-        latency_ms=_latency(model, summary) if entrant.places == (0,) else None,
+        latency_ms=_latency(model, summary) if entrant.drafts == (0,) else None,
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,
@@ -221,7 +221,7 @@ def _bound_shares(
     best = sum(results.oracle[run.prompt] for run in runs)
     passes = sum(turn.target_forwards for run in runs for turn in run.turns)
     # The bounds are of one draft's guesses, and no other's.
-    if not runs or not passes or results.header.entrant(entrant).places[0] != 0:
+    if not runs or not passes or results.header.entrant(entrant).drafts[0] != 0:
         return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
     if model is None or not wall:

@@ -10,16 +10,14 @@ from specctl.benchmark.digest import compare
 from specctl.benchmark.peers import Peer
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, Stage, compose
+from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
-from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.observing.passes import CostMeter
 from specctl.observing.results import (
     BASELINE,
     Difference,
     Entrant,
-    Level,
     Run,
     RunSet,
     Turn,
@@ -29,7 +27,6 @@ from specctl.observing.results import (
     run_line,
     skipped_line,
 )
-from specctl.policies import POLICIES
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 
@@ -69,39 +66,15 @@ class Benchmark:
         self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
         self._format, self._emit = prompt_format, emit
         self._lanes = [self._lane(entrant) for entrant in results.header.entrants]
-        settings_of = [
-            settings
-            for entrant in results.header.entrants
-            for settings in (entrant.settings, *(level.settings for level in entrant.levels))
-        ]
-        longest = max(max(one.get("max_draft", 0), one.get("draft_length", 0)) for one in settings_of)
+        longest = max(one.setting.longest_draft for one in results.header.entrants if one.setting is not None)
         self._meter = CostMeter(pair, context=128, widest=longest + 1)
 
     def _lane(self, entrant: Entrant) -> _Lane:
-        peer, session = None, None
-        if entrant.kind == "peer":
+        if entrant.setting is None:
             peer = Peer(self._pair, entrant.name)
-        else:
-            levels = entrant.levels or (Level(0, entrant.name, entrant.settings),)
-            stages = [
-                Stage(
-                    self._pair.drafts[level.draft],
-                    POLICIES[level.policy](**level.settings),
-                    level.once,
-                    self._head(level),
-                )
-                for level in levels
-                if self._pair.drafts
-            ]
-            session = Session(self._pair, compose(stages))
-        generates = peer or session
-        assert generates is not None
-        return _Lane(entrant, Answerer(generates, self._format, self._settings), peer)
-
-    def _head(self, level: Level) -> AcceptanceHead | None:
-        if level.head is None:
-            return self._pair.heads[level.draft]
-        return self._pair.named_heads[level.draft][level.head]
+            return _Lane(entrant, Answerer(peer, self._format, self._settings), peer)
+        session = Session(self._pair, build_drafter(self._pair, entrant.setting, drafts=entrant.drafts))
+        return _Lane(entrant, Answerer(session, self._format, self._settings), None)
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
         """Yield runs as they finish, those of an earlier run left out; ``before`` hears each entrant and prompt.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from specctl.benchmark.cost_model import decode_ms
 from specctl.benchmark.running import Benchmark
 from specctl.benchmark.summaries import evened, speedup
-from specctl.calibration.grids import Candidate
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.loading.pair import Pair
 from specctl.observing.results import BASELINE, Header, RunSet
+from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.statistics.intervals import Interval
@@ -17,12 +17,12 @@ from specctl.statistics.intervals import Interval
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A candidate's predicted and measured tokens/s after the prompt, and its measured speedup with the prompt.
+    """A setting's predicted and measured tokens/s after the prompt, and its measured speedup with the prompt.
 
     ``predicted`` is None for one that cannot be replayed.
     """
 
-    candidate: Candidate
+    setting: Setting
     predicted: float | None
     measured: float
     speedup: Interval | None
@@ -34,21 +34,21 @@ def verify(
     prompts: Sequence[SuitePrompt],
     settings: SamplingTable,
     prompt_format: PromptFormat,
-    predicted: Mapping[Candidate, float | None],
-    labels: Mapping[Candidate, str],
+    predicted: Mapping[Setting, float | None],
+    labels: Mapping[Setting, str],
     advance: Callable[[], None] = lambda: None,
 ) -> list[Measured]:
-    """Benchmark each predicted candidate on the prompts, interleaved.
+    """Benchmark each predicted setting on the prompts, interleaved.
 
     Stop strings are left out, as the traces leave them out.
 
     Args:
         pair: loaded models.
-        header: names the candidates as entrants.
+        header: names the settings as entrants.
         prompts: to run.
         settings: the sampling table in force.
         prompt_format: how prompts become ids.
-        predicted: tokens/s of each candidate.
+        predicted: tokens/s of each setting.
         labels: what the header calls them.
         advance: called after each run.
     """

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specctl.calibration.contest import Contest
-    from specctl.calibration.grids import Candidate
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
     from specctl.models.loading.pair import Pair
+    from specctl.policies import Setting
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable
@@ -139,7 +139,7 @@ def calibrate(
             f"{from_} was recorded for drafts of {kept.header.depth} tokens, and these settings draft {asked.depth}",
             "record a new trace, or search other policies or --grid paper",
         )
-    replays_old = replayable(asked.old.build_levels(), sampled=own.sampling.temperature > 0)
+    replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
     if not replays_old:
         warn(
             "the profile's own setting is only run, not replayed: when sampling, the text behind a trigger that a "
@@ -233,7 +233,7 @@ def _trace(
             sink = stack.enter_context(open_output(str(path), append=not fresh))
             if fresh:
                 write_header(sink, header)
-        session = Session(pair, build_drafter(pair, profile.draft.policy.build(), draft=profile.draft))
+        session = Session(pair, build_drafter(pair, profile.draft.setting))
         prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
         collection = Collection(pair, session, profile.sampling, prompts, depth)
         advance = stack.enter_context(counting(console, "prompts", len(suite.prompts)))
@@ -341,32 +341,29 @@ def _search(
 
 
 def _verify(
-    pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Candidate", console: "Console"
+    pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Setting", console: "Console"
 ) -> list["Measured"]:
     """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on."""
     from dataclasses import replace
 
     from specctl.benchmark.entrants import field_of
-    from specctl.calibration.grids import stopped
     from specctl.calibration.live_check import verify
-    from specctl.calibration.search import NONE
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.observing.facts import describe
+    from specctl.policies import NONE
     from specctl.prompts.suites import Suite, SuitePrompt
     from specctl.terminal.loading import counting
 
     assert profile.draft is not None
     constant = found.ranked("constant")
-    names = {found.winner.score.candidate, old, NONE} | ({constant.score.candidate} if constant else set())
-    predicted: dict[Candidate, float | None] = {
-        entry.score.candidate: entry.score.tokens_per_second
-        for entry in found.ranking
-        if entry.score.candidate in names
+    names = {found.winner.score.setting, old, NONE} | ({constant.score.setting} if constant else set())
+    predicted: dict[Setting, float | None] = {
+        entry.score.setting: entry.score.tokens_per_second for entry in found.ranking if entry.score.setting in names
     }
     predicted.setdefault(old, None)
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafting = [one for one in predicted if one != NONE]
-    field = field_of([stopped(profile.draft, one) for one in drafting], ())
+    field = field_of([profile.draft.stopped_by(one) for one in drafting], ())
     entrants = field.entrants
     # An entrant names its head only where they differ in it; else the pair's own is meant.
     own = [named[names[0]] if names else None for named, names in zip(pair.named_heads, field.heads, strict=False)]
@@ -396,7 +393,7 @@ def _show(
     import tomli_w
     from rich.console import Console
 
-    from specctl.calibration.calibrated import calibrated_profile
+    from specctl.calibration.calibrated import calibrated_profile, draft_table
     from specctl.calibration.tables import as_document, calibration_tables, verdict
     from specctl.jsonl import write_line
     from specctl.profile import write_profile
@@ -419,7 +416,7 @@ def _show(
         print(verdict(found))
         if output is None:
             drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            print(f"\n{tomli_w.dumps({'draft': found.winner.score.candidate.draft_table(drafts)})}", end="")
+            print(f"\n{tomli_w.dumps({'draft': draft_table(found.winner.score.setting, drafts)})}", end="")
     for warning in found.warnings:
         warn(warning)
     if output is not None:

@@ -236,11 +236,11 @@ def _load(
 
         draft = profile.draft.at_work() if profile.draft is not None else None
         profile = profile.model_copy(update={"draft": draft})  # an idle model need not be loaded
-        levels = draft.levels if draft is not None else ()
+        levels = draft.setting.levels if draft is not None else ()
         say = (lambda _: None) if quiet else (lambda text: note(console, text))
         pair = load_pair(
             profile,
-            with_heads=traced or any("accept_prob" in level.policy.build().signals for level in levels),
+            with_heads=traced or any(level.needs_head for level in levels),
             on_foreign_head=warn if force else None,
             engines=EngineSettings.of(profile, expected_tokens, say, progress),
             progress=lambda what: progress(f"loading {what}"),
@@ -248,7 +248,7 @@ def _load(
         if pair.preparing_seconds is not None:
             warm_up(pair, profile.sampling)
         signals = readable(pair) if traced else frozenset[Signal]()
-        drafter = build_drafter(pair, draft.policy.build(), signals, draft=draft) if draft is not None else None
+        drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
     prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)
 

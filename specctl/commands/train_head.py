@@ -137,13 +137,12 @@ def train_head(
 
 def _headless(profile: "Profile") -> "Profile":
     """The profile with a policy that needs no head, since that is what is to be made."""
-    from specctl.policies import POLICIES
     from specctl.profile.schema import PolicyTable
 
     if profile.draft is None:
         raise UsageError("the profile has no draft to train a head on", "name one with [draft] in the profile or --set")
     policy = profile.draft.policy
-    if "accept_prob" in POLICIES[policy.name](**policy.settings()).signals:
+    if policy.setting.needs_head:
         policy = PolicyTable(name="constant")
     draft = profile.draft.model_copy(update={"policy": policy, "head": None})
     return profile.model_copy(update={"draft": draft})
@@ -210,7 +209,7 @@ def _collected(
         )
     prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
     with counting(console, "answers", len(suite.prompts), folder.done) as advance:
-        for _ in collect(folder, pair, suite.prompts, profile.sampling, profile.draft.policy, prompt_format):
+        for _ in collect(folder, pair, suite.prompts, profile.sampling, profile.draft.policy.setting, prompt_format):
             advance()
     for identity, reason in folder.left_out.items():
         warn(f"prompt {identity} is left out: {reason}")
