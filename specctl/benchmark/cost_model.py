@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.benchmark.summaries import Summary, evened
+from specctl.benchmark.summaries import Summary
 from specctl.observing.results import Costs, Entrant, RoundFacts, Run, RunSet
+from specctl.observing.speedup import evened
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def fit(results: RunSet) -> CostModel | None:
         return None
     drafts = max(1, len(results.header.drafts))
     counts = np.array([forwards(run, ours[run.entrant], drafts) for run in runs], dtype=np.float64)
-    times = np.array([decode_ms(run) for run in runs])
+    times = np.array([run.decode_ms for run in runs])
     solution, _, rank, _ = np.linalg.lstsq(counts, times)
     if rank < drafts + 1:
         return None
@@ -180,15 +181,10 @@ def signal_speed(results: RunSet, model: CostModel | None) -> float | None:
     return 1e3 * bound.tokens / model.milliseconds(bound.drafted, bound.passes) if bound and model else None
 
 
-def decode_ms(run: Run) -> float:
-    """Wall time after the prompt."""
-    return sum(turn.total_ms - turn.prefill_ms for turn in run.turns)
-
-
 def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) -> EntrantCost:
     runs = evened(results.of(summary.entrant))
     entrant = results.header.entrant(summary.entrant)
-    tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
+    tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
     drafts = max(1, len(results.header.drafts))
     *drafted, passes = np.sum([forwards(run, entrant, drafts) for run in runs], axis=0).tolist()
     bare = [bare_ms(run, results.costs, entrant) for run in runs] if results.costs else []
@@ -223,7 +219,7 @@ def _bound_shares(
     # The bounds are of one draft's guesses, and no other's.
     if not runs or not passes or results.header.entrant(entrant).drafts[0] != 0:
         return None, None, None
-    tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
+    tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
     if model is None or not wall:
         return best / passes, None, None
     speed = signal_speed(results, model)

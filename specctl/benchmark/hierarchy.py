@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 
 from specctl.benchmark.cost_model import CostModel, forwards, levels_of
-from specctl.benchmark.summaries import evened
 from specctl.metrics import Level
 from specctl.observing.results import Entrant, RunSet
+from specctl.observing.speedup import evened
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specctl.benchmark.cost_model import decode_ms
-from specctl.benchmark.running import Benchmark
-from specctl.benchmark.summaries import evened, speedup
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.loading.pair import Pair
 from specctl.observing.results import BASELINE, Header, RunSet
+from specctl.observing.round_robin import RoundRobin
+from specctl.observing.speedup import evened, speedup
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
@@ -54,7 +53,7 @@ def verify(
     """
     results = RunSet(header)
     unstopped = settings.model_copy(update={"stop": []})
-    for _ in Benchmark(pair, results, prompts, unstopped, prompt_format, lambda _: None).run():
+    for _ in RoundRobin(pair, results, prompts, unstopped, prompt_format, lambda _: None).run():
         advance()
     found = []
     for one, tokens_per_second in predicted.items():
@@ -62,6 +61,6 @@ def verify(
         if not runs:
             continue
         speed = speedup(runs, results.of(BASELINE))
-        measured = 1e3 * sum(run.tokens for run in runs) / sum(map(decode_ms, runs))
+        measured = 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
         found.append(Measured(one, tokens_per_second, measured, speed and speed.of_totals))
     return found

@@ -346,9 +346,9 @@ def _verify(
     """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on."""
     from dataclasses import replace
 
-    from specctl.benchmark.entrants import field_of
     from specctl.calibration.live_check import verify
     from specctl.decoding.prompt_format import PromptFormat
+    from specctl.observing.entrants import field_of
     from specctl.observing.facts import describe
     from specctl.policies import NONE
     from specctl.prompts.suites import Suite, SuitePrompt

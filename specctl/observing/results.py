@@ -171,6 +171,11 @@ class Run:
         return sum(turn.total_ms for turn in self.turns) / 1e3
 
     @property
+    def decode_ms(self) -> float:
+        """Wall time after the prompt, in milliseconds."""
+        return sum(turn.total_ms - turn.prefill_ms for turn in self.turns)
+
+    @property
     def rounds(self) -> Iterator[RoundFacts]:
         return (round_ for turn in self.turns for round_ in turn.rounds)
 

@@ -7,8 +7,8 @@ import pytest
 from factory import drafted_run, entrant, peer, peer_run, plain_run, run_set
 from rich.console import Console
 
-from specctl.benchmark.digest import compare
 from specctl.benchmark.tables import as_json, tables
+from specctl.observing.identity import compare
 from specctl.observing.results import Difference, Run, RunSet, header_line, read_results, run_line
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text

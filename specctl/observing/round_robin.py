@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from specctl.benchmark.digest import compare
-from specctl.benchmark.peers import Peer
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
+from specctl.observing.identity import compare
 from specctl.observing.passes import CostMeter
+from specctl.observing.peers import Peer
 from specctl.observing.results import (
     BASELINE,
     Difference,
@@ -23,7 +23,6 @@ from specctl.observing.results import (
     Turn,
     costs_line,
     difference_line,
-    oracle_line,
     run_line,
     skipped_line,
 )
@@ -42,7 +41,7 @@ class _Lane:
     peer: Peer | None
 
 
-class Benchmark:
+class RoundRobin:
     """One pair, its entrants and the prompts they all run.
 
     Args:
@@ -108,7 +107,6 @@ class Benchmark:
                         yield run
                     else:
                         self._compare(prompt, repeat, length)
-                        self._find_oracle(prompt)
                 if (number + 1) % PROMPTS_BETWEEN_COSTS == 0:
                     self._measure_costs()
         self._measure_costs()
@@ -161,35 +159,14 @@ class Benchmark:
                 self._emit(difference_line(run, noted))
 
     def _gap(self, prompt: SuitePrompt, baseline: Run, difference: Difference) -> float | None:
-        ids = self.turn_ids(prompt, baseline)[difference.turn]
+        ids = self.prompt_ids(prompt, baseline)[difference.turn]
         text = [*ids, *baseline.turns[difference.turn].tokens[: difference.position]]
         with torch.inference_mode():
             self._pair.target.rollback(0)
             top = self._pair.target.extend(text, keep=1).logits[0].float().topk(2).values
         return float(top[0] - top[1])
 
-    def first_of_baseline(self, prompt: SuitePrompt) -> Run:
-        """The baseline's run at the first limit, which bounds are worked out from."""
-        first = self._results.header.lengths[0]
-        return next(run for run in self._results.of(BASELINE) if (run.prompt, run.length) == (prompt.id, first))
-
-    def _find_oracle(self, prompt: SuitePrompt) -> None:
-        """Theorem 4.1's bound from the baseline's output: one pass more than there are disagreements, turn by turn."""
-        if not self._results.header.oracle or prompt.id in self._results.oracle or not self._pair.drafts:
-            return
-        baseline = self.first_of_baseline(prompt)
-        passes = 0
-        draft = self._pair.drafts[0]
-        with torch.inference_mode():
-            for ids, turn in zip(self.turn_ids(prompt, baseline), baseline.turns, strict=True):
-                draft.rollback(0)
-                logits = draft.extend([*ids, *turn.tokens[:-1]], keep=len(turn.tokens)).logits
-                guesses = logits.argmax(-1).tolist()
-                passes += sum(guess != token for guess, token in zip(guesses, turn.tokens, strict=True)) + 1
-        self._results.oracle[prompt.id] = passes
-        self._emit(oracle_line(prompt.id, passes))
-
-    def turn_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
+    def prompt_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
         """The ids each turn of a run began with."""
         answers = [turn.text for turn in run.turns]
         return [self._lanes[0].answerer.prompt_ids(prompt.record(1), answers[:turn]) for turn in range(len(answers))]

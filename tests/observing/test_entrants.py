@@ -1,7 +1,7 @@
 import pytest
 
-from specctl.benchmark.entrants import field_of
 from specctl.errors import UsageError
+from specctl.observing.entrants import field_of
 from specctl.observing.results import entrant_record
 from specctl.policies import Setting, nested
 from specctl.profile.schema import DraftTable

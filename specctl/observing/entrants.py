@@ -7,7 +7,7 @@ from specctl.errors import UsageError
 from specctl.observing.results import BASELINE, Entrant
 from specctl.policies import Setting, nested
 from specctl.profile.model_names import distinct_name, short_name
-from specctl.profile.schema import DraftTable, ModelTable
+from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 from specctl.profile.wording import did_you_mean
 
 ModelKey = tuple[str, int]
@@ -56,13 +56,49 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
         label = setting.label_on([short_name(level.model) for level in table.levels] if ambiguous else ())
         found.setdefault(label, Entrant(label, setting, used))
     if peers:
-        from specctl.benchmark.peers import SETTINGS
+        from specctl.observing.peers import SETTINGS
 
         for peer in peers:
             if peer not in SETTINGS:
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
             found.setdefault(peer, Entrant(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
     return Field(list(found.values()), list(drafts.values()), [heads[key] for key in drafts])
+
+
+def contenders(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
+    """What competes on the first profile's target: a draft table each, with the policies of all its levels.
+
+    Every profile brings its own drafts and policies. A policy given by itself replaces the first profile's own at the
+    draft that the target verifies; the drafts below stay. Without such a policy, one profile is compared with simple
+    policies on the same drafts: constant and heuristic for a draft alone, and for a hierarchy constant on each draft by
+    itself, which shows whether a third model pays.
+
+    Raises:
+        UsageError: the profiles have different targets, or a policy has no draft to stop.
+    """
+    targets = list(dict.fromkeys(profile.target.model for profile in profiles))
+    if len(targets) > 1:
+        raise UsageError(
+            f"the profiles name different models as target ({', '.join(targets)})", "benchmark one target at a time"
+        )
+    own = [profile.draft for profile in profiles if profile.draft is not None]
+    draft = profiles[0].draft
+    if draft is None:
+        if policies:
+            raise UsageError("--policy has no draft to stop", "name a profile with a draft first")
+        return own
+    if policies:
+        return [*(own if len(profiles) > 1 else []), *(_stopped_by(draft, policy) for policy in policies)]
+    if len(profiles) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
+        return own
+    if draft.draft is None:
+        return [*own, *(_stopped_by(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
+    alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
+    return [*own, *(_stopped_by(level, PolicyTable(name="constant")) for level in alone)]
+
+
+def _stopped_by(table: DraftTable, policy: PolicyTable) -> DraftTable:
+    return table.model_copy(update={"policy": policy})
 
 
 def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:
