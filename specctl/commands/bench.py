@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     ForceOption,
@@ -21,7 +22,6 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     chosen_prompts,
-    warn,
 )
 from specctl.errors import UsageError
 
@@ -147,25 +147,13 @@ def _run(
         raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
     entrants, drafts = field.entrants, field.drafts
     console = Console(stderr=True, quiet=quiet)
-    with loading(console, "starting") as say:
-        from specctl.decoding.session import warm_up
-        from specctl.models.loading.pair import load_pair
-        from specctl.models.running.engines import EngineSettings
-        from specctl.observing.facts import describe
+    expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
+    pair = load(profile, console, expected_tokens=expected, drafts=drafts, heads=field.heads, force=force)
 
-        expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
-        pair = load_pair(
-            profile,
-            drafts=drafts,
-            heads=field.heads,
-            on_foreign_head=warn if force else None,
-            engines=EngineSettings.of(profile, expected, lambda text: note(console, text), say),
-            progress=lambda what: say(f"loading {what}"),
-        )
-        if pair.preparing_seconds is not None:
-            warm_up(pair, profile.sampling)
-        names = [draft.model for draft in drafts] if len(drafts) > 1 else []
-        header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
+    from specctl.observing.facts import describe
+
+    names = [draft.model for draft in drafts] if len(drafts) > 1 else []
+    header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)
     if resume and output is not None and output.exists():
         drop_torn_line(output)

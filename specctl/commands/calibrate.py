@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     ForceOption,
@@ -108,7 +109,6 @@ def calibrate(
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.traces import read_traces
-    from specctl.terminal.loading import loading, note
 
     if trace is not None and from_ is not None:
         raise UsageError("--from reads what --trace writes", "give one of them")
@@ -148,20 +148,7 @@ def calibrate(
     console = Console(stderr=True, quiet=quiet)
     pair: Pair | None = None
     if kept is None or verify:
-        with loading(console, "starting") as say:
-            from specctl.decoding.session import warm_up
-            from specctl.models.loading.pair import load_pair
-            from specctl.models.running.engines import EngineSettings
-
-            pair = load_pair(
-                own,
-                heads=[heads] if heads else None,
-                on_foreign_head=warn if force else None,
-                engines=EngineSettings.of(own, notice=lambda text: note(console, text), progress=say),
-                progress=lambda what: say(f"loading {what}"),
-            )
-            if pair.preparing_seconds is not None:
-                warm_up(pair, own.sampling)
+        pair = load(own, console, heads=[heads] if heads else None, force=force)
     traces = kept
     if traces is None:
         assert pair is not None
@@ -208,7 +195,7 @@ def _trace(
         write_header,
         write_prompt,
     )
-    from specctl.terminal.loading import counting
+    from specctl.terminal.loading import TerminalProgress
 
     assert profile.draft is not None
     facts = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
@@ -236,7 +223,7 @@ def _trace(
         session = Session(pair, build_drafter(pair, profile.draft.setting))
         prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
         collection = Collection(pair, session, profile.sampling, prompts, depth)
-        advance = stack.enter_context(counting(console, "prompts", len(suite.prompts)))
+        advance = stack.enter_context(TerminalProgress(console).counting("prompts", len(suite.prompts)))
         rests: list[list[float]] = []
         for number, prompt in enumerate(suite.prompts):
             if prompt.id not in traces.records and prompt.id not in traces.failures:
@@ -270,7 +257,7 @@ def _trace(
                 {one.signals for one in grid("all", "paper", readable(pair))},
                 Sampling.of(table),
                 _middles(rests, len(pair.drafts)),
-                stack.enter_context(counting(console, "costs", PASSES * len(pair.drafts))),
+                stack.enter_context(TerminalProgress(console).counting("costs", PASSES * len(pair.drafts))),
             )
             traces.costs = costs.as_record()
             if sink is not None:
@@ -329,13 +316,13 @@ def _search(
 ) -> tuple["Calibration", "CostTable"]:
     from specctl.calibration.search import contestants, search
     from specctl.replay.costs import CostTable
-    from specctl.terminal.loading import counting
+    from specctl.terminal.loading import TerminalProgress
 
     assert traces.costs is not None
     costs = CostTable.of_record(traces.costs)
     old = asked.old if replays_old else None
     most = len(contestants(asked.candidates, old, asked.rivals)) + (asked.space.most if asked.space is not None else 0)
-    with counting(console, "settings", most) as advance:
+    with TerminalProgress(console).counting("settings", most) as advance:
         found = search(traces, asked.candidates, old, costs, asked.rivals, advance, space=asked.space)
     return found, costs
 
@@ -352,7 +339,7 @@ def _verify(
     from specctl.observing.facts import describe
     from specctl.policies import NONE
     from specctl.prompts.suites import Suite, SuitePrompt
-    from specctl.terminal.loading import counting
+    from specctl.terminal.loading import TerminalProgress
 
     assert profile.draft is not None
     constant = found.ranked("constant")
@@ -373,7 +360,7 @@ def _verify(
     models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []
     header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False, models)
     prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
-    with counting(console, "verifying", len(prompts) * len(entrants)) as advance:
+    with TerminalProgress(console).counting("verifying", len(prompts) * len(entrants)) as advance:
         return verify(pair, header, prompts, profile.sampling, prompt_format, predicted, labels, advance)
 
 
