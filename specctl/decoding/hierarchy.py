@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from time import perf_counter
 
 import torch
 
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.reading import Judge
+from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling, read_signals, sibling
-from specctl.decoding.verification import Verdict, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
@@ -82,56 +81,32 @@ class PreVerifiedDrafter:
         self._start = len(sequence)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
-            round_, added, probs = self._round(text, index, room, first)
+            added: list[DraftStep] = []
+
+            def read(forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> None:
+                added.extend(self._steps(forward, probs, tokens, first))
+                if probs is not None:
+                    rows.append(probs[: len(tokens)])
+
+            round_ = verified_round(
+                self.runner,
+                self.inner,
+                text,
+                room,
+                self._sampling,
+                self._eos,
+                self._generator,
+                index=index,
+                read=read,
+                hidden=self._head is not None,
+                chances=False,  # replay does not know them at this level, and a policy must learn alike in both
+            )
             text.extend(round_.emitted)
-            if probs is not None:
-                rows.append(probs)
             return round_, added
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         block = torch.cat(rows)[: len(steps)] if rows else None  # (K, V)
         return Draft([step.token for step in steps], block, tuple(steps), stop, threshold, tuple(inner))
-
-    def _round(
-        self, text: Sequence[int], index: int, budget: int, first: int
-    ) -> tuple[Round, list[DraftStep], torch.Tensor | None]:
-        """One inner round: what happened, its tokens as this model saw them, and their distributions ``(n, V)``."""
-        began = perf_counter()
-        draft = self.inner.draft(text, budget)
-        drafted = perf_counter()
-        pending = text[self.runner.length :]
-        keep = len(draft.tokens) + 1
-        forward = self.runner.extend([*pending, *draft.tokens], keep=keep, hidden=self._head is not None)
-        verdict, probs = self._judge(draft, forward.logits)
-        ended = verdict.accepted == len(draft.tokens) and bool(draft.tokens) and draft.tokens[-1] in self._eos
-        tokens = [*draft.tokens[: verdict.accepted], *([] if ended else [verdict.extra])]
-        steps = self._steps(forward, probs, tokens, first)
-        verified = perf_counter()
-        round_ = Round(
-            index=index,
-            steps=draft.steps,
-            accepted=verdict.accepted,
-            extra=None if ended else verdict.extra,
-            extra_kind=None if ended else verdict.kind,
-            stop=draft.stop,
-            threshold=draft.threshold,
-            draft_seconds=drafted - began,
-            verify_seconds=verified - drafted,
-            total_seconds=verified - began,
-            inner=draft.inner,
-        )
-        self.runner.rollback(len(text) + verdict.accepted)
-        self.inner.observe(round_)
-        return round_, steps, probs if probs is None else probs[: len(tokens)]
-
-    def _judge(self, draft: Draft, logits: torch.Tensor) -> tuple[Verdict, torch.Tensor | None]:
-        """The verdict, with the distributions behind it when sampling: they go up with the tokens."""
-        if self._sampling.greedy:
-            return verify_greedy(draft.tokens, logits.argmax(-1).tolist()), None
-        probs = self._sampling.probs(logits)
-        tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
-        below = probs[:0] if draft.probs is None else draft.probs.to(logits.device)
-        return verify(tokens, below, probs, self._generator), probs
 
     def _steps(
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int], first: int
