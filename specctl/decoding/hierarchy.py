@@ -1,12 +1,11 @@
 """HSDDW's middle model: it verifies what a faster drafter wrote and is itself a drafter (Syu and Lee 2025)."""
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
 
 import torch
 
 from specctl.decoding.drafters import Draft, Drafter
-from specctl.decoding.reading import Judge
+from specctl.decoding.reading import AcceptancePredictor, Reading, distribution_signals, fetch_rows, step_of
 from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling, read_signals, sibling
 from specctl.models.running.runner import Forward, Runner
@@ -47,7 +46,7 @@ class PreVerifiedDrafter:
         *,
         once: bool = False,
         record: Set[Signal] = frozenset(),
-        head: Judge | None = None,
+        head: AcceptancePredictor | None = None,
     ) -> None:
         self.inner = inner
         self.runner = runner
@@ -57,7 +56,8 @@ class PreVerifiedDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
-        self._drawn_with = torch.empty(0)  # (3,) DISTRIBUTION_SIGNALS of the last token collected
+        # (3,) DISTRIBUTION_SIGNALS of the last token collected, for a head that reads them
+        self._previous: torch.Tensor | None = None
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -119,33 +119,29 @@ class PreVerifiedDrafter:
             tokens: n ids.
             first: the first one's place in the block, from 1.
         """
-        rows = self._rows(forward, probs, tokens)
-        values = torch.stack(list(rows.values()), dim=1).tolist() if rows else [()] * len(tokens)  # (n, signals)
-        steps = [
-            DraftStep(first + place, token, **dict(zip(rows, values[place], strict=True)))
-            for place, token in enumerate(tokens)
-        ]
+        if not self._signals:
+            return [DraftStep(first + position, token) for position, token in enumerate(tokens)]
+        found = fetch_rows(self._read(forward, probs, tokens))
         if self._head is not None and first == 1:
-            steps[0] = replace(steps[0], accept_prob=1.0)  # nothing drafted stands before it
-        return steps
+            found[0]["accept_prob"] = 1.0  # no draft token stands before it
+        return [step_of(first + position, numbers, self._signals) for position, numbers in enumerate(found)]
 
-    def _rows(
-        self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]
-    ) -> dict[Signal, torch.Tensor]:  # (n,) each
+    def _read(self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> Reading:  # (n,) each
         reads_signals = self._head is not None and self._head.reads_signals
-        wanted = self._signals.union(DISTRIBUTION_SIGNALS) if reads_signals else self._signals - {"accept_prob"}
+        wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals - {"accept_prob"}
         logits, count = forward.logits, len(tokens)
         chosen = torch.tensor(tokens, device=logits.device)
-        rows = read_signals(logits[:count], chosen, wanted, None if probs is None else probs[:count], self._sampling)
-        if self._head is not None and forward.hidden is not None:
-            # A row's hidden state is of the token before it, and so must the signals be.
-            drawn_with = torch.empty(0, device=logits.device)
-            if reads_signals:
-                own = torch.stack(list(rows.values()), dim=1)  # (n, 3)
-                before = self._drawn_with if len(self._drawn_with) else torch.zeros_like(own[0])
-                drawn_with, self._drawn_with = torch.cat([before[None], own[:-1]]), own[-1]
-            rows["accept_prob"] = self._head.accept_prob(forward.hidden[:count], drawn_with)
-        return {name: row for name, row in rows.items() if name in self._signals}
+        probs = None if probs is None else probs[:count]
+        reading = Reading(chosen, **read_signals(logits[:count], chosen, wanted, probs, self._sampling))
+        if self._head is None or forward.hidden is None:
+            return reading
+        # A row's hidden state is of the token before it, and so must the signals be.
+        previous = None
+        if reads_signals:
+            own = distribution_signals(reading)  # (n, 3)
+            last = torch.zeros_like(own[0]) if self._previous is None else self._previous
+            previous, self._previous = torch.cat([last[None], own[:-1]]), own[-1]
+        return reading._replace(accept_prob=self._head.accept_prob(forward.hidden[:count], previous))
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.reading import Judge
+from specctl.decoding.reading import AcceptancePredictor
 from specctl.decoding.sampling import Sampling, draw, read_signals
 from specctl.models.running.runner import Runner
 
@@ -73,7 +73,7 @@ def propose(
 
 
 def foretell(
-    draft: Runner, head: Judge, prompt: Sequence[int], answer: Sequence[int], proposals: Proposals
+    draft: Runner, head: AcceptancePredictor, prompt: Sequence[int], answer: Sequence[int], proposals: Proposals
 ) -> torch.Tensor:
     """``(T,)`` float32 on the CPU: the head's word on each proposal, in one short pass of the draft for each."""
     text = [*prompt, *answer]

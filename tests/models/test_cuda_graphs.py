@@ -63,7 +63,7 @@ def test_a_captured_draft_step_reads_what_an_eager_one_reads(sampling: Sampling)
             noise = None if sampling.greedy else arrivals(60, torch.device("cuda"), draws)
             values, probs = graph.read(token, read, noise)
             found, expected = read(eager.extend([token], keep=1).logits[0], noise)
-            torch.testing.assert_close(values, torch.stack([value.double() for value in found]), atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(values, found, atol=1e-4, rtol=1e-3)
             if expected is not None:
                 torch.testing.assert_close(probs, expected, atol=1e-4, rtol=1e-3)
     assert graph.prepares, "capturing failed and fell back"
