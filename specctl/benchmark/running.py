@@ -8,6 +8,7 @@ import torch
 
 from specctl.benchmark.digest import compare
 from specctl.benchmark.peers import Peer
+from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, Stage, compose
@@ -209,10 +210,10 @@ class Benchmark:
         draft = self._pair.drafts[0]
         with torch.inference_mode():
             for ids, turn in zip(self.turn_ids(prompt, baseline), baseline.turns, strict=True):
-                draft.rollback(0)
-                logits = draft.extend([*ids, *turn.tokens[:-1]], keep=len(turn.tokens)).logits
-                guesses = logits.argmax(-1).tolist()
-                passes += sum(guess != token for guess, token in zip(guesses, turn.tokens, strict=True)) + 1
+                for part, (forward,) in read_along([draft], ids, turn.tokens):
+                    guesses = forward.logits.argmax(-1).tolist()
+                    passes += sum(guess != token for guess, token in zip(guesses, turn.tokens[part], strict=True))
+                passes += 1
         self._results.oracle[prompt.id] = passes
         self._emit(oracle_line(prompt.id, passes))
 
