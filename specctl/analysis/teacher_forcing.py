@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from specctl.analysis.readings import Reading, Readings, run_lengths
+from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.proposals import foretell, proposal_generator, propose
@@ -19,9 +20,6 @@ from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
 from specctl.statistics.intervals import Floats
-
-CHUNK = 64
-"""Tokens whose distributions are held at once."""
 
 
 class ReadingRun:
@@ -80,18 +78,11 @@ class ReadingRun:
 def read(target: Runner, draft: Runner, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Reading:
     """What both models make of an output of at least one token that followed a prompt."""
     parts: list[torch.Tensor] = []
-    fed = [prompt[-1], *output[:-1]]
     with torch.inference_mode():
-        for runner in (target, draft):
-            runner.rollback(0)
-            if len(prompt) > 1:
-                runner.extend(prompt[:-1], keep=0)
-        for start in range(0, len(fed), CHUNK):
-            chunk = fed[start : start + CHUNK]
-            target_logits = target.extend(chunk, keep=len(chunk)).logits  # (C, V)
-            draft_logits = draft.extend(chunk, keep=len(chunk)).logits.to(target_logits.device)
-            tokens = torch.tensor(output[start : start + CHUNK], device=target_logits.device)
-            parts.append(compare(target_logits, draft_logits, tokens, sampling).cpu())
+        for part, (by_target, by_draft) in read_along([target, draft], prompt, output):
+            target_logits = by_target.logits  # (C, V)
+            tokens = torch.tensor(output[part], device=target_logits.device)
+            parts.append(compare(target_logits, by_draft.logits.to(target_logits.device), tokens, sampling).cpu())
     entropy, cross_entropy, top_prob, acceptance, divergence, agrees, kept = _arrays(torch.cat(parts, dim=1))
     return Reading(
         entropy=entropy,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from specctl.benchmark.cost_model import bare_model, fit
+from specctl.decoding.along import read_along
 from specctl.models.loading.pair import Pair
 from specctl.observing.results import BASELINE, Run, RunSet, oracle_line, signal_bound_line
 from specctl.observing.round_robin import Emit, RoundRobin
@@ -61,8 +62,8 @@ def _oracle_passes(pair: Pair, prompt_ids: list[list[int]], run: Run) -> int:
     draft = pair.drafts[0]
     passes = 0
     for ids, turn in zip(prompt_ids, run.turns, strict=True):
-        draft.rollback(0)
-        logits = draft.extend([*ids, *turn.tokens[:-1]], keep=len(turn.tokens)).logits  # (T, V)
-        predicted = logits.argmax(-1).tolist()
-        passes += sum(one != token for one, token in zip(predicted, turn.tokens, strict=True)) + 1
+        for part, (forward,) in read_along([draft], ids, turn.tokens):
+            predicted = forward.logits.argmax(-1).tolist()
+            passes += sum(one != token for one, token in zip(predicted, turn.tokens[part], strict=True))
+        passes += 1
     return passes

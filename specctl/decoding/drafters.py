@@ -6,7 +6,15 @@ from typing import Protocol
 
 import torch
 
-from specctl.decoding.reading import Judge, numbers, reader
+from specctl.decoding.reading import (
+    AcceptancePredictor,
+    Reader,
+    distribution_signals,
+    fetch,
+    packed_signals,
+    step_of,
+    unpack,
+)
 from specctl.decoding.sampling import Sampling, arrivals, sibling
 from specctl.models.running.runner import FusedRunner, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
@@ -70,7 +78,11 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, runner: Runner, policy: StoppingPolicy, record: Set[Signal] = frozenset(), head: Judge | None = None
+        self,
+        runner: Runner,
+        policy: StoppingPolicy,
+        record: Set[Signal] = frozenset(),
+        head: AcceptancePredictor | None = None,
     ) -> None:
         self.runner = runner
         self.policy = policy
@@ -78,24 +90,24 @@ class ModelDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
-        reads_before = self._head is not None and self._head.reads_signals
+        reads_previous = self._head is not None and self._head.reads_signals
         # (3,) DISTRIBUTION_SIGNALS of the last token drafted, for a head that reads them
-        self._before = (
-            torch.ones(len(DISTRIBUTION_SIGNALS), dtype=torch.float64, device=runner.device) if reads_before else None
+        self._previous = (
+            torch.ones(len(DISTRIBUTION_SIGNALS), dtype=torch.float64, device=runner.device) if reads_previous else None
         )
         self._fused = runner if isinstance(runner, FusedRunner) else None
         # Fused, all signals cost little, and one reader means one pass to compile or capture, whatever the policy.
-        every = self._fused is not None or reads_before
-        self._read = frozenset(DISTRIBUTION_SIGNALS) if every else self._signals
+        reads_all = self._fused is not None or reads_previous
+        self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         self._sampling = Sampling()
-        self._reader = reader(self._sampling, self._read, self._head)
+        self._reader = Reader(self._sampling, self._read, self._head)
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
-        self._reader = reader(sampling, self._read, self._head)
+        self._reader = Reader(sampling, self._read, self._head)
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
 
@@ -123,28 +135,26 @@ class ModelDrafter:
 
     def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
         """Draw one token after ``pending`` and read it, with the signals wanted, in a single transfer."""
-        # On a round's first step nothing drafted has been fed yet that a head could judge.
-        judging = self._head is not None and index > 1
+        # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
+        predicts = self._head is not None and index > 1
         if self._fused is not None and len(pending) == 1:
             noise = self._noise(self._fused.vocabulary)
-            values, probs = self._fused.read(pending[0], self._reader, noise, self._before)
-            if self._before is not None:
-                self._before = values[1 : 1 + len(DISTRIBUTION_SIGNALS)]
-            token, *signals = values.tolist()
+            packed, probs = self._fused.read(pending[0], self._reader, noise, self._previous)
+            if self._previous is not None:
+                self._previous = packed_signals(packed)
+            numbers = unpack(packed.tolist(), self._reader.fields)
         else:
-            forward = self.runner.extend(pending, keep=1, hidden=judging)
+            forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             logits = forward.logits[0]  # (V,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            found, probs = self._reader(logits, self._noise(len(logits)), state, self._before)
-            if self._before is not None:
-                self._before = torch.stack(found[1 : 1 + len(DISTRIBUTION_SIGNALS)]).double()
-            token, *signals = numbers(found)
-        known: dict[Signal, float] = dict(zip(self._reader.names(), signals, strict=False))
-        if self._head is not None:
-            known["accept_prob"] = signals[-1] if judging else 1.0
-        wanted = {str(name): value for name, value in known.items() if name in self._signals}
-        return DraftStep(index, int(token), **wanted), probs
+            reading, probs = self._reader.read(logits, self._noise(len(logits)), state, self._previous)
+            if self._previous is not None:
+                self._previous = distribution_signals(reading).double()
+            numbers = fetch(reading)
+        if self._head is not None and not predicts:
+            numbers["accept_prob"] = 1.0
+        return step_of(index, numbers, self._signals), probs
 
     def _noise(self, vocabulary: int) -> torch.Tensor | None:
         if self._sampling.greedy:

@@ -1,15 +1,13 @@
 """HSDDW's middle model: it verifies what a faster drafter wrote and is itself a drafter (Syu and Lee 2025)."""
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
-from time import perf_counter
 
 import torch
 
 from specctl.decoding.drafters import Draft, Drafter
-from specctl.decoding.reading import Judge
+from specctl.decoding.reading import AcceptancePredictor, Reading, distribution_signals, fetch_rows, step_of
+from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling, read_signals, sibling
-from specctl.decoding.verification import Verdict, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
@@ -48,7 +46,7 @@ class PreVerifiedDrafter:
         *,
         once: bool = False,
         record: Set[Signal] = frozenset(),
-        head: Judge | None = None,
+        head: AcceptancePredictor | None = None,
     ) -> None:
         self.inner = inner
         self.runner = runner
@@ -58,7 +56,8 @@ class PreVerifiedDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
-        self._drawn_with = torch.empty(0)  # (3,) DISTRIBUTION_SIGNALS of the last token collected
+        # (3,) DISTRIBUTION_SIGNALS of the last token collected, for a head that reads them
+        self._previous: torch.Tensor | None = None
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -82,56 +81,32 @@ class PreVerifiedDrafter:
         self._start = len(sequence)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
-            round_, added, probs = self._round(text, index, room, first)
+            added: list[DraftStep] = []
+
+            def read(forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> None:
+                added.extend(self._steps(forward, probs, tokens, first))
+                if probs is not None:
+                    rows.append(probs[: len(tokens)])
+
+            round_ = verified_round(
+                self.runner,
+                self.inner,
+                text,
+                room,
+                self._sampling,
+                self._eos,
+                self._generator,
+                index=index,
+                read=read,
+                hidden=self._head is not None,
+                chances=False,  # replay does not know them at this level, and a policy must learn alike in both
+            )
             text.extend(round_.emitted)
-            if probs is not None:
-                rows.append(probs)
             return round_, added
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         block = torch.cat(rows)[: len(steps)] if rows else None  # (K, V)
         return Draft([step.token for step in steps], block, tuple(steps), stop, threshold, tuple(inner))
-
-    def _round(
-        self, text: Sequence[int], index: int, budget: int, first: int
-    ) -> tuple[Round, list[DraftStep], torch.Tensor | None]:
-        """One inner round: what happened, its tokens as this model saw them, and their distributions ``(n, V)``."""
-        began = perf_counter()
-        draft = self.inner.draft(text, budget)
-        drafted = perf_counter()
-        pending = text[self.runner.length :]
-        keep = len(draft.tokens) + 1
-        forward = self.runner.extend([*pending, *draft.tokens], keep=keep, hidden=self._head is not None)
-        verdict, probs = self._judge(draft, forward.logits)
-        ended = verdict.accepted == len(draft.tokens) and bool(draft.tokens) and draft.tokens[-1] in self._eos
-        tokens = [*draft.tokens[: verdict.accepted], *([] if ended else [verdict.extra])]
-        steps = self._steps(forward, probs, tokens, first)
-        verified = perf_counter()
-        round_ = Round(
-            index=index,
-            steps=draft.steps,
-            accepted=verdict.accepted,
-            extra=None if ended else verdict.extra,
-            extra_kind=None if ended else verdict.kind,
-            stop=draft.stop,
-            threshold=draft.threshold,
-            draft_seconds=drafted - began,
-            verify_seconds=verified - drafted,
-            total_seconds=verified - began,
-            inner=draft.inner,
-        )
-        self.runner.rollback(len(text) + verdict.accepted)
-        self.inner.observe(round_)
-        return round_, steps, probs if probs is None else probs[: len(tokens)]
-
-    def _judge(self, draft: Draft, logits: torch.Tensor) -> tuple[Verdict, torch.Tensor | None]:
-        """The verdict, with the distributions behind it when sampling: they go up with the tokens."""
-        if self._sampling.greedy:
-            return verify_greedy(draft.tokens, logits.argmax(-1).tolist()), None
-        probs = self._sampling.probs(logits)
-        tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
-        below = probs[:0] if draft.probs is None else draft.probs.to(logits.device)
-        return verify(tokens, below, probs, self._generator), probs
 
     def _steps(
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int], first: int
@@ -144,33 +119,29 @@ class PreVerifiedDrafter:
             tokens: n ids.
             first: the first one's place in the block, from 1.
         """
-        rows = self._rows(forward, probs, tokens)
-        values = torch.stack(list(rows.values()), dim=1).tolist() if rows else [()] * len(tokens)  # (n, signals)
-        steps = [
-            DraftStep(first + place, token, **dict(zip(rows, values[place], strict=True)))
-            for place, token in enumerate(tokens)
-        ]
+        if not self._signals:
+            return [DraftStep(first + position, token) for position, token in enumerate(tokens)]
+        found = fetch_rows(self._read(forward, probs, tokens))
         if self._head is not None and first == 1:
-            steps[0] = replace(steps[0], accept_prob=1.0)  # nothing drafted stands before it
-        return steps
+            found[0]["accept_prob"] = 1.0  # no draft token stands before it
+        return [step_of(first + position, numbers, self._signals) for position, numbers in enumerate(found)]
 
-    def _rows(
-        self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]
-    ) -> dict[Signal, torch.Tensor]:  # (n,) each
+    def _read(self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> Reading:  # (n,) each
         reads_signals = self._head is not None and self._head.reads_signals
-        wanted = self._signals.union(DISTRIBUTION_SIGNALS) if reads_signals else self._signals - {"accept_prob"}
+        wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals - {"accept_prob"}
         logits, count = forward.logits, len(tokens)
         chosen = torch.tensor(tokens, device=logits.device)
-        rows = read_signals(logits[:count], chosen, wanted, None if probs is None else probs[:count], self._sampling)
-        if self._head is not None and forward.hidden is not None:
-            # A row's hidden state is of the token before it, and so must the signals be.
-            drawn_with = torch.empty(0, device=logits.device)
-            if reads_signals:
-                own = torch.stack(list(rows.values()), dim=1)  # (n, 3)
-                before = self._drawn_with if len(self._drawn_with) else torch.zeros_like(own[0])
-                drawn_with, self._drawn_with = torch.cat([before[None], own[:-1]]), own[-1]
-            rows["accept_prob"] = self._head.accept_prob(forward.hidden[:count], drawn_with)
-        return {name: row for name, row in rows.items() if name in self._signals}
+        probs = None if probs is None else probs[:count]
+        reading = Reading(chosen, **read_signals(logits[:count], chosen, wanted, probs, self._sampling))
+        if self._head is None or forward.hidden is None:
+            return reading
+        # A row's hidden state is of the token before it, and so must the signals be.
+        previous = None
+        if reads_signals:
+            own = distribution_signals(reading)  # (n, 3)
+            last = torch.zeros_like(own[0]) if self._previous is None else self._previous
+            previous, self._previous = torch.cat([last[None], own[:-1]]), own[-1]
+        return reading._replace(accept_prob=self._head.accept_prob(forward.hidden[:count], previous))
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.reading import Judge
+from specctl.decoding.along import read_along
+from specctl.decoding.reading import AcceptancePredictor
 from specctl.decoding.sampling import Sampling, draw, read_signals
 from specctl.models.running.runner import Runner
-
-CHUNK = 64
-"""Tokens whose distributions are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +49,10 @@ def propose(
         generator: of the proposals, on the target's device.
     """
     parts: list[torch.Tensor] = []
-    fed = [prompt[-1], *answer[:-1]]
     with torch.inference_mode():
-        for runner in (target, draft):
-            runner.rollback(0)
-            if len(prompt) > 1:
-                runner.extend(prompt[:-1], keep=0)
-        for start in range(0, len(fed), CHUNK):
-            chunk = fed[start : start + CHUNK]
-            target_logits = target.extend(chunk, keep=len(chunk)).logits  # (C, V)
-            draft_logits = draft.extend(chunk, keep=len(chunk)).logits.to(target_logits.device)
+        for _, (by_target, by_draft) in read_along([target, draft], prompt, answer):
+            target_logits = by_target.logits  # (C, V)
+            draft_logits = by_draft.logits.to(target_logits.device)
             draft_probs = sampling.probs(draft_logits)
             proposals = draw(draft_probs, generator)[:, None]  # (C, 1)
             ratio = sampling.probs(target_logits).gather(1, proposals) / draft_probs.gather(1, proposals)
@@ -73,7 +65,7 @@ def propose(
 
 
 def foretell(
-    draft: Runner, head: Judge, prompt: Sequence[int], answer: Sequence[int], proposals: Proposals
+    draft: Runner, head: AcceptancePredictor, prompt: Sequence[int], answer: Sequence[int], proposals: Proposals
 ) -> torch.Tensor:
     """``(T,)`` float32 on the CPU: the head's word on each proposal, in one short pass of the draft for each."""
     text = [*prompt, *answer]

@@ -1,27 +1,91 @@
-"""One drafted token out of the draft's logits, with everything a stopping policy may want to know of them."""
+"""One draft token out of the draft's logits, with every signal that a stopping policy may read."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from specctl.decoding.sampling import Sampling, race, read_signals
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
+from specctl.records import DraftStep
 
 
-class Judge(Protocol):
-    """Foretells whether a drafted token will be accepted, as `AcceptanceHead` does.
+class AcceptancePredictor(Protocol):
+    """Predicts whether a draft token will be accepted, as `AcceptanceHead` does.
 
     Attributes:
-        reads_signals: whether it wants the token's own signals too.
+        reads_signals: whether it reads the token's own signals too.
     """
 
     @property
     def reads_signals(self) -> bool: ...
 
     def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None) -> torch.Tensor:
-        """The chances ``(...)`` for tokens of the last hidden states ``(..., H)``, drawn with signals ``(..., 3)``."""
+        """The acceptance probability ``(...)`` of tokens.
+
+        Args:
+            hidden: ``(..., H)``, last hidden states of the tokens.
+            signals: ``(..., 3)``, `DISTRIBUTION_SIGNALS` of the steps that drew them; None where not read.
+        """
+
+
+class Reading(NamedTuple):
+    """Draft tokens with their signals, on the model's device; None for a signal that was not read.
+
+    All fields have one shape, ``()`` for a single token or ``(n,)``, and the names of `DraftStep`.
+
+    Attributes:
+        token: int64.
+        entropy, top_prob, token_prob: float32, of the softmax at temperature 1 that the token comes from.
+        accept_prob: float32, the predicted acceptance probability of the token fed before this one.
+    """
+
+    token: torch.Tensor
+    entropy: torch.Tensor | None = None
+    top_prob: torch.Tensor | None = None
+    token_prob: torch.Tensor | None = None
+    accept_prob: torch.Tensor | None = None
+
+
+def pack(reading: Reading) -> torch.Tensor:  # (..., F)
+    """The F fields that were read as one float64 tensor, which holds ids and probabilities alike."""
+    return torch.stack([value.double() for value in reading if value is not None], dim=-1)
+
+
+def unpack(values: Sequence[float], fields: Sequence[str]) -> dict[str, float]:
+    """The F numbers of one packed token by the names of their fields."""
+    return dict(zip(fields, values, strict=True))
+
+
+def packed_signals(packed: torch.Tensor) -> torch.Tensor:
+    """``(..., 3)``, a view: `DISTRIBUTION_SIGNALS` of a packed reading that has all of them."""
+    return packed[..., 1 : 1 + len(DISTRIBUTION_SIGNALS)]
+
+
+def distribution_signals(reading: Reading) -> torch.Tensor:
+    """``(..., 3)`` float32: `DISTRIBUTION_SIGNALS` of a reading that has all of them."""
+    signals = [value for value in reading[1 : 1 + len(DISTRIBUTION_SIGNALS)] if value is not None]
+    return torch.stack(signals, dim=-1)
+
+
+def fetch(reading: Reading) -> dict[str, float]:
+    """A single token's reading on the host, by field, in one transfer where there is a device to wait for."""
+    present = {name: value for name, value in zip(reading._fields, reading, strict=True) if value is not None}
+    if reading.token.device.type == "cpu":
+        return {name: value.item() for name, value in present.items()}
+    return unpack(pack(reading).tolist(), list(present))
+
+
+def fetch_rows(reading: Reading) -> list[dict[str, float]]:
+    """The reading of n tokens on the host, by token and field, in one transfer."""
+    fields = [name for name, value in zip(reading._fields, reading, strict=True) if value is not None]
+    return [unpack(row, fields) for row in pack(reading).tolist()]
+
+
+def step_of(index: int, numbers: Mapping[str, float], wanted: Set[Signal]) -> DraftStep:
+    """A draft token on the host as a record, with the signals wanted."""
+    return DraftStep(index, int(numbers["token"]), **{name: numbers[name] for name in wanted})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,58 +94,58 @@ class Reader:
 
     Attributes:
         sampling: how the token is drawn.
-        wanted: signals to compute, of the softmax of the raw logits.
-        judge: foretells acceptance, on the model's device; None for none.
+        wanted: which of `DISTRIBUTION_SIGNALS` to compute.
+        predictor: predicts acceptance, on the model's device; None for no prediction.
     """
 
     sampling: Sampling
     wanted: frozenset[Signal] = frozenset()
-    judge: Judge | None = None
+    predictor: AcceptancePredictor | None = None
 
     @property
     def hidden(self) -> bool:
         """Whether it reads hidden states."""
-        return self.judge is not None
+        return self.predictor is not None
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of a reading made with a hidden state where `hidden`, in packed order."""
+        signals = [name for name in DISTRIBUTION_SIGNALS if name in self.wanted]
+        return ["token", *signals, *(["accept_prob"] if self.hidden else [])]
+
+    def read(
+        self,
+        logits: torch.Tensor,
+        arrivals: torch.Tensor | None,
+        hidden: torch.Tensor | None = None,
+        previous: torch.Tensor | None = None,
+    ) -> tuple[Reading, torch.Tensor | None]:
+        """One token with its signals, and the distribution ``(V,)`` that it was drawn from; None when greedy.
+
+        Acceptance of the token that was fed is predicted where there are a predictor and its hidden state.
+
+        Args:
+            logits: ``(V,)``.
+            arrivals: ``(V,)`` float32 from `sampling.arrivals`, the draw's randomness; None when greedy.
+            hidden: ``(H,)``, the last hidden state of the token that was fed.
+            previous: ``(3,)``, `DISTRIBUTION_SIGNALS` of the step that drew that token, for a predictor that reads
+                them.
+        """
+        probs = None if arrivals is None else self.sampling.probs(logits)  # (V,)
+        token = logits.argmax(-1) if probs is None or arrivals is None else race(probs, arrivals)
+        signals = read_signals(logits, token, self.wanted, probs, self.sampling)
+        accept_prob = None
+        if self.predictor is not None and hidden is not None:
+            accept_prob = self.predictor.accept_prob(hidden, previous)
+        return Reading(token, **signals, accept_prob=accept_prob), probs
 
     def __call__(
         self,
         logits: torch.Tensor,
         arrivals: torch.Tensor | None,
         hidden: torch.Tensor | None = None,
-        before: torch.Tensor | None = None,
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """The token, then the wanted signals in the order of `DISTRIBUTION_SIGNALS`, each ``()``; and the
-        distribution that it was drawn from.
-
-        With a judge and a hidden state, the chance that the token fed will be accepted comes last.
-
-        Args:
-            logits: ``(V,)``.
-            arrivals: ``(V,)`` float32 from `sampling.arrivals`, the draw's randomness; None when greedy.
-            hidden: ``(H,)``, the last hidden state of the token that was fed.
-            before: ``(3,)``, the signals with which that token was drawn; for a judge that reads them.
-        """
-        probs = None if arrivals is None else self.sampling.probs(logits)  # (V,)
-        token = logits.argmax(-1) if probs is None or arrivals is None else race(probs, arrivals)
-        found = [token, *read_signals(logits, token, self.wanted, probs, self.sampling).values()]
-        if self.judge is not None and hidden is not None:
-            found.append(self.judge.accept_prob(hidden, before))
-        return found, probs
-
-    def names(self) -> list[Signal]:
-        """The signals that follow the token, what a judge says left out."""
-        return [name for name in DISTRIBUTION_SIGNALS if name in self.wanted]
-
-
-def numbers(found: list[torch.Tensor]) -> list[float]:
-    """Scalars as Python numbers, in a single transfer where there is a device to wait for."""
-    if found[0].device.type == "cpu":
-        return [value.item() for value in found]
-    # float64 holds ids and probabilities alike
-    values: list[float] = torch.stack([value.double() for value in found]).tolist()
-    return values
-
-
-def reader(sampling: Sampling, wanted: Set[Signal], judge: Judge | None = None) -> Reader:
-    """A reader of those signals that logits can tell, and of what a judge says."""
-    return Reader(sampling, frozenset(name for name in DISTRIBUTION_SIGNALS if name in wanted), judge)
+        previous: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`read` with the reading packed ``(F,)``: the form that becomes part of a model's pass."""
+        reading, probs = self.read(logits, arrivals, hidden, previous)
+        return pack(reading), probs

@@ -161,5 +161,6 @@ def _require_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     for name in new:
         if old.get(name) != new[name]:
             raise UsageError(
-                f"{path} holds other examples: its {name} differs", "resume with the same options, or name another folder"
+                f"{path} holds other examples: its {name} differs",
+                "resume with the same options, or use another folder",
             )

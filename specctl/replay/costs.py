@@ -13,7 +13,7 @@ import torch
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.loop import judge
+from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.policies import Signal

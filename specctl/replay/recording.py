@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import TINY, Sampling, draw, read_signals, sibling
@@ -18,9 +19,6 @@ from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
 from specctl.replay.traces import Line, Proposals, Trace
-
-CHUNK = 64
-"""Places whose distributions are held at once."""
 
 
 class Collection:
@@ -208,25 +206,18 @@ class _Reading:
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         readers: list[Runner] = [draft] if sampling.greedy else [draft, verifier]
-        for runner in readers:
-            runner.rollback(len(prefix) - 1)
-            if pending := prefix[runner.length : -1]:
-                runner.extend(pending, keep=0)
-        fed = [prefix[-1], *text[:-1]]
         proposed: list[int] = []
         kept: list[bool] = []
         chances: list[float] = []
         signals: list[torch.Tensor] = []
-        for start in range(0, len(fed), CHUNK):
-            chunk = fed[start : start + CHUNK]
-            forward = draft.extend(chunk, keep=len(chunk), hidden=bool(heads))
+        for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=bool(heads), cached=True):
             logits = forward.logits  # (C, V)
-            written = torch.tensor(wrote[start : start + CHUNK], device=logits.device)
+            written = torch.tensor(wrote[part], device=logits.device)
             if sampling.greedy:
                 proposals = logits.argmax(-1)
                 verdicts = proposals == written
             else:
-                above = sampling.probs(verifier.extend(chunk, keep=len(chunk)).logits)
+                above = sampling.probs(verifying[0].logits)
                 chance = sibling(self.generator, above.device)
                 proposals, verdicts, found = propose_given(
                     written.to(above.device), sampling.probs(logits).to(above.device), above, chance

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import TableRunner, related_table, table
 
-from specctl.analysis import teacher_forcing
 from specctl.analysis.bounds import bretagnolle_huber, estimate, fit_c, pinsker
 from specctl.analysis.figures import draw_analysis
 from specctl.analysis.numbers import analyse, plain
@@ -20,6 +19,7 @@ from specctl.analysis.readings import Judged, Reading, Readings, judge, run_leng
 from specctl.analysis.tables import analysis_tables
 from specctl.analysis.teacher_forcing import compare, read
 from specctl.analysis.verdicts import read_traces
+from specctl.decoding import along
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.jsonl import Record, trace_line
@@ -118,7 +118,7 @@ def test_reading_in_chunks_is_reading_at_once(monkeypatch: pytest.MonkeyPatch, s
     target = table(1)
     draft = related_table(target, 2)
     prompt, output = [3, 1, 4], [1, 2, 2, 3, 4, 1, 1]
-    monkeypatch.setattr(teacher_forcing, "CHUNK", 3)
+    monkeypatch.setattr(along, "CHUNK", 3)
     runners = [TableRunner(logits, prompt + output) for logits in (target, draft)]
     found = read(*runners, prompt, output, sampling)
     text = prompt + output

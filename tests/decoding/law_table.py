@@ -13,7 +13,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from toys import EOS, TableRunner, Ticks, law, related_table, seeded, table, toy_head
 
-from specctl.decoding import loop
+from specctl.decoding import round as one_round
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
@@ -174,7 +174,7 @@ def sample(
     target = TableRunner(TARGET)
     generator = seeded(seed)
     # Time decides what some policies do, and so what a seed draws; here it runs alike every time.
-    steady = patch.object(loop, "perf_counter", Ticks(1.0, 3.0, 0.0))
+    steady = patch.object(one_round, "perf_counter", Ticks(1.0, 3.0, 0.0))
     counts: Counter[tuple[int, ...]] = Counter()
     with torch.inference_mode(), steady:
         for _ in range(sequences):

@@ -1,14 +1,23 @@
 """Sampled output of the whole loop follows the target's exact law, whatever the policy."""
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
+import torch
 from law_table import CASES, DRAFT, HIERARCHIES, MID, PLAIN, SAMPLINGS, Case, Hierarchy, fit, sample
 from toys import DropsWhatItSaw, TableRunner, toy_head
 
-from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding import hierarchy
+from specctl.decoding import round as one_round
+from specctl.decoding.drafters import Draft, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.round import judge, verified_round
+from specctl.decoding.verification import Verdict
 from specctl.policies.constant import Constant
 from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
+from specctl.records import Round
 
 NO_EOS: frozenset[int] = frozenset()
 
@@ -67,19 +76,23 @@ def test_a_middle_model_that_drops_the_token_its_rule_looked_at_is_caught() -> N
     assert found.p < 1e-6, found
 
 
-class DrawsFromBelow(PreVerifiedDrafter):
+def draws_from_below(*args: Any, **settings: Any) -> Round:
     """Unlawful on purpose: what the middle model drew after a rejection goes up with the residual's law forgotten."""
 
-    def _judge(self, draft, logits):  # type: ignore[no-untyped-def] # only to bend its result
-        verdict, probs = super()._judge(draft, logits)
+    def bent(draft: Draft, *more: Any) -> tuple[Verdict, torch.Tensor | None]:
+        verdict, probs = judge(draft, *more)
         if probs is not None and draft.probs is not None and verdict.accepted < len(draft.tokens):
             probs = probs.clone()
             residual = (probs[verdict.accepted] - draft.probs[verdict.accepted]).clamp_min(0)
             probs[verdict.accepted] = residual / residual.sum()
         return verdict, probs
 
+    with patch.object(one_round, "judge", bent):
+        return verified_round(*args, **settings)
+
 
 def test_a_correction_offered_with_the_residual_instead_of_the_middle_models_law_is_caught() -> None:
-    drafter = DrawsFromBelow(ModelDrafter(TableRunner(DRAFT), Constant(2)), TableRunner(MID), Constant(3))
-    found = fit(sample(drafter, PLAIN, 3000, eos=NO_EOS), PLAIN, eos=NO_EOS)
+    drafter = PreVerifiedDrafter(ModelDrafter(TableRunner(DRAFT), Constant(2)), TableRunner(MID), Constant(3))
+    with patch.object(hierarchy, "verified_round", draws_from_below):
+        found = fit(sample(drafter, PLAIN, 3000, eos=NO_EOS), PLAIN, eos=NO_EOS)
     assert found.p < 1e-6, found

@@ -7,7 +7,8 @@ import torch
 from scipy.stats import chisquare
 from toys import FAMILIES, TableRunner, noisy_copy, random_head, random_model, related_table, seeded, table
 
-from specctl.decoding.proposals import CHUNK, foretell, propose
+from specctl.decoding.along import CHUNK
+from specctl.decoding.proposals import foretell, propose
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import EagerRunner
 

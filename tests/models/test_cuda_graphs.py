@@ -6,12 +6,12 @@ from toys import noisy_copy, random_head, random_model, seeded
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
-from specctl.decoding.reading import SIGNALS, Reader
+from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Sampling, arrivals
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.graph import CudaCapture, GraphRunner
 from specctl.models.running.runner import EagerRunner
-from specctl.policies import POLICIES
+from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,7 +54,7 @@ def test_replayed_passes_say_what_eager_ones_say(family: str) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=20, top_p=0.9)], ids=["greedy", "filtered"])
 def test_a_captured_draft_step_reads_what_an_eager_one_reads(sampling: Sampling) -> None:
     graph, eager = twins("llama")
-    read = Reader(sampling, frozenset(SIGNALS))
+    read = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS))
     with torch.inference_mode():
         for runner in (graph, eager):
             runner.extend(TOKENS[:40], keep=0)
@@ -63,7 +63,7 @@ def test_a_captured_draft_step_reads_what_an_eager_one_reads(sampling: Sampling)
             noise = None if sampling.greedy else arrivals(60, torch.device("cuda"), draws)
             values, probs = graph.read(token, read, noise)
             found, expected = read(eager.extend([token], keep=1).logits[0], noise)
-            torch.testing.assert_close(values, torch.stack([value.double() for value in found]), atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(values, found, atol=1e-4, rtol=1e-3)
             if expected is not None:
                 torch.testing.assert_close(probs, expected, atol=1e-4, rtol=1e-3)
     assert graph.prepares, "capturing failed and fell back"

@@ -11,7 +11,7 @@ from toys import FAMILIES, Replays, random_head, random_model, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from specctl.decoding.reading import SIGNALS, Reader
+from specctl.decoding.reading import Reader, packed_signals
 from specctl.decoding.sampling import Sampling, arrivals
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -19,6 +19,7 @@ from specctl.models.running.graph import SHORTEST, WIDTHS, GraphRunner, span_cla
 from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import EagerRunner, Runner
 from specctl.models.running.static import PIECE, StaticRunner, obstacle
+from specctl.policies import DISTRIBUTION_SIGNALS
 
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(9)).tolist()
@@ -115,19 +116,19 @@ def test_a_token_read_in_the_pass_is_the_one_read_after_it(
 ) -> None:
     model = random_model("llama")
     fused, plain = ENGINES[engine](model), EagerRunner(model, VOCABULARY)
-    read = Reader(sampling, frozenset(SIGNALS), head)
-    before = torch.tensor([1.5, 0.4, 0.3])
+    read = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head)
+    previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
     for runner in (fused, plain):
         runner.extend(TOKENS[:10], keep=0)
     kept = []
     for token in TOKENS[10:20]:
         noise = None if sampling.greedy else arrivals(VOCABULARY, plain.device, seeded(token))
-        values, probs = fused.read(token, read, noise, before)  # type: ignore[attr-defined]
+        values, probs = fused.read(token, read, noise, previous)  # type: ignore[attr-defined]
         step = plain.extend([token], keep=1, hidden=True)
         assert step.hidden is not None
-        found, expected = read(step.logits[0], noise, step.hidden[0], before)
-        before = torch.stack(found[1:4])
-        torch.testing.assert_close(values, torch.stack([value.double() for value in found]), atol=5e-5, rtol=1e-4)
+        found, expected = read(step.logits[0], noise, step.hidden[0], previous)
+        previous = packed_signals(found)
+        torch.testing.assert_close(values, found, atol=5e-5, rtol=1e-4)
         assert (probs is None) == sampling.greedy
         kept.append((probs, expected))
     for probs, expected in kept:  # a later step must not have written over an earlier one's distribution

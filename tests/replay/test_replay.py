@@ -22,7 +22,8 @@ from toys import (
 )
 from traced import assert_same_law, pair_of, shape, trace_of
 
-from specctl.decoding import drafters, loop, reading
+from specctl.decoding import drafters, reading
+from specctl.decoding import round as one_round
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import build_drafter
@@ -67,7 +68,7 @@ def clock(*_: int) -> tuple[float, float]:
 
 @pytest.fixture(autouse=True)
 def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
+    monkeypatch.setattr(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
 def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
@@ -216,14 +217,14 @@ class FromTrace:
         self._index += 1
         return torch.tensor(self._trace.line.step(self._start, self._index).token)
 
-    def judge(self, block: drafters.Draft, *_: object) -> Verdict:
+    def judge(self, block: drafters.Draft, *_: object) -> tuple[Verdict, None]:
         accepted = min(len(block.tokens), self._trace.line.runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
         assert self._trace.chances is not None
         first = self._start - accepted - 1
         chances = tuple(self._trace.chances[first : first + accepted + (kind is ExtraToken.CORRECTION)])
-        return Verdict(accepted, self._trace.tokens[self._start - 1], kind, chances)
+        return Verdict(accepted, self._trace.tokens[self._start - 1], kind, chances), None
 
 
 @pytest.mark.parametrize(("name", "settings"), SAMPLED, ids=str)
@@ -240,5 +241,5 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         with monkeypatch.context() as patched:
             patched.setattr(reading, "race", chance.draw)
-            patched.setattr(loop, "judge", chance.judge)
+            patched.setattr(one_round, "judge", chance.judge)
             assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]

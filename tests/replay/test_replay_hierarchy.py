@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,7 +24,8 @@ from toys import (
 )
 from traced import assert_same_law, pair_of, shape, trace_of
 
-from specctl.decoding import hierarchy, loop
+from specctl.decoding import hierarchy
+from specctl.decoding import round as one_round
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Stage, compose
@@ -95,8 +98,14 @@ class SharedReader:
 def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that learns from times plays alike live and in replay: a block takes as long as its inner rounds."""
     clock = SharedClock()
-    monkeypatch.setattr(loop, "perf_counter", clock.reader(0.0, 0.0, TARGET_VERIFYING))
-    monkeypatch.setattr(hierarchy, "perf_counter", clock.reader(0.0, DRAFTING, VERIFYING))
+    inner = clock.reader(0.0, DRAFTING, VERIFYING)
+
+    def inner_round(*args: Any, **settings: Any) -> Round:
+        with patch.object(one_round, "perf_counter", inner):
+            return one_round.verified_round(*args, **settings)
+
+    monkeypatch.setattr(one_round, "perf_counter", clock.reader(0.0, 0.0, TARGET_VERIFYING))
+    monkeypatch.setattr(hierarchy, "verified_round", inner_round)
 
 
 def policies(parts: Sequence[Part]) -> list[StoppingPolicy]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 Pass = Callable[..., Any]
-_ARGUMENTS = ("ids", "positions", "places", "arrivals", "before")
+_ARGUMENTS = ("ids", "positions", "places", "arrivals", "previous")
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -28,7 +28,7 @@ class TokenReader(Protocol):
     """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
 
     Attributes:
-        hidden: whether it wants the token's last hidden state.
+        hidden: whether it reads the token's last hidden state.
     """
 
     @property
@@ -39,15 +39,15 @@ class TokenReader(Protocol):
         logits: torch.Tensor,
         arrivals: torch.Tensor | None,
         hidden: torch.Tensor | None = None,
-        before: torch.Tensor | None = None,
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Scalars ``()``, and the distribution ``(V,)`` they came from if it is wanted later.
+        previous: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The numbers ``(F,)`` float64, and the distribution ``(V,)`` behind them if it is needed later.
 
         Args:
             logits: ``(V,)``.
             arrivals: ``(V,)``, a draw's randomness.
             hidden: ``(D,)``.
-            before: ``(S,)``, what an earlier call found and this one wants.
+            previous: ``(S,)``, what an earlier call found and this one reads.
         """
 
 
@@ -91,9 +91,9 @@ class FusedRunner(Runner, Protocol):
     def vocabulary(self) -> int: ...
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, before: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Extend by one token and read its pass; the reader's scalars as one float64 tensor, and its distribution."""
+        """Extend by one token and read its pass: the numbers ``(F,)`` float64 and the distribution ``(V,)``."""
 
 
 @runtime_checkable

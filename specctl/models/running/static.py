@@ -108,19 +108,22 @@ class StaticRunner:
         return Forward(logits[kept], None if states is None else states[kept])
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, before: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read it in the same pass.
 
         Args:
             token: the id.
             reader: the same one for the whole of a sequence, or a pass is compiled for each.
-            arrivals: ``(V,)``, handed to the reader; None for none.
-            before: ``(S,)``, likewise; the same S each time.
+            arrivals: ``(V,)`` for the reader, or None.
+            previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
+
+        Returns:
+            The reader's numbers ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
         """
         self._reserve(self.length + 1)
         with torch.inference_mode():
-            values, probs = self._run(PassKind(1, reader.hidden, reader), [token], arrivals, before)
+            values, probs = self._run(PassKind(1, reader.hidden, reader), [token], arrivals, previous)
         self.length += 1
         return values, probs
 
@@ -193,11 +196,10 @@ class StaticRunner:
             positions: torch.Tensor,
             places: torch.Tensor,
             arrivals: torch.Tensor | None,
-            before: torch.Tensor | None,
+            previous: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
             logits, states = logits_of(ids, positions, places)
-            found, probs = reader(logits[0], arrivals, None if states is None else states[0], before)
-            return torch.stack([value.double() for value in found]), probs  # float64 holds ids and probabilities alike
+            return reader(logits[0], arrivals, None if states is None else states[0], previous)
 
         return reading_of
 

@@ -1,0 +1,100 @@
+"""One round of speculative decoding: draft, extend, verify, correct, record.
+
+The loop over the target and every verifying draft of a hierarchy run the same function.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from time import perf_counter
+
+import torch
+
+from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.verification import Verdict, verify, verify_greedy
+from specctl.models.running.runner import Forward, Runner
+from specctl.records import Round
+
+NOTHING = Draft([], None, (), None)
+
+ReadPass = Callable[[Forward, torch.Tensor | None, Sequence[int]], None]
+"""Called with the verifier's pass over K draft tokens (K + 1 rows), the distributions ``(K + 1, V)`` behind the verdict
+(None when greedy), and the n tokens that the round emits, whose positions are the first n rows."""
+
+
+def verified_round(
+    verifier: Runner,
+    drafter: Drafter | None,
+    sequence: Sequence[int],
+    budget: int,
+    sampling: Sampling,
+    eos: Set[int],
+    generator: torch.Generator | None,
+    *,
+    index: int,
+    read: ReadPass | None = None,
+    hidden: bool = False,
+    chances: bool = True,
+) -> Round:
+    """Draft a block after ``sequence``, verify it in one pass, and leave all caches at the accepted prefix.
+
+    Args:
+        verifier: decides; its cache may hold any shorter prefix of the sequence.
+        drafter: writes the block and then observes the round; without one the round is one token of the verifier's.
+        sequence: at least one id.
+        budget: the most tokens to draft.
+        sampling: how tokens are drawn.
+        eos: ids that end the sequence; after an accepted one the verifier adds no token.
+        generator: for the verifier's draws, on its device.
+        index: of the round.
+        read: reads the verifier's pass; the time it takes belongs to the verification.
+        hidden: whether ``read`` needs the verifier's hidden states.
+        chances: whether the round records `Round.chances`.
+    """
+    began = perf_counter()
+    draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
+    drafted = perf_counter()
+    count = len(draft.tokens)
+    forward = verifier.extend([*sequence[verifier.length :], *draft.tokens], keep=count + 1, hidden=hidden)
+    verdict, probs = judge(draft, forward.logits, sampling, generator)
+    ended = 0 < count == verdict.accepted and draft.tokens[-1] in eos
+    if read is not None:
+        kept = draft.tokens[: verdict.accepted]
+        read(forward, probs, kept if ended else [*kept, verdict.extra])
+    verified = perf_counter()
+    round_ = Round(
+        index=index,
+        steps=draft.steps,
+        accepted=verdict.accepted,
+        extra=None if ended else verdict.extra,
+        extra_kind=None if ended else verdict.kind,
+        stop=draft.stop,
+        threshold=draft.threshold,
+        draft_seconds=drafted - began,
+        verify_seconds=verified - drafted,
+        total_seconds=verified - began,
+        inner=draft.inner,
+        chances=verdict.chances if chances else None,
+    )
+    verifier.rollback(len(sequence) + verdict.accepted)
+    if drafter is not None:
+        drafter.observe(round_)
+    return round_
+
+
+def judge(
+    draft: Draft, logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None
+) -> tuple[Verdict, torch.Tensor | None]:
+    """The verdict on K draft tokens, and the verifier's distributions ``(K + 1, V)`` behind it; None when greedy.
+
+    Args:
+        draft: the K tokens with their distributions.
+        logits: ``(K + 1, V)``, the verifier's.
+        sampling: how tokens are drawn.
+        generator: of the logits' device.
+    """
+    if sampling.greedy:
+        return verify_greedy(draft.tokens, logits.argmax(-1).tolist()), None
+    probs = sampling.probs(logits)  # (K + 1, V)
+    tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
+    draft_probs = probs[:0] if draft.probs is None else draft.probs.to(logits.device)
+    return verify(tokens, draft_probs, probs, generator), probs
