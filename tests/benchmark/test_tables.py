@@ -4,11 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factory import drafted_run, entrant, peer_run, plain_run, run_set
+from factory import as_json, drafted_run, entrant, peer_run, plain_run, run_set, tables
 from rich.console import Console
 
 from specctl.benchmark.digest import compare
-from specctl.benchmark.tables import as_json, tables
 from specctl.observing.results import Difference, Run, RunSet, header_line, read_results, run_line
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
