@@ -1,10 +1,15 @@
 """Synthetic results with exact times, for tests of what is computed from them."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from specctl.benchmark import report
+from specctl.benchmark import tables as of_digest
+from specctl.benchmark.digest import digest
 from specctl.observing.results import Costs, Entrant, Header, RoundFacts, Run, RunSet, Turn
 from specctl.policies import Setting, nested
+from specctl.reporting.table import Table
 
 DRAFT_MS, TARGET_MS, PREFILL_MS = 2.0, 10.0, 5.0
 Shape = tuple[int, int, str]
@@ -122,3 +127,15 @@ def run_set(
         drafts=list(drafts),
     )
     return RunSet(header, list(runs), costs, oracle or {})
+
+
+def tables(results: RunSet) -> list[Table]:
+    return of_digest.tables(digest(results))
+
+
+def as_json(results: RunSet) -> dict[str, Any]:
+    return of_digest.as_json(digest(results))
+
+
+def write_report(results: RunSet, folder: Path) -> list[Path]:
+    return report.write_report(digest(results), folder)
