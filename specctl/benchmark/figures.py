@@ -11,8 +11,9 @@ from specctl.benchmark.hierarchy_figures import speed_by_window, where_it_pays
 from specctl.benchmark.looks import Look, looks
 from specctl.benchmark.summaries import Summary
 from specctl.errors import UsageError
-from specctl.observing.results import BASELINE, Entrant, RoundFacts, Run
+from specctl.observing.results import BASELINE, Entrant, Run
 from specctl.profile.model_names import distinct_name
+from specctl.records import RoundSummary
 from specctl.reporting.style import (
     BASELINE_COLOUR,
     FAINT,
@@ -345,7 +346,7 @@ def _beside(axes: "Axes", row: int, text: str) -> None:
     axes.text(1.01, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
 
 
-def _drafting(run: Run) -> list[RoundFacts]:
+def _drafting(run: Run) -> list[RoundSummary]:
     return [round_ for round_ in run.rounds if round_.stop is not None]
 
 

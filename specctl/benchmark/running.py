@@ -22,7 +22,6 @@ from specctl.observing.results import (
     Level,
     Run,
     RunSet,
-    Turn,
     costs_line,
     difference_line,
     oracle_line,
@@ -165,7 +164,7 @@ class Benchmark:
         if lane.peer is not None:
             lane.peer.passes.clear()
         completions = replace(lane.answerer, settings=settings).answer(record)
-        turns = [Turn.of(completion) for completion in completions]
+        turns = [completion.summary for completion in completions]
         if lane.peer is not None:
             turns = [
                 replace(turn, target_forwards=target, draft_forwards=draft)
