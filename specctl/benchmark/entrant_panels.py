@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.summaries import Summary
-from specctl.observing.results import RoundFacts, Run
+from specctl.observing.results import Run
+from specctl.records import RoundSummary
 from specctl.reporting.style import shorten
 
 if TYPE_CHECKING:
@@ -40,5 +41,5 @@ def note_right(axes: "Axes", row: int, text: str) -> None:
     axes.text(1.01, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
 
 
-def drafting_rounds(run: Run) -> list[RoundFacts]:
+def drafting_rounds(run: Run) -> list[RoundSummary]:
     return [round_ for round_ in run.rounds if round_.stop is not None]

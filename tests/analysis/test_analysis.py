@@ -21,9 +21,10 @@ from specctl.analysis.verdicts import read_traces
 from specctl.decoding import along
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.jsonl import Record, trace_line
+from specctl.jsonl import Record
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.reporting.table import as_text
+from specctl.round_trace import trace_line
 from specctl.statistics.association import auroc, binned, quantiles, spearman, wilson
 
 GREEDY = Sampling()
