@@ -236,6 +236,10 @@ HIERARCHIES = [
 ]
 
 
+Sequences = Sequence[tuple[Sequence[int], int]]
+"""Prompts, each with how many tokens of what follows are looked at."""
+
+
 @dataclass
 class Enumeration:
     """Every branch of `decode`.
@@ -261,13 +265,13 @@ def enumerate_decode(
     length: int = LENGTH,
     limit: int = LENGTH,
     eos: frozenset[int] = ENDS,
-    prompts: Sequence[Sequence[int]] = (PROMPT,),
+    sequences: Sequences | None = None,
 ) -> Enumeration:
     """Walk all that may come out, as far as the first ``length`` of at most ``limit`` tokens.
 
     Args:
         drafter: makes a fresh one; it plays all the sequences of a branch, as in the program.
-        prompts: of the sequences that are written one after the other.
+        sequences: several to write one after the other, instead of one.
     """
     found = Enumeration({}, 0, set(), set(), set(), set())
 
@@ -280,7 +284,7 @@ def enumerate_decode(
     def play() -> tuple[tuple[int, ...], ...]:
         player, target = drafter(), TableRunner(TARGET)
         completions = []
-        for prompt in prompts:
+        for prompt, looked_at in sequences or ((PROMPT, length),):
             target.rollback(0)
             if player is not None:
                 player.rollback(0)
@@ -288,9 +292,9 @@ def enumerate_decode(
             for played in decode(target, player, prompt, limit, sampling, eos, None):
                 note(played, found.stops, found.extras)
                 tokens += played.emitted
-                if len(tokens) >= length:
+                if len(tokens) >= looked_at:
                     break
-            completions.append(tuple(tokens[:length]))
+            completions.append(tuple(tokens[:looked_at]))
         return tuple(completions)
 
     for completions, probability in walk(play):
@@ -303,10 +307,10 @@ def expected_law(
     sampling: Sampling,
     length: int = LENGTH,
     eos: frozenset[int] = ENDS,
-    prompts: Sequence[Sequence[int]] = (PROMPT,),
+    sequences: Sequences | None = None,
 ) -> dict[Hashable, float]:
     """What the target alone would write: sequences are independent of one another."""
-    laws = [law(TARGET, prompt, length, sampling, eos) for prompt in prompts]
+    laws = [law(TARGET, prompt, looked_at, sampling, eos) for prompt, looked_at in sequences or ((PROMPT, length),)]
     return {
         tuple(completions): prod(law[completion] for law, completion in zip(laws, completions, strict=True))
         for completions in product(*laws)

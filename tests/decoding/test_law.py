@@ -87,7 +87,7 @@ def test_a_head_at_the_middle_model_leaves_the_law_of_the_target(reads_signals: 
         policy = SpecDecPlusPlus(threshold=0.6, min_draft=1, max_draft=3)
         return PreVerifiedDrafter(inner, TableRunner(MID), policy, head=head)
 
-    found, wrong = enumerated(drafter, length=3, limit=5)
+    found, wrong = enumerated(drafter, length=3, limit=4)
     assert wrong < EXACT
     assert found.stops >= {"policy", "max_draft", "eos"}
     assert found.inner_extras >= EXTRAS
@@ -117,15 +117,15 @@ def test_what_is_carried_over_leaves_the_law_of_the_next_sequence(case: Case | H
         made[:] = [case.drafter()]
         return made[0]
 
-    sampling, prompts = SAMPLINGS[case.sampling], (PROMPT, PROMPT[::-1])
-    found = enumerate_decode(drafter, sampling, 2, 3, prompts=prompts)
-    assert error(found, expected_law(sampling, 2, prompts=prompts)) < EXACT
+    sampling, sequences = SAMPLINGS[case.sampling], ((PROMPT, 1), (PROMPT[::-1], 2))
+    found = enumerate_decode(drafter, sampling, limit=3, sequences=sequences)
+    assert error(found, expected_law(sampling, sequences=sequences)) < EXACT
     assert len(states) > 3
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "keep_trigger" in c.settings and c.sampling == "T=1"], ids=str)
 def test_dropping_the_trigger_is_lawful_where_nothing_ends_the_sequence(case: Case) -> None:
-    found, wrong = enumerated(case.drafter, eos=NO_EOS)
+    found, wrong = enumerated(case.drafter, length=3, limit=3, eos=NO_EOS)
     assert wrong < EXACT
     assert "policy" in found.stops
 
