@@ -64,17 +64,20 @@ class Chance:
         return bool(script)
 
 
-def walk(play: Callable[[], Outcome]) -> Iterator[tuple[Outcome, float]]:
+def walk(
+    play: Callable[[], Outcome], clocks: Callable[[], AbstractContextManager[None]] | None = None
+) -> Iterator[tuple[Outcome, float]]:
     """Every outcome of a program with its probability, one for each branch of chance; they add up to 1.
 
     Args:
         play: runs the program once, from the same state every time.
+        clocks: set time going for one play, for other times than those of `steady_clocks`.
     """
     chance = Chance()
     with torch.inference_mode(), doors(chance):
         more = True
         while more:
-            with clocks():
+            with (clocks or steady_clocks)():
                 outcome = play()
             yield outcome, chance.probability
             more = chance.next_play()
@@ -95,7 +98,8 @@ def largest_difference(one: dict[Hashable, float], other: dict[Hashable, float])
 
 @contextmanager
 def doors(chance: Chance) -> Iterator[None]:
-    """Let a `Chance` decide wherever the program draws. What knows the program's modules is here and in `clocks`."""
+    """Let a `Chance` decide wherever the program draws. What knows the program's modules is here and in
+    `steady_clocks`."""
     coins = Coins(chance)
 
     def race(weights: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -115,7 +119,7 @@ def doors(chance: Chance) -> Iterator[None]:
         yield
 
 
-def clocks() -> AbstractContextManager[None]:
+def steady_clocks() -> AbstractContextManager[None]:
     """Time that passes alike in every play: policies that learn from it must do so too."""
     return patched(
         patch.object(loop, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0)),

@@ -13,7 +13,7 @@ import torch
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from enumeration import clocks, largest_difference, walk
+from enumeration import largest_difference, steady_clocks, walk
 from scipy.stats import chi2
 from toys import EOS, TableRunner, law, related_table, seeded, table, toy_head
 
@@ -349,7 +349,7 @@ def sample(
     generator = seeded(seed)
     counts: Counter[tuple[int, ...]] = Counter()
     # Time decides what some policies do, and so what a seed draws; here it runs alike every time.
-    with torch.inference_mode(), clocks():
+    with torch.inference_mode(), steady_clocks():
         for _ in range(sequences):
             target.rollback(0)
             drafter.rollback(0)
