@@ -4,13 +4,17 @@ VENV ?= .venv
 # The CPU build of torch, so that nothing pulls gigabytes of CUDA; for a GPU: make TORCH=torch
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test check clean
+.PHONY: demo test test-all check clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/specctl generate "Once upon a time"
 
+# A module's tests stay together: they share fixtures and models.
 test: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope
+
+test-all: $(VENV)/installed-dev
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope -m ""
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .

@@ -30,9 +30,9 @@ VOCABULARY = 5
 EOS = 0
 
 
-def table(seed: int, *, eos_logit: float = 0.0, spread: float = 1.5) -> torch.Tensor:
+def table(seed: int, *, eos_logit: float = 0.0, spread: float = 1.5, vocabulary: int = VOCABULARY) -> torch.Tensor:
     """Logits ``(V + 1, V + 1, V)`` after each pair of last tokens; index V stands for "nothing before"."""
-    logits = spread * torch.randn(VOCABULARY + 1, VOCABULARY + 1, VOCABULARY, generator=seeded(seed))
+    logits = spread * torch.randn(vocabulary + 1, vocabulary + 1, vocabulary, generator=seeded(seed))
     logits[..., EOS] += eos_logit
     return logits
 

@@ -1,11 +1,8 @@
 """Pairs without a tokenizer, and traces of what their target wrote."""
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from scipy.stats import chi2_contingency
 from toys import seeded
 
 from specctl.decoding.sampling import Sampling
@@ -48,14 +45,3 @@ def shape(played: Round) -> tuple[object, ...]:
     """All of a round but its signals and times, those of its inner rounds too."""
     inner = tuple(map(shape, played.inner))
     return played.drafted, played.accepted, played.stop, played.extra, played.extra_kind, inner
-
-
-def assert_same_law(live: Counter[Any], replayed: Counter[Any]) -> None:
-    """A chi-square test of what was counted in as many live runs as replays; rare outcomes are taken together."""
-    keys = sorted(live | replayed, key=lambda k: -(live[k] + replayed[k]))
-    common = [k for k in keys if live[k] + replayed[k] >= 20]
-    columns = [[counts[k] for k in common] for counts in (live, replayed)]
-    for row, counts in zip(columns, (live, replayed), strict=True):
-        row.append(counts.total() - sum(row) + 1)
-    assert len(common) > 8
-    assert chi2_contingency(columns).pvalue > 1e-3

@@ -1,79 +1,154 @@
-"""Sampled output of the whole loop follows the target's exact law, whatever the policy."""
+"""What the whole loop writes follows the target's law, whatever the policy: exactly, over all branches of chance."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from law_table import CASES, DRAFT, HIERARCHIES, MID, PLAIN, SAMPLINGS, Case, Hierarchy, fit, sample
+from law_table import (
+    CASES,
+    DRAFT,
+    ENDS,
+    HIERARCHIES,
+    LENGTH,
+    MID,
+    PLAIN,
+    PROMPT,
+    SAMPLINGS,
+    SELF_VERIFY,
+    Case,
+    Enumeration,
+    Hierarchy,
+    enumerate_decode,
+    error,
+    expected_law,
+    fit,
+    sample,
+)
 from toys import DropsWhatItSaw, TableRunner, toy_head
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
-from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge, verified_round
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict
 from specctl.policies.constant import Constant
 from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
-from specctl.records import Round
+from specctl.records import ExtraToken, Round
 
+EXACT = 3e-7
+"""Probabilities are float32 in the program: what is left are their roundings."""
+BIASED = 1e-2
 NO_EOS: frozenset[int] = frozenset()
+EXTRAS = {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
 
-def last_of_each_policy() -> list[Case]:
-    plain = {case.name: case for case in CASES if SAMPLINGS[case.sampling] == PLAIN}
-    return list(plain.values())
+def enumerated(
+    drafter: Callable[[], Drafter],
+    sampling: Sampling = PLAIN,
+    length: int = LENGTH,
+    limit: int = LENGTH,
+    eos: frozenset[int] = ENDS,
+) -> tuple[Enumeration, float]:
+    found = enumerate_decode(drafter, sampling, length, limit, eos)
+    assert sum(found.law.values()) == pytest.approx(1)
+    return found, error(found, expected_law(sampling, length, eos))
 
 
-@pytest.mark.parametrize("case", last_of_each_policy(), ids=str)
-def test_output_follows_the_law_of_the_target(case: Case) -> None:
-    found = fit(sample(case.drafter(), PLAIN, 3000), PLAIN)
-    assert found.p > 1e-3, found
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_output_has_the_law_of_the_target(case: Case) -> None:
+    found, wrong = enumerated(case.drafter, SAMPLINGS[case.sampling])
+    assert wrong < EXACT
+    if not case.policy().drafts:
+        assert found.extras == {ExtraToken.BONUS}
+    elif SAMPLINGS[case.sampling] == PLAIN:
+        assert found.stops >= {"eos", "budget", *case.stops.split()}
+        assert found.extras == {None, *EXTRAS}
+    else:
+        assert found.extras >= EXTRAS
 
 
 @pytest.mark.parametrize("case", HIERARCHIES, ids=str)
-def test_a_hierarchy_follows_the_law_of_the_target(case: Hierarchy) -> None:
-    sampling = SAMPLINGS[case.sampling]
-    found = fit(sample(case.drafter(), sampling, 3000, limit=case.limit), sampling)
-    assert found.p > 1e-3, found
+def test_output_of_a_hierarchy_has_the_law_of_the_target(case: Hierarchy) -> None:
+    found, wrong = enumerated(case.drafter, SAMPLINGS[case.sampling], case.length, case.limit)
+    assert wrong < EXACT
+    stops, _, inner_stops = case.stops.partition("/")
+    assert found.stops >= set(stops.split())
+    assert found.inner_stops >= set(inner_stops.split())
+    assert found.extras >= EXTRAS
+    if len(case.levels) > 1:
+        assert found.inner_extras >= (EXTRAS if case.levels[-1][0] != "none" else {ExtraToken.BONUS})
 
 
 @pytest.mark.parametrize("reads_signals", [False, True])
-def test_a_head_at_the_middle_model_follows_the_law_of_the_target(reads_signals: bool) -> None:
-    inner = ModelDrafter(TableRunner(DRAFT), Svip(c=1.0, threshold=1.1))
-    policy = SpecDecPlusPlus(threshold=0.6, min_draft=1, max_draft=9)
+def test_a_head_at_the_middle_model_leaves_the_law_of_the_target(reads_signals: bool) -> None:
     head = toy_head(MID, 9, reads_signals=reads_signals)
-    drafter = PreVerifiedDrafter(inner, TableRunner(MID), policy, head=head)
-    found = fit(sample(drafter, PLAIN, 3000, limit=12), PLAIN)
-    assert found.p > 1e-3, found
+
+    def drafter() -> Drafter:
+        inner = ModelDrafter(TableRunner(DRAFT), Svip(c=1.0, threshold=0.87, max_draft=2))
+        policy = SpecDecPlusPlus(threshold=0.6, min_draft=1, max_draft=3)
+        return PreVerifiedDrafter(inner, TableRunner(MID), policy, head=head)
+
+    found, wrong = enumerated(drafter, length=3, limit=4)
+    assert wrong < EXACT
+    assert found.stops >= {"policy", "max_draft", "eos"}
+    assert found.inner_extras >= EXTRAS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES, *HIERARCHIES], ids=str)
-def test_output_follows_the_law_of_the_target_at_every_setting(case: Case | Hierarchy) -> None:
-    sampling = SAMPLINGS[case.sampling]
-    found = fit(sample(case.drafter(), sampling, 10_000, limit=case.limit), sampling)
-    assert found.p > 1e-3, found
+def state(drafter: Drafter) -> str:
+    """All that a drafter's policies remember."""
+    assert isinstance(drafter, ModelDrafter | PreVerifiedDrafter)
+    below = state(drafter.inner) if isinstance(drafter, PreVerifiedDrafter) else ""
+    return f"{asdict(drafter.policy)} {below}"  # type: ignore[call-overload] # policies with a memory are dataclasses
 
 
-@pytest.mark.parametrize("case", [c for c in last_of_each_policy() if "keep_trigger" in c.settings], ids=str)
+REMEMBERING: list[Case | Hierarchy] = [
+    *(case for case in CASES if case.policy().drafts and getattr(case.policy(), "carry_over", False)),
+    Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY)),
+]
+
+
+@pytest.mark.parametrize("case", REMEMBERING, ids=str)
+def test_what_is_carried_over_leaves_the_law_of_the_next_sequence(case: Case | Hierarchy) -> None:
+    """Two sequences, one after the other: each is as probable as if it stood alone, whatever the other."""
+    made: list[Drafter] = []
+    states = set()
+
+    def drafter() -> Drafter:
+        states.update(map(state, made))
+        made[:] = [case.drafter()]
+        return made[0]
+
+    sampling, sequences = SAMPLINGS[case.sampling], ((PROMPT, 1), (PROMPT[::-1], 2))
+    found = enumerate_decode(drafter, sampling, limit=3, sequences=sequences)
+    assert error(found, expected_law(sampling, sequences=sequences)) < EXACT
+    assert len(states) > 3
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "keep_trigger" in c.settings and c.sampling == "T=1"], ids=str)
 def test_dropping_the_trigger_is_lawful_where_nothing_ends_the_sequence(case: Case) -> None:
-    found = fit(sample(case.drafter(), PLAIN, 2000, eos=NO_EOS), PLAIN, eos=NO_EOS)
-    assert found.p > 1e-3, found
+    found, wrong = enumerated(case.drafter, length=3, limit=3, eos=NO_EOS)
+    assert wrong < EXACT
+    assert "policy" in found.stops
 
 
 def test_a_rule_that_drops_the_token_it_looked_at_is_caught() -> None:
     """Without this, the tests above might pass because they cannot see a bias."""
-    found = fit(sample(ModelDrafter(TableRunner(DRAFT), DropsWhatItSaw()), PLAIN, 3000, eos=NO_EOS), PLAIN, eos=NO_EOS)
-    assert found.p < 1e-6, found
+    _, wrong = enumerated(lambda: ModelDrafter(TableRunner(DRAFT), DropsWhatItSaw()), eos=NO_EOS)
+    assert wrong > BIASED
 
 
 def test_a_middle_model_that_drops_the_token_its_rule_looked_at_is_caught() -> None:
-    drafter = PreVerifiedDrafter(ModelDrafter(TableRunner(DRAFT), Constant(2)), TableRunner(MID), DropsWhatItSaw())
-    found = fit(sample(drafter, PLAIN, 3000, eos=NO_EOS), PLAIN, eos=NO_EOS)
-    assert found.p < 1e-6, found
+    def drafter() -> Drafter:
+        return PreVerifiedDrafter(ModelDrafter(TableRunner(DRAFT), Constant(1)), TableRunner(MID), DropsWhatItSaw())
+
+    _, wrong = enumerated(drafter, length=2, limit=3, eos=NO_EOS)
+    assert wrong > BIASED
 
 
 def draws_from_below(*args: Any, **settings: Any) -> Round:
@@ -92,7 +167,37 @@ def draws_from_below(*args: Any, **settings: Any) -> Round:
 
 
 def test_a_correction_offered_with_the_residual_instead_of_the_middle_models_law_is_caught() -> None:
-    drafter = PreVerifiedDrafter(ModelDrafter(TableRunner(DRAFT), Constant(2)), TableRunner(MID), Constant(3))
+    def drafter() -> Drafter:
+        return PreVerifiedDrafter(ModelDrafter(TableRunner(DRAFT), Constant(1)), TableRunner(MID), Constant(2))
+
     with patch.object(hierarchy, "verified_round", draws_from_below):
-        found = fit(sample(drafter, PLAIN, 3000, eos=NO_EOS), PLAIN, eos=NO_EOS)
+        _, wrong = enumerated(drafter, length=3, limit=3, eos=NO_EOS)
+    assert wrong > BIASED
+
+
+# The same once more through the program's own randomness: its coins, its race, one drafter for many sequences.
+
+SEQUENCES = 1000
+
+
+def last_of_each_policy() -> list[Case]:
+    plain = {case.name: case for case in CASES if SAMPLINGS[case.sampling] == PLAIN}
+    return list(plain.values())
+
+
+@pytest.mark.parametrize("case", last_of_each_policy(), ids=str)
+def test_sampled_output_follows_the_law_of_the_target(case: Case) -> None:
+    found = fit(sample(case.drafter(), PLAIN, SEQUENCES), PLAIN)
+    assert found.p > 1e-3, found
+
+
+def test_sampled_output_of_a_hierarchy_follows_the_law_of_the_target() -> None:
+    case = Hierarchy("full, tight caps", (SELF_VERIFY, SELF_VERIFY), limit=12)
+    found = fit(sample(case.drafter(), PLAIN, SEQUENCES, limit=case.limit), PLAIN)
+    assert found.p > 1e-3, found
+
+
+def test_a_biased_rule_shows_in_as_many_samples() -> None:
+    biased = ModelDrafter(TableRunner(DRAFT), DropsWhatItSaw())
+    found = fit(sample(biased, PLAIN, SEQUENCES, eos=NO_EOS), PLAIN, eos=NO_EOS)
     assert found.p < 1e-6, found

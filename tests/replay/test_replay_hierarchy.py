@@ -1,7 +1,7 @@
-"""Replayed rounds of hierarchies are those of live ones, at every level."""
+"""Replayed rounds of hierarchies are those of live ones, at every level; when sampling, see `test_replay_law`."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import cycle
 from typing import Any
@@ -10,19 +10,14 @@ from unittest.mock import patch
 import pytest
 import torch
 from toys import (
-    EOS,
     FAMILIES,
     WINDOW,
-    TableRunner,
     noisy_copy,
     random_head,
     random_model,
-    related_table,
     seeded,
-    table,
-    toy_head,
 )
-from traced import assert_same_law, pair_of, shape, trace_of
+from traced import pair_of, shape, trace_of
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
@@ -94,8 +89,8 @@ class SharedReader:
         return self._clock.now
 
 
-@pytest.fixture(autouse=True)
-def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def shared_clock() -> Iterator[None]:
     """A policy that learns from times plays alike live and in replay: a block takes as long as its inner rounds."""
     clock = SharedClock()
     inner = clock.reader(0.0, DRAFTING, VERIFYING)
@@ -104,8 +99,17 @@ def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
         with patch.object(one_round, "perf_counter", inner):
             return one_round.verified_round(*args, **settings)
 
-    monkeypatch.setattr(one_round, "perf_counter", clock.reader(0.0, 0.0, TARGET_VERIFYING))
-    monkeypatch.setattr(hierarchy, "verified_round", inner_round)
+    with (
+        patch.object(one_round, "perf_counter", clock.reader(0.0, 0.0, TARGET_VERIFYING)),
+        patch.object(hierarchy, "verified_round", inner_round),
+    ):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def steady_time() -> Iterator[None]:
+    with shared_clock():
+        yield
 
 
 def policies(parts: Sequence[Part]) -> list[StoppingPolicy]:
@@ -235,50 +239,6 @@ def test_nobody_takes_fewer_passes_than_one_who_knows_where_models_disagree() ->
     for parts in HIERARCHIES.values():
         (found,) = replay_levels(players(parts), [trace], pair.eos)
         assert len(best.starts) <= len(found.starts)
-
-
-# Sampling, on a toy whose outputs are short.
-
-TARGET = table(3, eos_logit=-1.0)
-MIDDLE = related_table(TARGET, 4, noise=0.7)
-LOWEST = related_table(MIDDLE, 5)
-SHORT, RUNS = 8, 3000
-PLAIN = Sampling(temperature=1.0)
-SAMPLED = [name for name in HIERARCHIES if name != "a middle that drops"]
-
-
-def toy_pair() -> Pair:
-    runners = TableRunner(TARGET), TableRunner(MIDDLE), TableRunner(LOWEST)
-    return pair_of(*runners, eos=frozenset({EOS}), heads=[toy_head(MIDDLE, 5), toy_head(LOWEST, 6)])
-
-
-@cache
-def toy_traces() -> list[Trace]:
-    """Outputs drawn by the target alone, each with its trace."""
-    pair = toy_pair()
-    outputs = [said(pair, (1, 2), SHORT, PLAIN, seed) for seed in range(RUNS)]
-    found = []
-    for seed, tokens in enumerate(outputs):
-        for runner in (pair.target, *pair.drafts):
-            runner.rollback(0)
-        found.append(trace_of(pair, (1, 2), tokens, SHORT, DEPTH, PLAIN, seed))
-    return found
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_sampled_rounds_have_the_law_of_live_ones(name: str) -> None:
-    """Compared: the first two rounds together, each with its lengths, those of its inner rounds, and its last token."""
-
-    def key(rounds: Sequence[Round]) -> tuple[object, ...]:
-        return tuple(
-            (r.drafted, r.accepted, r.stop, r.emitted[-1], tuple((i.drafted, i.accepted) for i in r.inner))
-            for r in rounds[:2]
-        )
-
-    parts, pair = HIERARCHIES[name], toy_pair()
-    live_counts = Counter(key(live(pair, parts, (1, 2), SHORT, PLAIN, 10_000 + seed)) for seed in range(RUNS))
-    replayed = Counter(key(list(play(players(parts), trace, frozenset({EOS})))) for trace in toy_traces())
-    assert_same_law(live_counts, replayed)
 
 
 def test_what_a_trace_cannot_replay_is_known() -> None:

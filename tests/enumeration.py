@@ -1,0 +1,238 @@
+"""The exact law of what a program draws: every branch of its chance is walked, none is sampled.
+
+Chance enters the program in few places, the *doors*. `walk` plays the program again and again; at each door it is told
+what comes out there, so that together the plays take every way through, each with its exact probability. What the
+program does with what it drew is the real code. `doors` is the one place that knows where the doors are.
+
+The race by which a token is drawn (`specctl.decoding.sampling`) is not played: the doors give index i with probability
+w_i / sum(w), which is its law, and the tests of sampling tell whether it keeps to it.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+from toys import Ticks
+
+from specctl.decoding import hierarchy, reading, verification
+from specctl.decoding import round as one_round
+from specctl.records import Round
+from specctl.replay import recording
+
+Outcome = TypeVar("Outcome")
+DRAFTING, VERIFYING = 1.0, 3.0
+"""Seconds that each phase of a round takes, of the target's and of inner rounds."""
+COINS = 1 << 24
+"""How many values a float32 coin of `torch.rand` has: the multiples of 1 / COINS below 1, all equally likely."""
+
+
+class Chance:
+    """Tells the program what it draws, and knows how probable that was.
+
+    The first choices of a play follow a script; at every later one the first option is taken. The next play differs in
+    the last choice that has an option left.
+
+    Attributes:
+        probability: of all that was drawn in this play.
+    """
+
+    def __init__(self) -> None:
+        self.probability = 1.0
+        self._made: list[tuple[int, int]] = []  # which option was taken, and of how many
+        self._script: list[tuple[int, int]] = []
+
+    def choose(self, weights: Sequence[float]) -> int:
+        """An index, with probability proportional to its weight."""
+        options = [index for index, weight in enumerate(weights) if weight > 0]
+        turn = len(self._made)
+        taken, count = self._script[turn] if turn < len(self._script) else (0, len(options))
+        assert count == len(options), "what came before was drawn alike, and yet the program does something else"
+        self._made.append((taken, count))
+        index = options[taken]
+        self.probability *= weights[index] / sum(weights)
+        return index
+
+    def next_play(self) -> bool:
+        """Go back to the last choice with an option left; False where all have been taken."""
+        script = self._made
+        while script and script[-1][0] + 1 == script[-1][1]:
+            script.pop()
+        if script:
+            taken, count = script.pop()
+            script.append((taken + 1, count))
+        self.probability, self._made, self._script = 1.0, [], script
+        return bool(script)
+
+
+def walk(
+    play: Callable[[], Outcome], clocks: Callable[[], AbstractContextManager[None]] | None = None
+) -> Iterator[tuple[Outcome, float]]:
+    """Every outcome of a program with its probability, one for each branch of chance; they add up to 1.
+
+    Args:
+        play: runs the program once, from the same state every time.
+        clocks: set time going for one play, for other times than those of `steady_clocks`.
+    """
+    chance = Chance()
+    with torch.inference_mode(), doors(chance):
+        more = True
+        while more:
+            with (clocks or steady_clocks)():
+                outcome = play()
+            yield outcome, chance.probability
+            more = chance.next_play()
+
+
+def law_of(branches: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:
+    """The probability of each outcome."""
+    law: dict[Hashable, float] = {}
+    for outcome, probability in branches:
+        law[outcome] = law.get(outcome, 0.0) + probability
+    return law
+
+
+def largest_difference(one: dict[Hashable, float], other: dict[Hashable, float]) -> float:
+    """Between the probabilities that two laws give to any outcome."""
+    return max(abs(one.get(outcome, 0.0) - other.get(outcome, 0.0)) for outcome in one.keys() | other.keys())
+
+
+@contextmanager
+def doors(chance: Chance) -> Iterator[None]:
+    """Let a `Chance` decide wherever the program draws. What knows the program's modules is here and in
+    `steady_clocks`."""
+    coins = Coins(chance)
+
+    def race(weights: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return drawn(chance, weights)
+
+    def draw(weights: torch.Tensor, _: torch.Generator | None) -> torch.Tensor:
+        return drawn(chance, weights)
+
+    with patched(
+        patch.object(reading, "race", race),  # a draft's token
+        patch.object(verification, "draw", draw),  # a verifier's own token
+        patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
+        patch.object(recording, "draw", draw),  # the same of a trace: tokens of refused proposals and of branches
+        patch.object(recording, "propose_given", coins.propose_given),  # and whether proposals are kept
+    ):
+        yield
+
+
+def steady_clocks() -> AbstractContextManager[None]:
+    """Time that passes alike in every play: policies that learn from it must do so too."""
+    inner = Ticks(DRAFTING, VERIFYING, 0.0)
+
+    def inner_round(*args: Any, **settings: Any) -> Round:
+        with patch.object(one_round, "perf_counter", inner):
+            return verified_round(*args, **settings)
+
+    verified_round = hierarchy.verified_round
+    return patched(
+        patch.object(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0)),
+        patch.object(hierarchy, "verified_round", inner_round),
+    )
+
+
+@contextmanager
+def patched(*patches: AbstractContextManager[object]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+def drawn(chance: Chance, weights: torch.Tensor) -> torch.Tensor:  # (V,) or (T, V) -> () or (T,)
+    if weights.dim() == 1:
+        return torch.tensor(chance.choose(weights.tolist()))
+    # Where a row has no weight at all nobody looks at what is drawn.
+    return torch.tensor([chance.choose(row) if any(row) else 0 for row in weights.tolist()], dtype=torch.int64)
+
+
+class Coins:
+    """The coins that the program tosses: which of them keep a token is found out by asking the program itself.
+
+    Each rule keeps a token for all coins below some value and for none from there on; bisection finds the value, and
+    with it the probability to the last of a coin's 24 bits.
+    """
+
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
+        self._known: dict[Hashable, int] = {}
+        self._verify, self._propose_given = verification.verify, recording.propose_given
+
+    def verify(
+        self, tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: None
+    ) -> verification.Verdict:
+        """`verification.verify`, its first rejection chosen."""
+        keeping = [
+            self._keeping(self._verifies, *rows)
+            for rows in zip(tokens.tolist(), draft_probs.tolist(), target_probs.tolist(), strict=False)
+        ]
+        still, first_rejected = 1.0, []  # the probability that all so far are kept; of each to be the first that is not
+        for coins in keeping:
+            first_rejected.append(still * (1 - coins / COINS))
+            still *= coins / COINS
+        accepted = self._chance.choose([*first_rejected, still])
+        tossed = [coin - (place < accepted) for place, coin in enumerate(keeping)]
+        with tossing(tossed):
+            verdict = self._verify(tokens, draft_probs, target_probs, generator)
+        assert verdict.accepted == accepted, "a token's fate hangs on more than its own coin and probabilities"
+        return verdict
+
+    def propose_given(
+        self, wrote: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`recording.propose_given`, its verdicts chosen."""
+        tossed, verdicts = [], []
+        for rows in zip(wrote.tolist(), draft_probs.tolist(), target_probs.tolist(), strict=True):
+            coins = self._keeping(self._proposes, *rows)
+            verdicts.append(bool(self._chance.choose([COINS - coins, coins])))
+            tossed.append(coins - verdicts[-1])
+
+        # A proposal that is kept is what was written, whatever else was drawn in its place.
+        def draw(weights: torch.Tensor, _: object) -> torch.Tensor:
+            rejected = torch.tensor(verdicts)[:, None].logical_not()
+            return drawn(self._chance, weights * rejected)
+
+        with tossing(tossed), patch.object(recording, "draw", draw):
+            found = self._propose_given(wrote, draft_probs, target_probs, generator)
+        assert found[1].tolist() == verdicts, "a proposal's fate hangs on more than its own coin and probabilities"
+        return found
+
+    def _keeping(
+        self,
+        kept: Callable[[int, torch.Tensor, torch.Tensor], bool],
+        token: int,
+        draft: list[float],
+        target: list[float],
+    ) -> int:
+        """How many of the coins keep a token."""
+        key = (kept, token, *draft, *target)
+        if key not in self._known:
+            rows = torch.tensor([draft]), torch.tensor([target])
+            least, most = 0, COINS  # all coins below the first keep it, those from the second on do not
+            while least < most:
+                coin = (least + most) // 2
+                with tossing([coin]):
+                    if kept(token, *rows):
+                        least = coin + 1
+                    else:
+                        most = coin
+            self._known[key] = least
+        return self._known[key]
+
+    def _verifies(self, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
+        with patch.object(verification, "draw", lambda *_: torch.tensor(0)):
+            return self._verify(torch.tensor([token]), draft, target.repeat(2, 1), None).accepted == 1
+
+    def _proposes(self, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
+        with patch.object(recording, "draw", lambda *_: torch.tensor([0])):
+            return bool(self._propose_given(torch.tensor([token]), draft, target, None)[1])
+
+
+def tossing(coins: Sequence[int]) -> AbstractContextManager[object]:
+    """`torch.rand` gives these coins, as multiples of 1 / COINS."""
+    values = torch.tensor(coins, dtype=torch.float64).div(COINS).float()
+    return patch.object(torch, "rand", lambda *_, **__: values)

@@ -1,0 +1,171 @@
+"""Rounds replayed from a sampled trace have the law of live rounds: both laws exactly, over all branches of chance.
+
+Compared are the first two rounds together: their lengths and those of their inner rounds, why they stopped, and the
+last token each wrote. Chance enters a trace where the target writes its text, where proposals along it are kept or
+rejected, and where drafts go on after a rejected one.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
+from test_replay_hierarchy import Part, live, players, policies, said, shared_clock
+from toys import EOS, TableRunner, related_table, table, toy_head
+from traced import pair_of, trace_of
+
+from specctl.decoding.sampling import Sampling
+from specctl.models.loading.pair import Pair
+from specctl.records import Round, StopReason
+from specctl.replay.play import Player, play
+from specctl.replay.traces import Trace
+
+EXACT = 3e-7
+"""Probabilities are float32 in the program."""
+PLAIN = Sampling(temperature=1.0)
+PROMPT = (1, 1)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Models small enough for all their traces to be walked.
+
+    Attributes:
+        drafts: how many.
+        limit: tokens to generate.
+    """
+
+    drafts: int
+    vocabulary: int
+    limit: int
+
+    def pair(self) -> Pair:
+        target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
+        middle = related_table(target, 9, noise=0.8)
+        tables = [middle, related_table(middle, 5, noise=0.8)][: self.drafts]
+        heads = [toy_head(logits, 5 + level) for level, logits in enumerate(tables)]
+        return pair_of(TableRunner(target), *map(TableRunner, tables), eos=frozenset({EOS}), heads=heads)
+
+
+# With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
+ALONE = [Toy(1, 3, 4), Toy(1, 2, 6)]
+ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
+
+
+@cache
+def traces(toy: Toy) -> list[tuple[Trace, float]]:
+    """Every trace there may be, with its probability."""
+    pair = toy.pair()
+
+    def trace() -> Trace:
+        tokens = said(pair, PROMPT, toy.limit, PLAIN)
+        return trace_of(pair, PROMPT, tokens, toy.limit, toy.limit, PLAIN)
+
+    return list(walk(trace))
+
+
+def first_two(rounds: Sequence[Round]) -> Hashable:
+    return tuple(
+        (r.drafted, r.accepted, r.stop, r.extra_kind, r.emitted[-1], tuple((i.drafted, i.accepted) for i in r.inner))
+        for r in rounds[:2]
+    )
+
+
+def assert_same_law(toy: Toy, parts: Sequence[Part]) -> set[Hashable]:
+    """Returns the reasons for which the first two rounds stop."""
+    pair = toy.pair()
+    alone = len(parts) == 1
+
+    def replayed(trace: Trace) -> Hashable:
+        team = [Player(policies(parts)[0], clock=lambda *_: (DRAFTING, VERIFYING))] if alone else players(parts)
+        return first_two(list(play(team, trace, pair.eos)))
+
+    clocks = None if alone else shared_clock
+    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, toy.limit, PLAIN)), clocks))
+    found = law_of((replayed(trace), probability) for trace, probability in traces(toy))
+    assert sum(found.values()) == pytest.approx(1)
+    assert largest_difference(found, expected) < EXACT
+    return {played[2] for outcome in expected for played in outcome}  # type: ignore[attr-defined]
+
+
+SVIP = ("svip", {"c": 1.0, "threshold": 0.8})
+# Each with the stops that must occur among the first two rounds, beside the budget's and the end of sequence.
+POLICIES_ALONE = [
+    ("constant", {"draft_length": 2}, "max_draft"),
+    ("heuristic", {"draft_length": 1, "max_draft": 3}, "max_draft"),
+    ("max-confidence", {"threshold": 0.6, "eps": 0.2}, "policy"),
+    (*SVIP, "policy"),
+    ("adaedl", {"threshold": 0.62}, "policy"),
+    ("self-verify", {}, "policy"),
+    ("specdec++", {"threshold": 0.6, "min_draft": 1}, "policy"),
+    ("cost-optimal", {"cost_ratio": 0.5, "carry_over": False}, "policy"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
+def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str, object], stop: str) -> None:
+    stops = set()
+    for toy in ALONE:
+        stops |= assert_same_law(toy, [(name, settings, False)])
+    assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
+
+
+SELF_VERIFY = ("self-verify", {"max_draft": 3}, False)
+HIERARCHIES: dict[str, tuple[list[Part], str]] = {
+    "pre-verify once": ([("constant", {"draft_length": 3}, True), ("constant", {"draft_length": 2}, False)], "policy"),
+    "pre-verify and self-verify once": ([("constant", {"draft_length": 4}, True), SELF_VERIFY], "policy"),
+    "full": ([("self-verify", {"max_draft": 4}, False), SELF_VERIFY], "policy"),
+    "blocks of fixed length": (
+        [("constant", {"draft_length": 2}, False), ("constant", {"draft_length": 1}, False)],
+        "max_draft",
+    ),
+    "SVIP over SpecDec++": (
+        [(*SVIP, False), ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 3}, False)],
+        "policy",
+    ),
+    "SpecDec++ over SVIP": (
+        [
+            ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 4}, False),
+            ("svip", {"c": 1.0, "threshold": 0.8, "keep_trigger": False}, False),
+        ],
+        "policy",
+    ),
+    "AdaEDL over the heuristic": (
+        [("adaedl", {"threshold": 0.62, "eps": 0.3}, False), ("heuristic", {"draft_length": 2}, False)],
+        "policy",
+    ),
+    "cost-optimal twice": (
+        [("cost-optimal", {"max_draft": 3}, False), ("cost-optimal", {"max_draft": 2}, False)],
+        "max_draft",
+    ),
+    "nobody below": ([("self-verify", {"max_draft": 4}, False), ("none", {}, False)], "policy"),
+}
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
+    parts, stop = HIERARCHIES[name]
+    stops = set()
+    for toy in ABOVE:
+        stops |= assert_same_law(toy, parts)
+    assert stops >= {StopReason.EOS, StopReason(stop)}
+
+
+def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the comparisons above might see nothing."""
+    from specctl.calibration import collection
+
+    right = collection.propose_given
+
+    def wrong(wrote: torch.Tensor, draft: torch.Tensor, target: torch.Tensor, generator: torch.Generator | None):  # type: ignore[no-untyped-def]
+        return right(wrote, (draft + target) / 2, target, generator)
+
+    monkeypatch.setattr(collection, "propose_given", wrong)
+    traces.cache_clear()
+    try:
+        with pytest.raises(AssertionError):
+            assert_same_law(ALONE[1], [("constant", {"draft_length": 2}, False)])
+    finally:
+        traces.cache_clear()
