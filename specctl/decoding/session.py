@@ -2,21 +2,22 @@
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 
-from specctl.decoding.completion import Request, complete
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.text import special_ids
+from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Signal, StoppingPolicy
 from specctl.profile.schema import DraftTable, SamplingTable
-from specctl.records import Completion, Round
+from specctl.records import Completion, FinishReason, Round
 
 
 def readable(pair: Pair) -> frozenset[Signal]:
@@ -134,16 +135,51 @@ class Session:
             prompt: ids.
             settings: the sampling table in force.
             seed_offset: added to the seed, so that each record of a stream has its own randomness whatever came before.
-            on_round: sees each round as it ends.
+            on_round: called with each round as it ends; its own time is not counted.
 
         Raises:
             RecordError: the prompt leaves no room in the context.
         """
-        room = self.pair.room(prompt)
+        pair, drafter = self.pair, self._drafter
+        limit = min(settings.max_new_tokens, pair.room(prompt))
         # torch takes 64 bits; people may write more.
         seed = (settings.seed + seed_offset) % (1 << 64)
-        generator = torch.Generator(self.pair.target.device).manual_seed(seed)
-        limit = min(settings.max_new_tokens, room)
-        request = Request(prompt, limit, Sampling.of(settings), settings.stop, seed)
-        eos = self.pair.eos | special_ids(self.pair.tokenizer, settings.stop)
-        return complete(self.pair.target, self._drafter, self.pair.tokenizer, request, eos, generator, on_round)
+        generator = torch.Generator(pair.target.device).manual_seed(seed)
+        eos = pair.eos | special_ids(pair.tokenizer, settings.stop)
+        rounds: list[Round] = []
+        tokens: list[int] = []
+        text: str | None = None
+        watching = 0.0  # seconds in on_round
+        with torch.inference_mode():
+            pair.target.rollback(0)
+            if drafter is not None:
+                drafter.rollback(0)
+            began = perf_counter()
+            prefill(pair.target, drafter, prompt)
+            prefilled = first = perf_counter()
+            for round_ in decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator):
+                rounds.append(round_)
+                tokens.extend(round_.emitted)
+                if len(rounds) == 1:
+                    first = perf_counter()
+                if on_round is not None:
+                    paused = perf_counter()
+                    on_round(round_)
+                    watching += perf_counter() - paused
+                if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop)):
+                    count, text = found
+                    del tokens[count:]
+                    break
+            ended = perf_counter()
+        stopped = text is not None or (bool(tokens) and tokens[-1] in eos)
+        return Completion(
+            prompt=tuple(prompt),
+            seed=seed,
+            tokens=tuple(tokens),
+            text=decode_after(pair.tokenizer, prompt, tokens) if text is None else text,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            rounds=tuple(rounds),
+            prefill_seconds=prefilled - began,
+            total_seconds=ended - began - watching,
+            first_token_seconds=first - began,
+        )
