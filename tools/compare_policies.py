@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specctl.calibration.grids import Candidate, Grid, grid
-from specctl.policies import POLICIES, Signal, StoppingPolicy
+from specctl.calibration.grids import Grid, grid
+from specctl.policies import POLICIES, Setting, Signal, StoppingPolicy
 from specctl.policies.base import Rule
 from specctl.records import DraftStep, Round
 from specctl.replay.bound import best_stopping, play_best
@@ -24,7 +24,7 @@ from specctl.replay.traces import Line, Proposals, Trace, TraceSet, read_traces
 from specctl.reporting.table import Table, as_markdown
 
 MIXED = "mixed"
-NEW = Candidate("cost-optimal")
+NEW = Setting("cost-optimal")
 RATIOS = (3, 8, 30)
 """Draft steps that a target pass costs."""
 WIDENING = 0.05
@@ -139,8 +139,8 @@ def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
     eos = frozenset(traces.header.eos)
     some = traces.traces
     # Nothing of these carries over between sequences, and costs change nothing they do: one replay serves all parts.
-    others = [one for one in grid("all", kind, frozenset(traces.header.signals)) if one.name != NEW.name]
-    papers = [place for place, one in enumerate(others) if not one.settings and one.name != "none"]
+    others = [one for one in grid("all", kind, frozenset(traces.header.signals)) if one.policy != NEW.policy]
+    papers = [place for place, one in enumerate(others) if not one.values and one.policy != "none"]
     replays = [replay(one.build(), some, eos) for one in others]
     names = [*dict.fromkeys(trace.category for trace in some)]
     parts = {name: [i for i, trace in enumerate(some) if trace.category == name] for name in names}
@@ -166,7 +166,7 @@ def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
                     fixed=tokens / float(sums.min()),
                     paper=tokens / float(sums[papers].min()),
                     bandit=speed(Bandit(paper_arms())),
-                    none=tokens / float(sums[others.index(Candidate("none"))]),
+                    none=tokens / float(sums[others.index(Setting("none"))]),
                     own=speed(NEW.build()),
                     one_step=speed(best_stopping(here, costs, one_step=True)),
                     bound=tokens / _ms(play_best(here, costs, eos), costs),
@@ -186,7 +186,7 @@ def _ms(replays: Iterable[Replay], costs: CostTable) -> float:
 
 
 def _changing(
-    some: list[Trace], replays: list[list[Replay]], others: list[Candidate], eos: frozenset[int]
+    some: list[Trace], replays: list[list[Replay]], others: list[Setting], eos: frozenset[int]
 ) -> Iterator[tuple[str, str, float]]:
     """Each pair of ratios in turn: the fastest fixed setting over both halves, and `cost-optimal` over it."""
     half = len(some) // 2
@@ -246,7 +246,7 @@ def useless(trace: Trace) -> Trace:
 
 def _over_none(some: list[Trace], costs: CostTable, eos: frozenset[int]) -> float:
     policy = NEW.build()
-    none = replay(Candidate("none").build(), some, eos)
+    none = replay(Setting("none").build(), some, eos)
     return _ms(none, costs) / _ms(replay(policy, some, eos, costs.clock(policy.signals)), costs)
 
 

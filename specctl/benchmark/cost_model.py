@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specctl.benchmark.summaries import Summary, evened
+from specctl.benchmark.summaries import Summary
 from specctl.observing.results import Costs, Entrant, RoundFacts, Run, RunSet
+from specctl.observing.speedup import evened
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,13 @@ class OracleBound:
 
 def fit(results: RunSet) -> CostModel | None:
     """Least squares over all runs of policies; None where they cannot tell the costs apart."""
-    ours = {entrant.label: entrant for entrant in results.header.entrants if entrant.kind == "policy"}
+    ours = {entrant.label: entrant for entrant in results.header.entrants if entrant.setting is not None}
     runs = [run for run in results.runs if run.entrant in ours]
     if len(runs) < 2:
         return None
     drafts = max(1, len(results.header.drafts))
     counts = np.array([forwards(run, ours[run.entrant], drafts) for run in runs], dtype=np.float64)
-    times = np.array([decode_ms(run) for run in runs])
+    times = np.array([run.decode_ms for run in runs])
     solution, _, rank, _ = np.linalg.lstsq(counts, times)
     if rank < drafts + 1:
         return None
@@ -111,10 +112,10 @@ def fit(results: RunSet) -> CostModel | None:
 def forwards(run: Run, entrant: Entrant, drafts: int) -> list[int]:
     """Forward passes of each loaded draft and, last, of the target."""
     counts = [0] * drafts
-    if len(entrant.places) == 1:
-        counts[entrant.places[0]] = sum(turn.draft_forwards for turn in run.turns)
+    if len(entrant.drafts) == 1:
+        counts[entrant.drafts[0]] = sum(turn.draft_forwards for turn in run.turns)
     else:
-        for place, rounds in zip(entrant.places, levels_of(run), strict=False):
+        for place, rounds in zip(entrant.drafts, levels_of(run), strict=False):
             counts[place] += sum(round_.draft_forwards for round_ in rounds)
     return [*counts, sum(turn.target_forwards for turn in run.turns)]
 
@@ -143,7 +144,7 @@ def bare_ms(run: Run, costs: Costs, entrant: Entrant | None = None) -> float | N
     levels = list(levels_of(run))
     if not levels:
         return None
-    places = entrant.places if entrant is not None else (0,)
+    places = entrant.drafts if entrant is not None else (0,)
     total = _verifying_ms(levels[0], costs.target)
     for rounds, place in zip(levels[1:], places, strict=False):
         total += _verifying_ms(rounds, costs.drafts[place])
@@ -180,15 +181,10 @@ def signal_speed(results: RunSet, model: CostModel | None) -> float | None:
     return 1e3 * bound.tokens / model.milliseconds(bound.drafted, bound.passes) if bound and model else None
 
 
-def decode_ms(run: Run) -> float:
-    """Wall time after the prompt."""
-    return sum(turn.total_ms - turn.prefill_ms for turn in run.turns)
-
-
 def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) -> EntrantCost:
     runs = evened(results.of(summary.entrant))
     entrant = results.header.entrant(summary.entrant)
-    tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
+    tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
     drafts = max(1, len(results.header.drafts))
     *drafted, passes = np.sum([forwards(run, entrant, drafts) for run in runs], axis=0).tolist()
     bare = [bare_ms(run, results.costs, entrant) for run in runs] if results.costs else []
@@ -200,7 +196,7 @@ def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) ->
         entrant=summary.entrant,
         measured=1e3 * tokens / wall if wall else 0.0,
         predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
-        latency_ms=_latency(model, summary) if entrant.places == (0,) else None,
+        latency_ms=_latency(model, summary) if entrant.drafts == (0,) else None,
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,
@@ -221,9 +217,9 @@ def _bound_shares(
     best = sum(results.oracle[run.prompt] for run in runs)
     passes = sum(turn.target_forwards for run in runs for turn in run.turns)
     # The bounds are of one draft's guesses, and no other's.
-    if not runs or not passes or results.header.entrant(entrant).places[0] != 0:
+    if not runs or not passes or results.header.entrant(entrant).drafts[0] != 0:
         return None, None, None
-    tokens, wall = sum(run.tokens for run in runs), sum(map(decode_ms, runs))
+    tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
     if model is None or not wall:
         return best / passes, None, None
     speed = signal_speed(results, model)

@@ -1,7 +1,6 @@
 """Everything that tables, JSON and figures show, worked out once from the results."""
 
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from specctl.benchmark.cost_model import (
     CostModel,
@@ -15,6 +14,7 @@ from specctl.benchmark.cost_model import (
 )
 from specctl.benchmark.hierarchy import EntrantLevels, entrant_levels
 from specctl.benchmark.summaries import Summary, summarise
+from specctl.observing.identity import compare
 from specctl.observing.results import BASELINE, Difference, Run, RunSet
 
 
@@ -82,30 +82,3 @@ def digest(results: RunSet) -> Digest:
         differing=[(run, difference) for run, difference in compared if difference],
         levels=entrant_levels(results, model if model and min(model.drafts_ms) > 0 else bare),
     )
-
-
-def compare(results: RunSet) -> list[tuple[Run, Difference | None]]:
-    """Every run beside the first of the baseline on the same prompt and length, repeats of the baseline included.
-
-    The tokens themselves are compared, so that a difference nobody noted while measuring is still found.
-    """
-    first: dict[tuple[str, int], Run] = {}
-    for run in results.of(BASELINE):
-        first.setdefault((run.prompt, run.length), run)
-    pairs = ((run, first.get((run.prompt, run.length))) for run in results.runs)
-    return [
-        (run, run.difference or _difference(run, baseline))
-        for run, baseline in pairs
-        if run is not baseline and (baseline or run.difference)
-    ]
-
-
-def _difference(run: Run, baseline: Run | None) -> Difference | None:
-    if baseline is None:
-        return None
-    turns = zip_longest((turn.tokens for turn in baseline.turns), (turn.tokens for turn in run.turns), fillvalue=())
-    for number, (expected, found) in enumerate(turns):
-        for position, (ours, theirs) in enumerate(zip_longest(expected, found)):
-            if ours != theirs:
-                return Difference(number, position, ours, theirs, None)
-    return None

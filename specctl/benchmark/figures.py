@@ -12,7 +12,6 @@ from specctl.benchmark.looks import Look, looks
 from specctl.benchmark.summaries import Summary
 from specctl.errors import UsageError
 from specctl.observing.results import BASELINE, Entrant, RoundFacts, Run
-from specctl.profile.model_names import distinct_name
 from specctl.reporting.style import (
     BASELINE_COLOUR,
     FAINT,
@@ -352,15 +351,12 @@ def _drafting(run: Run) -> list[RoundFacts]:
 def _point_names(entrants: Sequence[Entrant]) -> list[str]:
     """Labels; where a name has several settings, the name (or that of its head) with what differs between them."""
     names = []
-    heads = [level.head for entrant in entrants for level in entrant.levels if level.head is not None]
     for entrant in entrants:
         same = [other for other in entrants if other.family == entrant.family]
-        differing = [key for key in entrant.settings if len({repr(other.settings.get(key)) for other in same}) > 1]
-        settings = ", ".join(f"{key} {entrant.settings[key]}" for key in differing)
-        head = entrant.levels[0].head if len(entrant.levels) == 1 else None
-        plain = not entrant.levels or (head is not None and entrant.places == (0,))
-        name = entrant.name if head is None else distinct_name(head, heads)
-        names.append(f"{name} {settings}" if differing and plain else entrant.label)
+        differing = [key for key in entrant.values if len({repr(other.values.get(key)) for other in same}) > 1]
+        values = ", ".join(f"{key} {entrant.values[key]}" for key in differing)
+        head = entrant.setting.head_label if entrant.setting is not None else None
+        names.append(f"{head or entrant.name} {values}" if differing and entrant.drafts == (0,) else entrant.label)
     return names
 
 

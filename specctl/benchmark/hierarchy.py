@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 
 from specctl.benchmark.cost_model import CostModel, forwards, levels_of
-from specctl.benchmark.summaries import evened
 from specctl.metrics import Level
 from specctl.observing.results import Entrant, RunSet
+from specctl.observing.speedup import evened
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _levels(results: RunSet, entrant: Entrant) -> EntrantLevels | None:
     tokens = sum(run.tokens for run in runs)
     if not tokens or any(turn.target_forwards == 0 for run in runs for turn in run.turns if turn.tokens):
         return None
-    sums = [Level() for _ in entrant.places]
+    sums = [Level() for _ in entrant.drafts]
     drafts = len(results.header.drafts)
     counts = [0] * (drafts + 1)
     for run in runs:
@@ -106,6 +106,6 @@ def _levels(results: RunSet, entrant: Entrant) -> EntrantLevels | None:
             level.accepted += sum(round_.accepted for round_ in rounds)
     levels = tuple(
         DraftLevel(place, level.redundancy, level.utilisation) if level.drafted else DraftLevel(place, None, None)
-        for place, level in zip(entrant.places, sums, strict=True)
+        for place, level in zip(entrant.drafts, sums, strict=True)
     )
     return EntrantLevels(entrant.label, tuple(count / tokens for count in counts), levels)

@@ -107,16 +107,17 @@ def speed_by_window(digest: Digest, look: dict[str, Look]) -> Picture:
 
 def window(entrant: Entrant) -> int | None:
     """The most tokens that its lowest draft may write in a row; None where there is no such setting."""
-    settings = entrant.levels[-1].settings if entrant.levels else entrant.settings
-    found = settings.get("draft_length" if "max_draft" not in settings else "max_draft")
-    return found if isinstance(found, int) and entrant.kind == "policy" else None
+    if entrant.setting is None:
+        return None
+    values = entrant.setting.levels[-1].all_values
+    found = values.get("draft_length" if "max_draft" not in values else "max_draft")
+    return found if isinstance(found, int) else None
 
 
 def _family_name(entrant: Entrant, drafts: list[str]) -> str:
-    name = entrant.family
-    for place, model in enumerate(drafts):
-        name = name.replace(f"@{place}", f"@{short_name(model)}")
-    return name
+    families = (level.family for level in entrant.setting.levels) if entrant.setting is not None else (entrant.name,)
+    names = [f"@{short_name(drafts[draft])}" if drafts else "" for draft in entrant.drafts]
+    return " < ".join(family + name for family, name in zip(families, names, strict=True))
 
 
 def _least(entrants: list[_Passes], middle: Grid, target: Grid) -> Grid:

@@ -49,7 +49,7 @@ def _provenance(whole: Digest) -> dict[str, str]:
         "Devices": _pairs(header.devices),
         "Versions": _pairs(header.versions),
         "Entrants": "; ".join(
-            f"{entrant.label} ({_pairs(entrant.settings)})" if entrant.settings else entrant.label
+            f"{entrant.label} ({_pairs(entrant.values)})" if entrant.values else entrant.label
             for entrant in header.entrants
         ),
     }

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 
 from specctl.metrics import Metrics
 from specctl.observing.results import BASELINE, Run
-from specctl.statistics.intervals import Floats, Interval, bootstrap
+from specctl.observing.speedup import Speedup, evened, speedup
 
 
 class Spread(NamedTuple):
@@ -17,20 +16,6 @@ class Spread(NamedTuple):
 
     mean: float
     sd: float
-
-
-class Speedup(NamedTuple):
-    """Speed over the baseline's on the prompts that both finished.
-
-    Attributes:
-        of_totals: all tokens by all seconds, divided by the same of the baseline.
-        of_prompts: the mean of each prompt's own ratio of tokens/s.
-        prompts: how many were paired.
-    """
-
-    of_totals: Interval
-    of_prompts: Interval
-    prompts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +86,6 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
     )
 
 
-def evened(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each as often as it takes for every prompt and length to count the same whatever its repeats."""
-    cells = list(_cells(runs).values())
-    times = lcm(*map(len, cells))
-    return [run for repeats in cells for run in repeats * (times // len(repeats))]
-
-
 def metrics_of(runs: Iterable[Run]) -> Metrics:
     """The sums from which every rate is derived."""
     metrics = Metrics()
@@ -132,51 +110,6 @@ def count(run: Run, metrics: Metrics) -> None:
         metrics.verify_seconds += round_.verify_ms / 1e3
         if round_.stop is not None:
             metrics.stops[round_.stop] += 1
-
-
-def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
-    """Compare on the prompts (and lengths) that both finished; None where there are none."""
-    mine, theirs = _means(runs), _means(baseline)
-    by_prompt: dict[str, Floats] = {}
-    for cell, figures in mine.items():
-        if cell in theirs:
-            pair = np.concatenate([figures, theirs[cell]])
-            by_prompt[cell[0]] = by_prompt.get(cell[0], 0.0) + pair
-    if not by_prompt:
-        return None
-    sums = np.stack(list(by_prompt.values()))  # (prompts, 4)
-    ratios = _ratio(sums)
-    prompts = len(ratios)
-
-    def of_totals(weights: Floats) -> Floats:
-        return _ratio(weights @ sums)
-
-    def of_prompts(weights: Floats) -> Floats:
-        return weights @ ratios / prompts
-
-    return Speedup(bootstrap(of_totals, prompts), bootstrap(of_prompts, prompts), prompts)
-
-
-def _cells(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
-    cells: dict[tuple[str, int], list[Run]] = {}
-    for run in runs:
-        cells.setdefault((run.prompt, run.length), []).append(run)
-    return cells
-
-
-def _means(runs: Iterable[Run]) -> dict[tuple[str, int], Floats]:
-    """Tokens and seconds by prompt and length, repeats averaged; what generated nothing has no speed to compare."""
-    means = {
-        cell: np.mean([(run.tokens, run.seconds) for run in repeats], axis=0) for cell, repeats in _cells(runs).items()
-    }
-    return {cell: figures for cell, figures in means.items() if figures.all()}
-
-
-def _ratio(sums: Floats) -> Floats:
-    """Tokens/s over the baseline's tokens/s from rows of tokens, seconds, baseline tokens, baseline seconds."""
-    tokens, seconds, baseline_tokens, baseline_seconds = sums.T
-    ratio: Floats = tokens * baseline_seconds / (seconds * baseline_tokens)
-    return ratio
 
 
 def _spread(values: Sequence[int]) -> Spread | None:

@@ -7,7 +7,7 @@ from typing import Any
 from specctl.benchmark.digest import Digest, digest
 from specctl.benchmark.hierarchy import EntrantLevels
 from specctl.benchmark.summaries import Spread, Summary
-from specctl.observing.results import OF_HIERARCHIES, RunSet
+from specctl.observing.results import OF_HIERARCHIES, RunSet, header_record
 from specctl.profile.model_names import short_name
 from specctl.records import StopReason
 from specctl.reporting.table import UNKNOWN, Table, number, percent, show_interval
@@ -35,7 +35,7 @@ def as_json(results: RunSet | Digest) -> dict[str, Any]:
     """Everything the tables say and where it comes from, unrounded but for noise beyond six decimals."""
     whole = results if isinstance(results, Digest) else digest(results)
     document: dict[str, Any] = {
-        "provenance": whole.results.header,
+        "provenance": header_record(whole.results.header),
         "runs": len(whole.results.runs),
         "expected_runs": whole.expected_runs,
         "overall": whole.overall,

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from specctl.calibration.grids import Candidate, nested
+from specctl.policies import Setting, nested
 
 SWEEPS = 2
 """How often every level is searched. What is best at one level hardly depends on the other's exact setting."""
 
-Options = Sequence[Sequence[Candidate]]
-"""Candidates of single levels, for each level from the top down."""
+Options = Sequence[Sequence[Setting]]
+"""Settings of single levels, for each level from the top down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Space:
         fine = 0
         if self.fine is not self.coarse:
             fine = sum(
-                max(Counter(one.name for one in some).values()) for options in _by_mode(self.fine) for some in options
+                max(Counter(one.policy for one in some).values()) for options in _by_mode(self.fine) for some in options
             )
         return SWEEPS * (coarse + fine)
 
 
-def explore(space: Space, start: Candidate, speed: Callable[[Candidate], float]) -> None:
+def explore(space: Space, start: Setting, speed: Callable[[Setting], float]) -> None:
     """Ask for the speed of settings, ever nearer to the fastest.
 
     Every way of pre-verifying is searched for itself: what suits a block of one inner round need not suit a loop.
@@ -54,13 +54,13 @@ def explore(space: Space, start: Candidate, speed: Callable[[Candidate], float])
         best = _ascend(options, held, speed)
         if space.fine is not space.coarse:
             fine = [
-                [one for one in some if (one.name, one.once) == (level.name, level.once)]
+                [one for one in some if (one.policy, one.once) == (level.policy, level.once)]
                 for some, level in zip(space.fine, best, strict=True)
             ]
             _ascend(fine, best, speed)
 
 
-def _by_mode(options: Options) -> list[list[list[Candidate]]]:
+def _by_mode(options: Options) -> list[list[list[Setting]]]:
     """The options of every combination of ways to pre-verify, level by level."""
     modes = product(*(sorted({one.once for one in some}) for some in options))
     return [
@@ -68,15 +68,15 @@ def _by_mode(options: Options) -> list[list[list[Candidate]]]:
     ]
 
 
-def _nearest(start: Candidate, level: int, options: Sequence[Candidate]) -> Candidate:
+def _nearest(start: Setting, level: int, options: Sequence[Setting]) -> Setting:
     """The level's setting in a start, or else the middle one of the options."""
     alone = [replace(own, below=None) for own in start.levels[level : level + 1]]
     return next((own for own in alone if own in options), options[len(options) // 2])
 
 
 def _ascend(
-    options: Sequence[Sequence[Candidate]], held: Sequence[Candidate], speed: Callable[[Candidate], float]
-) -> list[Candidate]:
+    options: Sequence[Sequence[Setting]], held: Sequence[Setting], speed: Callable[[Setting], float]
+) -> list[Setting]:
     held = list(held)
     for _ in range(SWEEPS):
         before = list(held)

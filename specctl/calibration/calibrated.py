@@ -6,6 +6,7 @@ from typing import Any
 
 from specctl.calibration.search import Calibration
 from specctl.calibration.tables import verdict
+from specctl.policies import NONE, Setting
 from specctl.profile import ResolvedProfile
 from specctl.replay.costs import CostTable
 
@@ -38,7 +39,7 @@ def calibrated_profile(
             _put(table, path, _value(resolved, path))
     draft = resolved.profile.draft
     assert draft is not None
-    _lay(table.setdefault("draft", {}), winner.score.candidate.draft_table(len(draft.levels)))
+    _lay(table.setdefault("draft", {}), draft_table(winner.score.setting, len(draft.levels)))
     speed = winner.speedup
     expected: dict[str, Any] = {
         "tokens_per_second": round(winner.score.tokens_per_second, 1),
@@ -55,12 +56,26 @@ def calibrated_profile(
         "expected": expected,
         "oracle_speedup": round(found.oracle.speedup.value, 3),
         "runner_ups": [
-            {"policy": score.candidate.label, "tokens_per_second": round(score.tokens_per_second, 1)}
+            {"policy": score.setting.label, "tokens_per_second": round(score.tokens_per_second, 1)}
             for score in found.choice.near[:MOST_RUNNER_UPS]
         ],
         "warnings": found.warnings,
         "costs": costs.as_record(),
     }
+    return table
+
+
+def draft_table(setting: Setting, drafts: int) -> dict[str, Any]:
+    """What a profile's ``[draft]`` table contains for a setting: every value of every draft of the profile.
+
+    Drafts below the setting's last level get the policy ``none``.
+    """
+    table: dict[str, Any] = {"policy": {"name": setting.policy, **setting.all_values}}
+    if setting.head is not None:
+        table["head"] = str(Path(setting.head).resolve()) if Path(setting.head).exists() else setting.head
+    if drafts > 1:
+        below = setting.below or NONE
+        table |= {"pre_verify": setting.pre_verify, "draft": draft_table(below, drafts - 1)}
     return table
 
 

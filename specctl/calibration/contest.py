@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.calibration.ascent import Space
-from specctl.calibration.grids import Candidate, Grid, candidate_of, grid, level_grids, with_heads
+from specctl.calibration.grids import Grid, grid, level_grids, with_heads
 from specctl.errors import UsageError
 from specctl.models.loading.head_checkpoint import CONFIG
+from specctl.policies import Setting
 from specctl.profile.schema import DraftTable
 
 
@@ -22,9 +23,9 @@ class Contest:
         space: of a hierarchy, whose combinations are too many to go through.
     """
 
-    old: Candidate
-    candidates: list[Candidate]
-    rivals: list[Candidate]
+    old: Setting
+    candidates: list[Setting]
+    rivals: list[Setting]
     space: Space | None
 
     @property
@@ -51,7 +52,7 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
     names = _policies(policy or ("specdec++" if heads else None), draft)
     known = [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
     choices: list[str | None] = [*heads] or [None]
-    (old,) = with_heads([candidate_of(draft)], choices[:1])
+    (old,) = with_heads([draft.setting], choices[:1])
     _require_known([[one] for one in old.levels], known)
     rivals = [] if names == ["all"] else grid("constant", kind, known[0])
     if len(names) == 1 or names[0] == "none":
@@ -107,10 +108,10 @@ def _policies(policy: str | None, draft: DraftTable) -> list[str]:
     return names * (len(levels) // len(names))
 
 
-def _require_known(options: Sequence[Sequence[Candidate]], known: Sequence[Set[str]]) -> None:
+def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str]]) -> None:
     """A head's word cannot be had where there is no head; candidates and known signals are those of each level."""
     levels = zip(options, known, strict=False)
-    blind = next((one.name for some, signals in levels for one in some if not one.signals <= signals), None)
+    blind = next((one.policy for some, signals in levels for one in some if not one.signals <= signals), None)
     if blind is not None:
         raise UsageError(
             f"{blind} needs a head that foretells acceptance",

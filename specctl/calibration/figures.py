@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from specctl.calibration.search import NONE, Calibration, Ranked, Score
+from specctl.calibration.search import Calibration, Ranked, Score
 from specctl.calibration.tables import curve
 from specctl.errors import UsageError
+from specctl.policies import NONE
 from specctl.reporting.style import (
     BASELINE_COLOUR,
     FAINT,
@@ -65,8 +66,8 @@ def ranking(found: Calibration) -> Picture:
             ha="center",
             fontsize=8,
         )
-    chosen = found.winner.score.candidate
-    names = [entry.score.candidate.label + (" *" if entry.score.candidate == chosen else "") for entry in entries]
+    chosen = found.winner.score.setting
+    names = [entry.score.setting.label + (" *" if entry.score.setting == chosen else "") for entry in entries]
     axes.set_yticks(range(len(entries)), names)
     axes.set_ylim(-0.6, len(entries) - 0.2)
     axes.axvline(1, color=FAINT, linewidth=0.8, linestyle=":")
@@ -78,7 +79,7 @@ def verification_against_discard(found: Calibration) -> Picture:
     families = {name: scores for name, scores in found.families.items() if name != NONE.family}
     fronts = {name: _front(scores) for name, scores in families.items()}
     whole = _front([score for front in fronts.values() for score in front])
-    best = {score.candidate.family for score in whole}
+    best = {score.setting.family for score in whole}
     picture = page(
         "verification-discard",
         "Target passes against discarded drafts, every setting",
@@ -102,9 +103,9 @@ def verification_against_discard(found: Calibration) -> Picture:
         line = [(score.discard_rate, score.verification_rate) for score in fronts[name]]
         axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.4 if name in best else 0.5)
         if name in best:
-            ends.append((*line[-1], shorten(fronts[name][0].candidate.title, 34), colour))
+            ends.append((*line[-1], shorten(fronts[name][0].setting.family, 34), colour))
     chosen = found.choice.chosen
-    if chosen.candidate != NONE:
+    if chosen.setting != NONE:
         axes.plot([chosen.discard_rate], [chosen.verification_rate], "x", color=INK, markersize=9, markeredgewidth=2)
     axes.set_xlim(0, 1.05 * max(score.discard_rate for score in whole) + 0.05)
     up = [score.verification_rate for front in fronts.values() for score in front]
@@ -124,7 +125,7 @@ def _front(scores: Sequence[Score]) -> list[Score]:
 
 def threshold_curve(found: Calibration) -> Picture:
     knob, best = curve(found)
-    name = found.curve[0].candidate.title
+    name = found.curve[0].setting.family
     picture = page(
         "curve",
         f"{name}: predicted speed by {knob}",
@@ -137,7 +138,7 @@ def threshold_curve(found: Calibration) -> Picture:
     across, up = [float(value) for value, _ in best], [score.tokens_per_second for _, score in best]
     axes.plot(across, up, marker=".", color=PALETTE[0])
     chosen = found.choice.chosen
-    policy = chosen.candidate.build()
+    policy = chosen.setting.build()
     axes.plot([float(getattr(policy, knob, 0))], [chosen.tokens_per_second], "o", mfc="none", ms=11, color=PALETTE[1])
     axes.axhline(found.baseline.tokens_per_second, color=BASELINE_COLOUR, linestyle=":")
     axes.set_ylim(bottom=0)
@@ -155,6 +156,6 @@ def _reach(entry: Ranked) -> list[list[float]] | None:
 def _colour(entry: Ranked, found: Calibration) -> str:
     if entry is found.oracle:
         return PALETTE[2]
-    if entry.score.candidate == NONE:
+    if entry.score.setting == NONE:
         return BASELINE_COLOUR
-    return PALETTE[1] if entry.score.candidate == found.winner.score.candidate else PALETTE[0]
+    return PALETTE[1] if entry.score.setting == found.winner.score.setting else PALETTE[0]

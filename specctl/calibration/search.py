@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specctl.calibration.ascent import Space, explore
-from specctl.calibration.grids import LONGEST, SIMPLEST, Candidate
-from specctl.policies import Signal
+from specctl.calibration.grids import LONGEST, SIMPLEST
+from specctl.policies import NONE, Setting, Signal
 from specctl.replay.bound import READS, play_best
 from specctl.replay.costs import CostTable
-from specctl.replay.play import Player, Replay, oracle, replay_levels
+from specctl.replay.play import Replay, oracle, players_of, replay_levels
 from specctl.replay.traces import TraceSet
 from specctl.statistics.intervals import SEED, Floats, Interval, bootstrap
 
@@ -19,19 +19,18 @@ MOST_RANKED = 12
 """Combinations of a hierarchy's policies shown beside the best of their kinds."""
 FEW = 4
 """Prompts below which an interval over them says little."""
-NONE = Candidate("none")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a candidate would do on some prompts; every array has one value for each of them.
+    """What a setting would do on some prompts; every array has one value for each of them.
 
     Attributes:
         ms: predicted time, the prompt's own left out.
         passes: rounds, i.e. target passes.
     """
 
-    candidate: Candidate
+    setting: Setting
     tokens: Floats
     ms: Floats
     passes: Floats
@@ -71,15 +70,13 @@ class Score:
         return bootstrap(ratio, len(self.ms), RESAMPLES)
 
 
-def score(candidate: Candidate, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
-    """Replay a candidate on the prompts and price its rounds."""
-    costs = costs.of_head(candidate.head)
-    policies = candidate.build_levels()
-    signals = [policy.signals for policy in policies]
-    once = [one.once for one in candidate.levels]
-    players = list(map(Player, policies, once, costs.clocks(signals)))
-    replays = replay_levels(players, traces.of(prompts, candidate.head), frozenset(traces.header.eos))
-    return _priced(candidate, replays, prompts, costs, *signals)
+def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """Replay a setting on the prompts and price its rounds."""
+    costs = costs.of_head(setting.head)
+    signals = [level.signals for level in setting.levels]
+    players = players_of(setting, costs.clocks(signals))
+    replays = replay_levels(players, traces.of(prompts, setting.head), frozenset(traces.header.eos))
+    return _priced(setting, replays, prompts, costs, *signals)
 
 
 def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
@@ -89,7 +86,7 @@ def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> 
     """
     some = traces.of(prompts)
     scores = [
-        _priced(Candidate("oracle"), [oracle(trace, used) for trace in some], prompts, costs, *[()] * used)
+        _priced(Setting("oracle"), [oracle(trace, used) for trace in some], prompts, costs, *[()] * used)
         for used in range(1, len(costs.levels) + 1)
     ]
     return max(scores, key=lambda found: found.tokens_per_second)
@@ -99,11 +96,11 @@ def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTabl
     """The same for the best that entropy and top probability allow, were their meaning on these prompts known."""
     longest = min(LONGEST, traces.header.depth)
     replays = play_best(traces.of(prompts), costs, frozenset(traces.header.eos), longest=longest)
-    return _priced(Candidate("signal bound"), replays, prompts, costs, READS)
+    return _priced(Setting("signal bound"), replays, prompts, costs, READS)
 
 
 def _priced(
-    candidate: Candidate,
+    setting: Setting,
     replays: Iterable[Replay],
     prompts: Sequence[str],
     costs: CostTable,
@@ -114,7 +111,7 @@ def _priced(
         by_prompt[found.trace.prompt].append(found)
     groups = list(by_prompt.values())
     return Score(
-        candidate,
+        setting,
         np.array([sum(one.tokens for one in group) for group in groups], dtype=np.float64),
         np.array([costs.milliseconds(group, *signals) for group in groups]),
         np.array([sum(len(one.starts) for one in group) for group in groups], dtype=np.float64),
@@ -153,16 +150,16 @@ def choose(scores: Sequence[Score]) -> Choice:
     else:
         resampled, errors = speeds[None], np.zeros(len(scores))
     within = [place for place in range(len(scores)) if speeds[best] - speeds[place] <= errors[place]]
-    chosen = min(within, key=lambda place: (*_simplicity(scores[place].candidate), -speeds[place]))
+    chosen = min(within, key=lambda place: (*_simplicity(scores[place].setting), -speeds[place]))
     sure = resampled[:, chosen] >= resampled.max(axis=1) - errors[chosen]
     near = sorted((place for place in within if place != chosen), key=lambda place: -speeds[place])
     return Choice(scores[chosen], scores[best], float(sure.mean()), [scores[place] for place in near])
 
 
-def _simplicity(candidate: Candidate) -> tuple[int, int, int]:
-    levels = candidate.levels
-    known = sum(SIMPLEST.index(one.name) if one.name in SIMPLEST else len(SIMPLEST) for one in levels)
-    return len(levels), known, sum(len(one.settings) for one in levels)
+def _simplicity(setting: Setting) -> tuple[int, int, int]:
+    levels = setting.levels
+    known = sum(SIMPLEST.index(one.policy) if one.policy in SIMPLEST else len(SIMPLEST) for one in levels)
+    return len(levels), known, sum(len(one.values) for one in levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +197,7 @@ class Calibration:
     oracle: Ranked
     signal_bound: Ranked | None
     baseline: Score
-    families: dict[tuple[str, str | None], list[Score]]
+    families: dict[str, list[Score]]
     chosen_on: list[str]
     reported_on: list[str]
     warnings: list[str] = field(default_factory=list)
@@ -212,11 +209,11 @@ class Calibration:
     @property
     def curve(self) -> list[Score]:
         """The candidates of the chosen policy."""
-        return self.families[self.choice.chosen.candidate.family]
+        return self.families[self.choice.chosen.setting.family]
 
     def ranked(self, name: str) -> Ranked | None:
         """The fastest entry of a policy that stops a draft without help."""
-        return next((entry for entry in self.ranking if entry.score.candidate.family == (name, None)), None)
+        return next((entry for entry in self.ranking if entry.score.setting.family == name), None)
 
 
 def split(traces: TraceSet) -> tuple[list[str], list[str]]:
@@ -236,19 +233,17 @@ def split(traces: TraceSet) -> tuple[list[str], list[str]]:
     return sorted(chosen, key=order.index), sorted(reported, key=order.index)
 
 
-def contestants(
-    candidates: Iterable[Candidate], old: Candidate | None, rivals: Iterable[Candidate] = ()
-) -> list[Candidate]:
+def contestants(candidates: Iterable[Setting], old: Setting | None, rivals: Iterable[Setting] = ()) -> list[Setting]:
     """All that `search` replays in any case, each once."""
     return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *rivals]))
 
 
 def search(
     traces: TraceSet,
-    candidates: Iterable[Candidate],
-    old: Candidate | None,
+    candidates: Iterable[Setting],
+    old: Setting | None,
     costs: CostTable,
-    rivals: Sequence[Candidate] = (),
+    rivals: Sequence[Setting] = (),
     advance: Callable[[], None] = lambda: None,
     *,
     space: Space | None = None,
@@ -277,9 +272,9 @@ def search(
         warnings.append("the draft never agrees with the target on these prompts")
     candidates = list(candidates)
     eligible = {NONE, *candidates}
-    scores: dict[Candidate, Score] = {}
+    scores: dict[Setting, Score] = {}
 
-    def scored(one: Candidate) -> Score:
+    def scored(one: Setting) -> Score:
         if one not in scores:
             scores[one] = score(one, traces, chosen_on, costs)
             advance()
@@ -289,27 +284,27 @@ def search(
         scored(one)
     if space is not None:
 
-        def speed(one: Candidate) -> float:
+        def speed(one: Setting) -> float:
             eligible.add(one)
             return scored(one).tokens_per_second
 
         explore(space, old or NONE, speed)
-    choice = choose([found for found in scores.values() if found.candidate in eligible])
-    families: dict[tuple[str, str | None], list[Score]] = {}
+    choice = choose([found for found in scores.values() if found.setting in eligible])
+    families: dict[str, list[Score]] = {}
     for found in scores.values():
-        families.setdefault(found.candidate.family, []).append(found)
+        families.setdefault(found.setting.family, []).append(found)
     best = sorted((choose(family).chosen for family in families.values()), key=lambda one: -one.tokens_per_second)
     shapes: dict[tuple[bool, ...], Score] = {}
     for found in best if space is not None else ():
-        if found.candidate == NONE:
+        if found.setting == NONE:
             continue
-        shapes.setdefault(tuple(level.once for level in found.candidate.levels), found)
+        shapes.setdefault(tuple(level.once for level in found.setting.levels), found)
     shown = best if space is None else best[:MOST_RANKED]
     wanted = [choice.chosen, scores[NONE], *shown, *shapes.values()]
     wanted += [choose([scores[one] for one in rivals]).chosen] if rivals else []
     wanted += [] if old is None else [scores[old]]
-    reported = [score(one, traces, reported_on, costs) for one in dict.fromkeys(one.candidate for one in wanted)]
-    baseline = next(found for found in reported if found.candidate == NONE)
+    reported = [score(one, traces, reported_on, costs) for one in dict.fromkeys(one.setting for one in wanted)]
+    baseline = next(found for found in reported if found.setting == NONE)
     ranking = [Ranked(found, found.speedup(baseline)) for found in reported]
     ranking.sort(key=lambda entry: -entry.score.tokens_per_second)
     best_possible = score_oracle(traces, reported_on, costs)
@@ -317,13 +312,13 @@ def search(
     if costs.below is None:
         best_read = score_signal_bound(traces, reported_on, costs)
         signal_bound = Ranked(best_read, best_read.speedup(baseline))
-    if choice.chosen.candidate == NONE and len(scores) > 1:
+    if choice.chosen.setting == NONE and len(scores) > 1:
         warnings.append("no setting is faster than target-only decoding beyond the noise: do not speculate here")
     return Calibration(
         choice=choice,
         candidates=len(scores),
         ranking=ranking,
-        winner=next(entry for entry in ranking if entry.score.candidate == choice.chosen.candidate),
+        winner=next(entry for entry in ranking if entry.score.setting == choice.chosen.setting),
         oracle=Ranked(best_possible, best_possible.speedup(baseline)),
         signal_bound=signal_bound,
         baseline=scores[NONE],

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from specctl.calibration.live_check import Measured
-from specctl.calibration.search import NONE, Calibration, Ranked, Score
+from specctl.calibration.search import Calibration, Ranked, Score
+from specctl.policies import NONE
 from specctl.policies.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
 from specctl.reporting.table import UNKNOWN, Table
@@ -28,13 +29,13 @@ KNOBS = ("threshold", "draft_length", "max_draft")
 def verdict(found: Calibration) -> str:
     """What to do, in one line."""
     winner, constant = found.winner, found.ranked("constant")
-    if winner.score.candidate == NONE:
-        best = next((entry for entry in found.ranking if entry.score.candidate != NONE), None)
-        rest = f"; the best other setting, {best.score.candidate.label}, gives {_times(best.speedup)}" if best else ""
+    if winner.score.setting == NONE:
+        best = next((entry for entry in found.ranking if entry.score.setting != NONE), None)
+        rest = f"; the best other setting, {best.score.setting.label}, gives {_times(best.speedup)}" if best else ""
         return f"use none: target-only decoding is the right choice here{rest}"
-    parts = [f"use {winner.score.candidate.label}: {_times(winner.speedup)}"]
+    parts = [f"use {winner.score.setting.label}: {_times(winner.speedup)}"]
     if constant is not None and constant is not winner:
-        parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.candidate.label})")
+        parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label})")
     parts.append(f"oracle {found.oracle.speedup.value:.2f}x")
     return "; ".join(parts)
 
@@ -54,8 +55,8 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
     """Everything the tables say, unrounded but for noise."""
     return {
         "verdict": verdict(found),
-        "chosen": found.winner.score.candidate.table,
-        "fastest": found.choice.fastest.candidate.table,
+        "chosen": found.winner.score.setting.table,
+        "fastest": found.choice.fastest.setting.table,
         "share_of_resamples": round(found.choice.share, 4),
         "candidates": found.candidates,
         "held_out": found.held_out,
@@ -64,11 +65,11 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
         "ranking": [_plain(entry, found) for entry in found.ranking],
         "oracle": _plain(found.oracle, found),
         "signal_bound": None if found.signal_bound is None else _plain(found.signal_bound, found),
-        "runner_ups": [{"policy": s.candidate.table, "tokens_per_second": _round(s)} for s in found.choice.near],
-        "curve": [{"policy": s.candidate.table, "tokens_per_second": _round(s)} for s in found.curve],
+        "runner_ups": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.choice.near],
+        "curve": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.curve],
         "measured": [
             {
-                "policy": one.candidate.table,
+                "policy": one.setting.table,
                 "predicted_tokens_per_second": None if one.predicted is None else round(one.predicted, 2),
                 "measured_tokens_per_second": round(one.measured, 2),
                 "measured_speedup": _interval(one.speedup),
@@ -108,10 +109,10 @@ def _ranking(found: Calibration) -> Table:
 
 def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
     score = entry.score
-    chosen = score.candidate == found.winner.score.candidate
+    chosen = score.setting == found.winner.score.setting
     rate = score.acceptance_rate
     return (
-        score.candidate.label + (" *" if chosen else ""),
+        score.setting.label + (" *" if chosen else ""),
         f"{score.tokens_per_second:.1f}",
         f"{entry.speedup.value:.2f}",
         UNKNOWN if entry.speedup.low is None else f"{entry.speedup.low:.2f} to {entry.speedup.high:.2f}",
@@ -126,7 +127,7 @@ def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
 def _verified(measured: Sequence[Measured]) -> Table:
     rows = tuple(
         (
-            one.candidate.label,
+            one.setting.label,
             UNKNOWN if one.predicted is None else f"{one.predicted:.1f}",
             f"{one.measured:.1f}",
             UNKNOWN if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
@@ -160,7 +161,7 @@ def _curve(found: Calibration) -> Table:
         for value, score in shown
     )
     return Table(
-        f"{found.curve[0].candidate.title}: tokens/s by {knob}",
+        f"{found.curve[0].setting.family}: tokens/s by {knob}",
         (knob, "", "tokens/s"),
         rows,
         labels=2,
@@ -169,8 +170,8 @@ def _curve(found: Calibration) -> Table:
 
 
 def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
-    """The main knob of the chosen policy, and for each of its values, ascending, the fastest candidate."""
-    policies = [score.candidate.build() for score in found.curve]
+    """The main knob of the chosen policy, and for each of its values, ascending, the fastest setting."""
+    policies = [score.setting.build() for score in found.curve]
     knob = next((name for name in KNOBS if hasattr(policies[0], name)), KNOBS[0])
     best: dict[Any, Score] = {}
     for policy, score in zip(policies, found.curve, strict=True):
@@ -182,14 +183,14 @@ def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
 
 def _near(found: Calibration) -> Table:
     near = found.choice.near
-    rows = tuple((score.candidate.label, f"{score.tokens_per_second:.1f}") for score in near[:SHOWN_NEAR])
+    rows = tuple((score.setting.label, f"{score.tokens_per_second:.1f}") for score in near[:SHOWN_NEAR])
     more = f" and {len(near) - SHOWN_NEAR} more" if len(near) > SHOWN_NEAR else ""
     return Table(
         "Within the noise of the fastest",
         ("policy", "tokens/s"),
         rows,
         note=f"Within one standard error on the prompts that chose{more}; the simplest of all of them was taken. "
-        f"Fastest: {found.choice.fastest.candidate.label}, {found.choice.fastest.tokens_per_second:.1f} tokens/s.",
+        f"Fastest: {found.choice.fastest.setting.label}, {found.choice.fastest.tokens_per_second:.1f} tokens/s.",
     )
 
 
@@ -228,8 +229,8 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
 
 def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
     """What the costs say that SpecDec++'s threshold should be, at the middle context; None where it was not tried."""
-    alone = (one.score.candidate for one in found.ranking if one.score.candidate.below is None)
-    if (tried := next((one for one in alone if one.name == "specdec++"), None)) is None:
+    alone = (one.score.setting for one in found.ranking if one.score.setting.below is None)
+    if (tried := next((one for one in alone if one.policy == "specdec++"), None)) is None:
         return None
     costs = costs.of_head(tried.head)
     draft, target = costs.at(costs.contexts[len(costs.contexts) // 2])
@@ -239,7 +240,7 @@ def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
 def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:
     score = entry.score
     return {
-        "policy": score.candidate.table,
+        "policy": score.setting.table,
         "tokens_per_second": _round(score),
         "speedup": _interval(entry.speedup),
         "acceptance_rate": None if score.acceptance_rate is None else round(score.acceptance_rate, 4),

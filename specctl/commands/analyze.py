@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     ForceOption,
@@ -124,28 +125,19 @@ def _read(
     """Run the prompts; gives what was read, where it comes from, and the prompts that failed with their reasons."""
     from rich.console import Console
 
-    from specctl.terminal.loading import counting, loading, note
+    from specctl.terminal.loading import TerminalProgress
 
     console = Console(stderr=True, quiet=quiet)
-    with loading(console, "starting") as say:
-        from specctl.analysis.teacher_forcing import ReadingRun
-        from specctl.decoding.prompt_format import PromptFormat
-        from specctl.models.loading.pair import load_pair
-        from specctl.models.running.engines import EngineSettings
-        from specctl.observing.facts import describe
+    # In a hierarchy only the draft that the target verifies is analysed.
+    pair = load(profile, console, drafts=[profile.draft] if profile.draft is not None else [], force=force)
 
-        # In a hierarchy too it is the draft the target verifies that is looked at.
-        drafts = [profile.draft] if profile.draft is not None else []
-        pair = load_pair(
-            profile,
-            drafts=drafts,
-            on_foreign_head=warn if force else None,
-            engines=EngineSettings.of(profile, notice=lambda text: note(console, text), progress=say),
-            progress=lambda what: say(f"loading {what}"),
-        )
-        header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
+    from specctl.analysis.teacher_forcing import ReadingRun
+    from specctl.decoding.prompt_format import PromptFormat
+    from specctl.observing.facts import describe
+
+    header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
     run = ReadingRun(pair, profile.sampling, PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system))
-    with counting(console, "prompts", len(suite.prompts)) as advance:
+    with TerminalProgress(console).counting("prompts", len(suite.prompts)) as advance:
         for _ in run.run(suite.prompts):
             advance()
     names = ("created", "suite", "sampling", "devices", "versions", "profile")

@@ -1,13 +1,13 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
 import sys
-from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     ForceOption,
@@ -22,17 +22,13 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     chosen_prompts,
-    warn,
 )
 from specctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from specctl.benchmark.entrants import Field
-    from specctl.benchmark.running import Benchmark, Emit
-    from specctl.models.loading.pair import Pair
+    from specctl.observing.entrants import Field
     from specctl.observing.results import Header, RunSet
     from specctl.profile import Profile
-    from specctl.profile.schema import DraftTable
     from specctl.prompts.suites import Suite
 
 
@@ -102,57 +98,19 @@ def bench(
     else:
         if resume and output is None:
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
+        from specctl.observing.entrants import contenders, field_of
+        from specctl.profile import parse_policy, resolve
+        from specctl.profile.schema import PolicyTable
+
         flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
-        pair_profile, contenders = _contenders(profile or [None], policy or [], set_ or [], flags)
-        from specctl.benchmark.entrants import field_of
-
-        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, pair_profile.sampling.seed)
-        field = field_of(contenders, peer or [])
-        limits = _lengths(lengths) or [pair_profile.sampling.max_new_tokens]
-        results = _run(pair_profile, field, prompts, limits, repeats, oracle, output, resume, quiet, force)
+        profiles = [resolve(name, overrides=set_ or (), flags=flags).profile for name in profile or (None,)]
+        policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
+        competing = contenders(profiles, policies)
+        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
+        field = field_of(competing, peer or [])
+        limits = _lengths(lengths) or [profiles[0].sampling.max_new_tokens]
+        results = _run(profiles[0], field, prompts, limits, repeats, oracle, output, resume, quiet, force)
     _show(results, report, spec_bench_out, json_)
-
-
-def _contenders(
-    names: Iterable[str | None], texts: Iterable[str], overrides: list[str], flags: dict[str, Any]
-) -> tuple["Profile", list["DraftTable"]]:
-    """The first profile, and what runs on its target: a draft table each, with the policies of all its levels.
-
-    Every profile brings its own. A policy given by itself takes the place of the first profile's own at the draft that
-    the target verifies; what drafts below stays.
-    """
-    from specctl.benchmark.entrants import model_keys
-    from specctl.profile import parse_policy, resolve
-    from specctl.profile.schema import PolicyTable
-
-    resolved = [resolve(name, overrides=overrides, flags=flags).profile for name in names]
-    first = resolved[0]
-    targets = list(dict.fromkeys(p.target.model for p in resolved))
-    if len(targets) > 1:
-        raise UsageError(
-            f"the profiles name different models as target ({', '.join(targets)})", "benchmark one target at a time"
-        )
-    given = [PolicyTable(**parse_policy(text)) for text in texts]
-    own = [p.draft for p in resolved if p.draft is not None]
-    draft = first.draft
-    if draft is None:
-        if given:
-            raise UsageError("--policy has no draft to stop", "name a profile with a draft first")
-        return first, own
-
-    def with_policy(table: "DraftTable", policy: PolicyTable) -> "DraftTable":
-        return table.model_copy(update={"policy": policy})
-
-    if given:
-        beside = own if len(resolved) > 1 else []
-        return first, [*beside, *(with_policy(draft, policy) for policy in given)]
-    if len(resolved) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
-        return first, own  # the profiles are the field themselves
-    if draft.draft is None:
-        return first, [*own, *(with_policy(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
-    # Whether a third model pays is to be seen against each of the drafts by itself.
-    alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
-    return first, [*own, *(with_policy(level, PolicyTable(name="constant")) for level in alone)]
 
 
 def _lengths(text: str | None) -> list[int]:
@@ -189,33 +147,22 @@ def _run(
         raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
     entrants, drafts = field.entrants, field.drafts
     console = Console(stderr=True, quiet=quiet)
-    with loading(console, "starting") as say:
-        from specctl.decoding.session import warm_up
-        from specctl.models.loading.pair import load_pair
-        from specctl.models.running.engines import EngineSettings
-        from specctl.observing.facts import describe
+    expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
+    pair = load(profile, console, expected_tokens=expected, drafts=drafts, heads=field.heads, force=force)
 
-        expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
-        pair = load_pair(
-            profile,
-            drafts=drafts,
-            heads=field.heads,
-            on_foreign_head=warn if force else None,
-            engines=EngineSettings.of(profile, expected, lambda text: note(console, text), say),
-            progress=lambda what: say(f"loading {what}"),
-        )
-        if pair.preparing_seconds is not None:
-            warm_up(pair, profile.sampling)
-        names = [draft.model for draft in drafts] if len(drafts) > 1 else []
-        header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
+    from specctl.observing.facts import describe
+
+    names = [draft.model for draft in drafts] if len(drafts) > 1 else []
+    header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)
     if resume and output is not None and output.exists():
         drop_torn_line(output)
         results = read_results(output)
         _require_same(results.header, header, output)
 
-    from specctl.benchmark.running import Benchmark
+    from specctl.benchmark.bounds import find_bounds
     from specctl.decoding.prompt_format import PromptFormat
+    from specctl.observing.round_robin import RoundRobin
 
     with ExitStack() as stack:
         sink: IO[str] | None = None
@@ -229,38 +176,18 @@ def _run(
             if sink is not None:
                 write_line(sink, line)
 
-        benchmark = Benchmark(pair, results, suite.prompts, profile.sampling, prompts, emit)
+        runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompts, emit)
         total = len(suite.prompts) * len(entrants) * len(lengths) * repeats
         greedy = not profile.sampling.temperature
         with BenchProgress(console, [e.label for e in entrants], total, results.runs, greedy) as progress:
-            for run in benchmark.run(before=progress.start):
+            for run in runs.run(before=progress.start):
                 progress.add(run)
-        if oracle and pair.drafts and results.signal_bound is None:
-            with loading(console, "working out what the draft's signals allow"):
-                _find_signal_bound(pair, benchmark, suite, results, emit)
+        if oracle:
+            with loading(console, "working out the bounds"):
+                find_bounds(pair, runs, suite.prompts, results, emit)
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"compiling and capturing took {seconds:.1f} s, which no figure contains")
     return results
-
-
-def _find_signal_bound(pair: "Pair", benchmark: "Benchmark", suite: "Suite", results: "RunSet", emit: "Emit") -> None:
-    from specctl.benchmark.cost_model import bare_model, fit
-    from specctl.observing.results import signal_bound_line
-    from specctl.replay.signal_bound import Text, signal_bound
-
-    model = fit(results) or (bare_model(results.costs) if results.costs else None)
-    texts = []
-    for prompt in suite.prompts:
-        if prompt.id in results.skipped:
-            continue
-        run = benchmark.first_of_baseline(prompt)
-        for ids, turn in zip(benchmark.turn_ids(prompt, run), run.turns, strict=True):
-            limit = min(run.length, pair.room(ids))
-            texts.append(Text(prompt.id, prompt.category, ids, list(turn.tokens), limit))
-    if model is None or not texts:
-        return
-    results.signal_bound = signal_bound(pair, texts, model)
-    emit(signal_bound_line(results.signal_bound))
 
 
 def _require_same(old: "Header", new: "Header", path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     ForceOption,
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specctl.calibration.contest import Contest
-    from specctl.calibration.grids import Candidate
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
     from specctl.models.loading.pair import Pair
+    from specctl.policies import Setting
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable
@@ -108,7 +109,6 @@ def calibrate(
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.traces import read_traces
-    from specctl.terminal.loading import loading, note
 
     if trace is not None and from_ is not None:
         raise UsageError("--from reads what --trace writes", "give one of them")
@@ -139,7 +139,7 @@ def calibrate(
             f"{from_} was recorded for drafts of {kept.header.depth} tokens, and these settings draft {asked.depth}",
             "record a new trace, or search other policies or --grid paper",
         )
-    replays_old = replayable(asked.old.build_levels(), sampled=own.sampling.temperature > 0)
+    replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
     if not replays_old:
         warn(
             "the profile's own setting is only run, not replayed: when sampling, the text behind a trigger that a "
@@ -148,20 +148,7 @@ def calibrate(
     console = Console(stderr=True, quiet=quiet)
     pair: Pair | None = None
     if kept is None or verify:
-        with loading(console, "starting") as say:
-            from specctl.decoding.session import warm_up
-            from specctl.models.loading.pair import load_pair
-            from specctl.models.running.engines import EngineSettings
-
-            pair = load_pair(
-                own,
-                heads=[heads] if heads else None,
-                on_foreign_head=warn if force else None,
-                engines=EngineSettings.of(own, notice=lambda text: note(console, text), progress=say),
-                progress=lambda what: say(f"loading {what}"),
-            )
-            if pair.preparing_seconds is not None:
-                warm_up(pair, own.sampling)
+        pair = load(own, console, heads=[heads] if heads else None, force=force)
     traces = kept
     if traces is None:
         assert pair is not None
@@ -208,7 +195,7 @@ def _trace(
         write_header,
         write_prompt,
     )
-    from specctl.terminal.loading import counting
+    from specctl.terminal.loading import TerminalProgress
 
     assert profile.draft is not None
     facts = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
@@ -233,10 +220,10 @@ def _trace(
             sink = stack.enter_context(open_output(str(path), append=not fresh))
             if fresh:
                 write_header(sink, header)
-        session = Session(pair, build_drafter(pair, profile.draft.policy.build(), draft=profile.draft))
+        session = Session(pair, build_drafter(pair, profile.draft.setting))
         prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
         collection = Collection(pair, session, profile.sampling, prompts, depth)
-        advance = stack.enter_context(counting(console, "prompts", len(suite.prompts)))
+        advance = stack.enter_context(TerminalProgress(console).counting("prompts", len(suite.prompts)))
         rests: list[list[float]] = []
         for number, prompt in enumerate(suite.prompts):
             if prompt.id not in traces.records and prompt.id not in traces.failures:
@@ -270,7 +257,7 @@ def _trace(
                 {one.signals for one in grid("all", "paper", readable(pair))},
                 Sampling.of(table),
                 _middles(rests, len(pair.drafts)),
-                stack.enter_context(counting(console, "costs", PASSES * len(pair.drafts))),
+                stack.enter_context(TerminalProgress(console).counting("costs", PASSES * len(pair.drafts))),
             )
             traces.costs = costs.as_record()
             if sink is not None:
@@ -329,44 +316,41 @@ def _search(
 ) -> tuple["Calibration", "CostTable"]:
     from specctl.calibration.search import contestants, search
     from specctl.replay.costs import CostTable
-    from specctl.terminal.loading import counting
+    from specctl.terminal.loading import TerminalProgress
 
     assert traces.costs is not None
     costs = CostTable.of_record(traces.costs)
     old = asked.old if replays_old else None
     most = len(contestants(asked.candidates, old, asked.rivals)) + (asked.space.most if asked.space is not None else 0)
-    with counting(console, "settings", most) as advance:
+    with TerminalProgress(console).counting("settings", most) as advance:
         found = search(traces, asked.candidates, old, costs, asked.rivals, advance, space=asked.space)
     return found, costs
 
 
 def _verify(
-    pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Candidate", console: "Console"
+    pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Setting", console: "Console"
 ) -> list["Measured"]:
     """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on."""
     from dataclasses import replace
 
-    from specctl.benchmark.entrants import field_of
-    from specctl.calibration.grids import stopped
     from specctl.calibration.live_check import verify
-    from specctl.calibration.search import NONE
     from specctl.decoding.prompt_format import PromptFormat
+    from specctl.observing.entrants import field_of
     from specctl.observing.facts import describe
+    from specctl.policies import NONE
     from specctl.prompts.suites import Suite, SuitePrompt
-    from specctl.terminal.loading import counting
+    from specctl.terminal.loading import TerminalProgress
 
     assert profile.draft is not None
     constant = found.ranked("constant")
-    names = {found.winner.score.candidate, old, NONE} | ({constant.score.candidate} if constant else set())
-    predicted: dict[Candidate, float | None] = {
-        entry.score.candidate: entry.score.tokens_per_second
-        for entry in found.ranking
-        if entry.score.candidate in names
+    names = {found.winner.score.setting, old, NONE} | ({constant.score.setting} if constant else set())
+    predicted: dict[Setting, float | None] = {
+        entry.score.setting: entry.score.tokens_per_second for entry in found.ranking if entry.score.setting in names
     }
     predicted.setdefault(old, None)
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafting = [one for one in predicted if one != NONE]
-    field = field_of([stopped(profile.draft, one) for one in drafting], ())
+    field = field_of([profile.draft.stopped_by(one) for one in drafting], ())
     entrants = field.entrants
     # An entrant names its head only where they differ in it; else the pair's own is meant.
     own = [named[names[0]] if names else None for named, names in zip(pair.named_heads, field.heads, strict=False)]
@@ -376,7 +360,7 @@ def _verify(
     models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []
     header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False, models)
     prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
-    with counting(console, "verifying", len(prompts) * len(entrants)) as advance:
+    with TerminalProgress(console).counting("verifying", len(prompts) * len(entrants)) as advance:
         return verify(pair, header, prompts, profile.sampling, prompt_format, predicted, labels, advance)
 
 
@@ -396,7 +380,7 @@ def _show(
     import tomli_w
     from rich.console import Console
 
-    from specctl.calibration.calibrated import calibrated_profile
+    from specctl.calibration.calibrated import calibrated_profile, draft_table
     from specctl.calibration.tables import as_document, calibration_tables, verdict
     from specctl.jsonl import write_line
     from specctl.profile import write_profile
@@ -419,7 +403,7 @@ def _show(
         print(verdict(found))
         if output is None:
             drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            print(f"\n{tomli_w.dumps({'draft': found.winner.score.candidate.draft_table(drafts)})}", end="")
+            print(f"\n{tomli_w.dumps({'draft': draft_table(found.winner.score.setting, drafts)})}", end="")
     for warning in found.warnings:
         warn(warning)
     if output is not None:

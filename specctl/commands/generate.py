@@ -1,13 +1,14 @@
 """`specctl generate`: text from a pair, live in a terminal or as JSONL through a pipe."""
 
 import sys
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, warn
+from specctl.commands.loading import load
+from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption
 from specctl.errors import UsageError
 from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line, write_line
 
@@ -223,32 +224,20 @@ def generate(
 def _load(
     profile: "Profile", console: "Console", *, quiet: bool, traced: bool, force: bool, expected_tokens: int
 ) -> "Answerer":
-    """Load the profile's models, saying so on a terminal; torch is imported here and not before."""
-    from specctl.terminal.loading import loading, note
+    """Load the models that the profile's policies use, ready to answer records."""
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    profile = profile.model_copy(update={"draft": draft})  # an idle model need not be loaded
+    levels = draft.setting.levels if draft is not None else ()
+    with_heads = traced or any(level.needs_head for level in levels)
+    pair = load(profile, console, expected_tokens=expected_tokens, with_heads=with_heads, force=force, quiet=quiet)
 
-    with loading(console, "starting") if not quiet else nullcontext(lambda _: None) as progress:
-        from specctl.decoding.answers import Answerer
-        from specctl.decoding.prompt_format import PromptFormat
-        from specctl.decoding.session import Session, build_drafter, readable, warm_up
-        from specctl.models.loading.pair import load_pair
-        from specctl.models.running.engines import EngineSettings
-        from specctl.policies import Signal
+    from specctl.decoding.answers import Answerer
+    from specctl.decoding.prompt_format import PromptFormat
+    from specctl.decoding.session import Session, build_drafter, readable
+    from specctl.policies import Signal
 
-        draft = profile.draft.at_work() if profile.draft is not None else None
-        profile = profile.model_copy(update={"draft": draft})  # an idle model need not be loaded
-        levels = draft.levels if draft is not None else ()
-        say = (lambda _: None) if quiet else (lambda text: note(console, text))
-        pair = load_pair(
-            profile,
-            with_heads=traced or any("accept_prob" in level.policy.build().signals for level in levels),
-            on_foreign_head=warn if force else None,
-            engines=EngineSettings.of(profile, expected_tokens, say, progress),
-            progress=lambda what: progress(f"loading {what}"),
-        )
-        if pair.preparing_seconds is not None:
-            warm_up(pair, profile.sampling)
-        signals = readable(pair) if traced else frozenset[Signal]()
-        drafter = build_drafter(pair, draft.policy.build(), signals, draft=draft) if draft is not None else None
+    signals = readable(pair) if traced else frozenset[Signal]()
+    drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
     prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)
 

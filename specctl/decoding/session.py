@@ -15,8 +15,8 @@ from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner
-from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Signal, StoppingPolicy
-from specctl.profile.schema import DraftTable, SamplingTable
+from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
+from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
 
@@ -26,25 +26,32 @@ def readable(pair: Pair) -> frozenset[Signal]:
 
 
 def build_drafter(
-    pair: Pair, policy: StoppingPolicy, record: Set[Signal] = frozenset(), *, draft: DraftTable | None = None
+    pair: Pair, setting: Setting, record: Set[Signal] = frozenset(), *, drafts: Sequence[int] | None = None
 ) -> Drafter | None:
-    """The drafter a policy needs over a pair's drafts; None for target-only decoding.
+    """The drafter that a setting describes; None for target-only decoding.
 
     Args:
         pair: loaded models.
-        policy: stops the draft that the target verifies, whatever policy its table names.
+        setting: policies with their values, from the draft that the target verifies down.
         record: signals to compute at every level whether or not a policy reads them; ``accept_prob`` where there is a
             head.
-        draft: the table of that draft. It and the tables in it say how the models below take part, each with the
-            policy of its own table; without it the first draft drafts alone.
+        drafts: for each level of the setting which of the pair's drafts plays it; without it they are taken in order.
 
     Raises:
-        ProfileError: a policy reads what a head foretells, and its draft has none.
+        ProfileError: a policy reads an acceptance head's predictions, and its draft has none.
     """
-    levels = draft.levels if draft is not None else ()
-    policies = [policy, *(level.policy.build() for level in levels[1:])]
-    once = [level.pre_verify == "once" for level in levels] or [False]
-    return compose(list(map(Stage, pair.drafts, policies, once, pair.heads)), record)
+    if not setting.drafts:
+        return None
+    stages = [
+        Stage(
+            pair.drafts[draft],
+            level.build(),
+            level.once,
+            pair.heads[draft] if level.head is None else pair.named_heads[draft][level.head],
+        )
+        for draft, level in zip(drafts or range(len(pair.drafts)), setting.levels, strict=False)
+    ]
+    return compose(stages, record)
 
 
 @dataclass(frozen=True, slots=True)

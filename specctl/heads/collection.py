@@ -17,7 +17,8 @@ from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.head_checkpoint import weights_hash
 from specctl.models.loading.pair import Pair
-from specctl.profile.schema import PolicyTable, Profile, SamplingTable
+from specctl.policies import Setting
+from specctl.profile.schema import Profile, SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
 
@@ -27,7 +28,7 @@ def collect(
     pair: Pair,
     prompts: Sequence[SuitePrompt],
     settings: SamplingTable,
-    policy: PolicyTable,
+    policy: Setting,
     prompt_format: PromptFormat,
 ) -> Iterator[None]:
     """Answer the prompts that the folder has no answers to; yields after each of them.
@@ -40,7 +41,7 @@ def collect(
         began = perf_counter()
         for number, prompt in enumerate(prompts[first : first + PROMPTS_PER_SHARD], start=first):
             # A fresh policy each time: with one that remembers, an answer would depend on where a run was resumed.
-            answerer = Answerer(Session(pair, build_drafter(pair, policy.build())), prompt_format, settings)
+            answerer = Answerer(Session(pair, build_drafter(pair, policy)), prompt_format, settings)
             record = prompt.record(number + 1)
             try:
                 completions = answerer.answer(record)

@@ -4,9 +4,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specctl.errors import UsageError
+from specctl.policies import NONE, Setting
+from specctl.profile.model_names import distinct_name
 from specctl.records import Completion, Round
 
 SCHEMA_VERSION = 1
@@ -16,55 +18,41 @@ OF_HIERARCHIES = frozenset({"levels", "inner", "drafts", "further_ms"})
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """One draft model of an entrant with the policy that stops it.
-
-    Attributes:
-        draft: which of the loaded drafts, a place in `Header.drafts`.
-        once: in a hierarchy, whether it offers its block after a single round of the level below.
-        head: which of the draft's heads foretells acceptance, where several of its heads are compared.
-    """
-
-    draft: int
-    policy: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    once: bool = False
-    head: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Entrant:
-    """Someone who runs every prompt: a policy of ours with its settings, or a peer.
+    """What competes in a benchmark: a setting on some of the loaded drafts, or a peer.
 
     Attributes:
         label: its name in tables, unique in a benchmark.
-        kind: ``policy`` or ``peer`` (transformers' own assisted generation on the same loaded models).
-        name: the policy's or peer's name.
-        settings: every setting, defaults included.
-        levels: its drafts, the one that the target verifies first, whose policy is the entrant's own; empty where
-            that is the first loaded draft, nobody drafts for it and it has one head at most.
+        setting: how the drafts are stopped; None for a peer.
+        drafts: for each level of the setting the loaded draft that plays it, a position in `Header.drafts`.
+        peer: name of transformers' own assisted generation with ``peer_settings``; None for a setting.
+        peer_settings: the peer's arguments.
     """
 
     label: str
-    kind: Literal["policy", "peer"]
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    levels: tuple[Level, ...] = ()
+    setting: Setting | None = NONE
+    drafts: tuple[int, ...] = (0,)
+    peer: str | None = None
+    peer_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """Which loaded drafts it uses, from the target down; of a peer and of the baseline the first is meant."""
-        return tuple(level.draft for level in self.levels) or (0,)
+    def name(self) -> str:
+        """Of the policy that stops the draft which the target verifies, or of the peer."""
+        return self.peer or (self.setting.policy if self.setting is not None else "")
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Every value of that policy, defaults included, or the peer's arguments."""
+        return self.peer_settings if self.setting is None else self.setting.all_values
 
     @property
     def family(self) -> str:
-        """What it has in common with the same policies on the same models at other settings."""
-        if not self.levels:
+        """What it has in common with the same policies on the same models with other values."""
+        if self.setting is None:
             return self.name
-        return " < ".join(
-            f"{level.policy}{'(once)' * level.once}@{level.draft}" + (f" {level.head}" if level.head else "")
-            for level in self.levels
-        )
+        if self.drafts == (0,):
+            return self.setting.family
+        return f"{self.setting.family} on drafts {', '.join(map(str, self.drafts))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +171,11 @@ class Run:
         return sum(turn.total_ms for turn in self.turns) / 1e3
 
     @property
+    def decode_ms(self) -> float:
+        """Wall time after the prompt, in milliseconds."""
+        return sum(turn.total_ms - turn.prefill_ms for turn in self.turns)
+
+    @property
     def rounds(self) -> Iterator[RoundFacts]:
         return (round_ for turn in self.turns for round_ in turn.rounds)
 
@@ -277,8 +270,13 @@ class RunSet:
         return [run for run in self.runs if run.entrant == entrant and category in (None, run.category)]
 
 
+def header_record(header: Header) -> dict[str, Any]:
+    """A header as plain values, as files and JSON documents hold it."""
+    return {**_whole(replace(header, entrants=[])), "entrants": list(map(entrant_record, header.entrants))}
+
+
 def header_line(header: Header) -> dict[str, Any]:
-    return {"kind": "header", **_whole(header)}
+    return {"kind": "header", **header_record(header)}
 
 
 def run_line(run: Run) -> dict[str, Any]:
@@ -338,7 +336,7 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
         if results is None:
             if kind != "header" or line["schema_version"] != SCHEMA_VERSION:
                 raise ValueError("its first line is no header of this version")
-            entrants = [_entrant(entrant) for entrant in line.pop("entrants")]
+            entrants = [entrant_of(entrant) for entrant in line.pop("entrants")]
             results = RunSet(Header(**line, entrants=entrants))
         elif kind == "run":
             results.runs.append(_run(line))
@@ -365,8 +363,47 @@ def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
     return results
 
 
-def _entrant(line: dict[str, Any]) -> Entrant:
-    return Entrant(**{**line, "levels": tuple(Level(**level) for level in line.get("levels", ()))})
+def entrant_record(entrant: Entrant) -> dict[str, Any]:
+    """An entrant as a results file holds it: ``levels`` only where other than the first draft is used alone."""
+    record: dict[str, Any] = {
+        "label": entrant.label,
+        "kind": "policy" if entrant.peer is None else "peer",
+        "name": entrant.name,
+        "settings": dict(entrant.values),
+    }
+    levels = entrant.setting.levels if entrant.setting is not None else ()
+    if len(levels) > 1 or entrant.drafts != (0,) or any(level.head is not None for level in levels):
+        record["levels"] = [
+            {
+                "draft": draft,
+                "policy": level.policy,
+                "settings": level.all_values,
+                "once": level.once,
+                "head": level.head,
+            }
+            for draft, level in zip(entrant.drafts, levels, strict=True)
+        ]
+    return record
+
+
+def entrant_of(record: Mapping[str, Any]) -> Entrant:
+    """The entrant that a results file describes."""
+    if record["kind"] == "peer":
+        return Entrant(record["label"], None, peer=record["name"], peer_settings=record["settings"])
+    own = {"draft": 0, "policy": record["name"], "settings": record["settings"]}
+    records = record.get("levels") or [own]
+    heads = [level["head"] for level in records if level.get("head") is not None]
+    setting: Setting | None = None
+    for level in reversed(records):
+        head = level.get("head")
+        setting = replace(
+            Setting.of({**level["settings"], "name": level["policy"]}),
+            once=level.get("once", False),
+            below=setting,
+            head=head,
+            head_label=head and distinct_name(head, heads),
+        )
+    return Entrant(record["label"], setting, tuple(level["draft"] for level in records))
 
 
 def _by_width(times: dict[str, float]) -> dict[int, float]:

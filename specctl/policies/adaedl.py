@@ -67,7 +67,7 @@ class AdaptiveThreshold(Rule):
 class AdaEdl(AdaptiveThreshold):
     """Stop when 1 - sqrt(gamma H) < lambda, H the draft's entropy (arXiv 2410.18351, eq. 6 and Alg. 1)."""
 
-    signals: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
+    reads: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
     gamma: Annotated[float, Gt(0)] = 0.2
 
     def should_stop(self, step: DraftStep) -> bool:
@@ -78,7 +78,7 @@ class AdaEdl(AdaptiveThreshold):
 class MaxConfidence(AdaptiveThreshold):
     """Stop when the draft's largest probability is below lambda; ``adapt = false`` keeps lambda where it starts."""
 
-    signals: ClassVar[frozenset[Signal]] = frozenset({"top_prob"})
+    reads: ClassVar[frozenset[Signal]] = frozenset({"top_prob"})
     adapt: bool = True
 
     def should_stop(self, step: DraftStep) -> bool:

@@ -1,6 +1,8 @@
 """The seam between drafting and the rules that end it."""
 
-from typing import Literal, Protocol, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from specctl.records import DraftStep, Round
 
@@ -47,23 +49,41 @@ class StoppingPolicy(Protocol):
         """A round was verified: adapt."""
 
 
-class Rule:
-    """Defaults for the rules: nothing to remember, nothing to show, the triggering token kept."""
+class Rule(ABC):
+    """Defaults for policies: no state, no threshold, no signals, the triggering token kept.
 
+    Attributes:
+        reads: the signals that the policy reads, whatever its settings.
+        keep_trigger, drafts: as in `StoppingPolicy`.
+    """
+
+    reads: ClassVar[frozenset[Signal]] = frozenset()
     keep_trigger = True
     drafts = True
+
+    @classmethod
+    def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:  # noqa: ARG003 - some policies read by it
+        """The signals that the policy reads with these settings; those not given have their defaults."""
+        return cls.reads
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return self.reads
 
     @property
     def current_threshold(self) -> float | None:
         return None
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027 - most policies remember nothing
         pass
+
+    @abstractmethod
+    def draft_limit(self) -> int: ...
 
     def should_stop(self, step: DraftStep) -> bool:  # noqa: ARG002 - the seam's own signature
         return False
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round) -> None:  # noqa: B027 - most policies learn nothing
         pass
 
 

@@ -1,18 +1,17 @@
 """A fixed draft length, and none at all."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from annotated_types import Ge
 
-from specctl.policies.base import Rule, Signal
+from specctl.policies.base import Rule
 
 
 @dataclass(slots=True)
 class Constant(Rule):
     """Draft ``draft_length`` tokens every round (K of Leviathan et al. 2023, arXiv 2211.17192)."""
 
-    signals: ClassVar[frozenset[Signal]] = frozenset()
     draft_length: Annotated[int, Ge(1)] = 5
 
     def draft_limit(self) -> int:
@@ -23,7 +22,6 @@ class Constant(Rule):
 class NoDraft(Rule):
     """Target-only autoregressive decoding through the same loop: what every speedup is measured against."""
 
-    signals: ClassVar[frozenset[Signal]] = frozenset()
     drafts = False
 
     def draft_limit(self) -> int:

@@ -1,8 +1,9 @@
 """Stop where tokens per second are highest: no threshold to choose, everything learned while it runs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt
 
@@ -27,8 +28,6 @@ COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed that is believed before there is one: some rounds that draft so much and emit so much."""
-READS: frozenset[Signal] = frozenset({"entropy", "top_prob"})
-READS_HEAD: frozenset[Signal] = READS | {"accept_prob"}
 PROBING = 0.01
 """Share of its speed that it may give to drafting where drafting does not seem to pay."""
 
@@ -55,6 +54,7 @@ class CostOptimal(Rule):
     the same seed need not give the same text twice.
     """
 
+    reads: ClassVar[frozenset[Signal]] = frozenset({"entropy", "top_prob"})
     max_draft: Annotated[int, Ge(1)] = 40
     cost_ratio: Annotated[float, Gt(0)] = 0.125
     carry_over: bool = True
@@ -92,9 +92,13 @@ class CostOptimal(Rule):
         self._last, self._opens, self._warm = None, True, False
         self._set_price()
 
+    @classmethod
+    def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:
+        return cls.reads | {"accept_prob"} if values.get("use_head") else cls.reads
+
     @property
     def signals(self) -> frozenset[Signal]:
-        return READS_HEAD if self.use_head else READS
+        return self.signals_of({"use_head": self.use_head})
 
     @property
     def current_threshold(self) -> float:

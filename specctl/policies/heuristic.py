@@ -1,11 +1,11 @@
 """The length schedule of transformers' assisted generation."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from annotated_types import Ge
 
-from specctl.policies.base import Rule, Signal
+from specctl.policies.base import Rule
 from specctl.records import Round
 
 
@@ -13,7 +13,6 @@ from specctl.records import Round
 class Heuristic(Rule):
     """K grows by 2 after a fully accepted round and shrinks by 1, never below 1, after any other."""
 
-    signals: ClassVar[frozenset[Signal]] = frozenset()
     draft_length: Annotated[int, Ge(1)] = 5
     max_draft: Annotated[int, Ge(1)] = 40
     carry_over: bool = False

@@ -17,7 +17,7 @@ class SelfVerify(Rule):
     as rejected: the ones behind it were never judged.
     """
 
-    signals: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
+    reads: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
     max_draft: Annotated[int, Ge(1)] = 10
     carry_over: bool = False
     _entropy_sum: float = field(init=False, repr=False, default=0.0)

@@ -28,7 +28,7 @@ class SpecDecPlusPlus(Rule):
     has to tell; `implied_threshold` is for D = 0.
     """
 
-    signals: ClassVar[frozenset[Signal]] = frozenset({"accept_prob"})
+    reads: ClassVar[frozenset[Signal]] = frozenset({"accept_prob"})
     threshold: Annotated[float, Ge(0), Le(1)] = 0.7
     min_draft: Annotated[int, Ge(1)] = 2
     max_draft: Annotated[int, Ge(1)] = 20

@@ -18,7 +18,7 @@ class Svip(Rule):
     the paper's thresholds stop almost at once.
     """
 
-    signals: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
+    reads: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
     threshold: Annotated[float, Ge(0)] = 0.3
     c: Annotated[float, Gt(0)] = 0.15
     max_draft: Annotated[int, Ge(1)] = 40

@@ -1,11 +1,12 @@
 """What a profile may say: the typed tables of a profile file."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from specctl.errors import ProfileError
-from specctl.policies import POLICIES, StoppingPolicy
+from specctl.policies import NONE, Setting, nested
 from specctl.profile.embedded import head_path, model_path
 
 SCHEMA_VERSION = 1
@@ -77,12 +78,9 @@ class PolicyTable(Table):
 
     name: str = DEFAULT_POLICY
 
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-    def build(self) -> StoppingPolicy:
-        """A fresh policy object."""
-        return POLICIES[self.name](**self.settings())
+    @property
+    def setting(self) -> Setting:
+        return Setting.of({"name": self.name, **(self.model_extra or {})})
 
 
 class DraftTable(ModelTable):
@@ -112,9 +110,24 @@ class DraftTable(ModelTable):
         """This table, the one below it, and so on down."""
         return (self, *(self.draft.levels if self.draft is not None else ()))
 
+    @property
+    def setting(self) -> Setting:
+        """How this draft and those below it are stopped, without the levels at and below one that never drafts."""
+        levels = [replace(one.policy.setting, once=one.pre_verify == "once") for one in self.levels]
+        return nested(levels)
+
+    def stopped_by(self, setting: Setting) -> "DraftTable":
+        """The same models with another setting; those below its last level get the policy ``none``."""
+        changed: dict[str, Any] = {"policy": PolicyTable(name=setting.policy, **setting.all_values)}
+        if setting.head is not None:
+            changed["head"] = setting.head
+        if self.draft is not None:
+            changed |= {"pre_verify": setting.pre_verify, "draft": self.draft.stopped_by(setting.below or NONE)}
+        return self.model_copy(update=changed)
+
     def at_work(self) -> "DraftTable | None":
         """The table without the levels at and below a policy that never drafts."""
-        if not self.policy.build().drafts:
+        if not self.policy.setting.drafts:
             return None
         below = self.draft.at_work() if self.draft is not None else None
         return self.model_copy(update={"draft": below, "pre_verify": self.pre_verify if below is not None else None})

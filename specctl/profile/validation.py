@@ -82,7 +82,7 @@ def _missing_head(draft: dict[str, Any], key: Key) -> Mistakes:
     if draft.get("head") is not None or not isinstance(policy, dict) or policy.get("name") not in POLICIES:
         return {}
     settings = {setting: value for setting, value in policy.items() if setting != "name"}
-    if "accept_prob" not in POLICIES[policy["name"]](**settings).signals:
+    if "accept_prob" not in POLICIES[policy["name"]].signals_of(settings):
         return {}
     what = f"is required by the policy {policy['name']}: the path or hub id of a head that `specctl train-head` made"
     return {(*key, "head"): what}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from specctl.policies import StoppingPolicy, collect_phase, draft_phase
+from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.traces import Line, Trace
 
@@ -25,6 +25,11 @@ class Player(NamedTuple):
     policy: StoppingPolicy
     once: bool = False
     clock: Clock | None = None
+
+
+def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]:
+    """A player with a fresh policy for each level of a setting, from the top down, each with its clock."""
+    return [Player(level.build(), level.once, clock) for level, clock in zip(setting.levels, clocks, strict=True)]
 
 
 @dataclass(slots=True)
@@ -177,13 +182,13 @@ def _at_work(players: Sequence[Player]) -> Sequence[Player]:
     return players[: next(idle, len(players))]
 
 
-def replayable(policies: Sequence[StoppingPolicy], *, sampled: bool) -> bool:
+def replayable(setting: Setting, *, sampled: bool) -> bool:
     """Whether replayed rounds have the law of live ones.
 
     When sampling, a middle draft's policy that drops its trigger (``keep_trigger = false``) drops what the lower draft
     has written behind it too, and a live run draws that text anew; a trace has it once.
     """
-    return not sampled or all(policy.keep_trigger for policy in policies[:-1])
+    return not sampled or all(level.all_values.get("keep_trigger", True) for level in setting.levels[:-1])
 
 
 def rounds(policy: StoppingPolicy, trace: Trace, eos: Set[int], clock: Clock | None = None) -> Iterator[Round]:

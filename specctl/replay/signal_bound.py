@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from specctl.benchmark.cost_model import CostModel
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.observing.results import SignalBound
@@ -34,18 +33,18 @@ class Text:
     limit: int
 
 
-def signal_bound(pair: Pair, texts: Iterable[Text], model: CostModel) -> SignalBound:
+def signal_bound(pair: Pair, texts: Iterable[Text], *, draft_ms: float, target_ms: float) -> SignalBound:
     """Let the draft read each output, and play the best stopping rule for each category on what it says.
 
     Args:
         pair: with a draft; the first one is meant, whatever others there are beside or below it.
         texts: at least one.
-        model: what forward passes cost.
+        draft_ms, target_ms: time of one forward pass of either model.
     """
     traces = [_trace(pair, text) for text in texts]
     drafted = np.arange(LONGEST + 1, dtype=np.float64)
-    passes = np.full_like(drafted, model.target_ms)
-    costs = CostTable(np.zeros(1), drafted, model.draft_ms * drafted[None], passes[None], {}, 0.0)
+    passes = np.full_like(drafted, target_ms)
+    costs = CostTable(np.zeros(1), drafted, draft_ms * drafted[None], passes[None], {}, 0.0)
     replays = play_best(traces, costs, frozenset(pair.eos))
     return SignalBound(
         prompts=len({trace.prompt for trace in traces}),

@@ -1,7 +1,8 @@
 """What to look at while something takes its time: a spinner, or a bar with the time left."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import (
@@ -43,21 +44,33 @@ def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
         yield lambda now: progress.update(task, description=one_line(now))
 
 
-@contextmanager
-def counting(console: Console, what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Show a bar with the elapsed time and the time left while the block runs; silent where nobody watches.
+@dataclass(frozen=True, slots=True)
+class TerminalProgress:
+    """Draws bars and writes lines on a console; see `specctl.observing.progress.Progress`."""
 
-    Yields a function that counts one more. What an earlier run has ``done`` does not count for the speed.
-    """
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        disable=not console.is_interactive,
-    ) as progress:
-        task = progress.add_task(one_line(what), total=total, completed=done)
-        yield lambda: progress.advance(task)
+    console: Console
+
+    @contextmanager
+    def counting(self, what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+        """Show a bar with the elapsed time and the time left while the block runs; silent where nobody watches.
+
+        Yields a function that counts one more. What an earlier run has ``done`` does not count for the speed.
+        """
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+        with Progress(
+            *columns,
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            redirect_stdout=False,
+            disable=not self.console.is_interactive,
+        ) as progress:
+            task = progress.add_task(one_line(what), total=total, completed=done)
+            yield lambda: progress.advance(task)
+
+    def doing(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
+        return loading(self.console, what)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -3,17 +3,21 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specctl.observing.results import Costs, Entrant, Header, Level, RoundFacts, Run, RunSet, Turn
+from specctl.observing.results import Costs, Entrant, Header, RoundFacts, Run, RunSet, Turn
+from specctl.policies import Setting, nested
 
 DRAFT_MS, TARGET_MS, PREFILL_MS = 2.0, 10.0, 5.0
 Shape = tuple[int, int, str]
 """A round: drafted, accepted, stop reason."""
 
 
-def entrant(
-    label: str, name: str | None = None, kind: Any = "policy", levels: Sequence[Level] = (), **settings: Any
-) -> Entrant:
-    return Entrant(label, kind, name or label, settings, tuple(levels))
+def entrant(label: str, name: str | None = None, **values: Any) -> Entrant:
+    """A policy on the first draft."""
+    return Entrant(label, Setting.of({"name": name or label, **values}))
+
+
+def peer(label: str) -> Entrant:
+    return Entrant(label, None, peer=label)
 
 
 def drafted_run(
@@ -28,7 +32,8 @@ def drafted_run(
 
 
 MID_MS = 4.0
-HIERARCHY = [Level(0, "self-verify", {"max_draft": 10}), Level(1, "self-verify", {"max_draft": 10})]
+HIERARCHY = nested([Setting("self-verify"), Setting("self-verify")])
+"""Two levels, on the first and the second draft."""
 
 
 def nested_run(label: str, prompt: str, blocks: Iterable[tuple[int, Sequence[tuple[int, int]]]], **changes: Any) -> Run:

@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from factory import (
     entrant,
     middle_run,
     nested_run,
+    peer,
     peer_run,
     plain_run,
     run_set,
@@ -22,16 +23,33 @@ from specctl.benchmark.digest import digest
 from specctl.benchmark.hierarchy import break_even, entrant_levels
 from specctl.benchmark.summaries import summarise
 from specctl.benchmark.tables import as_json, tables
-from specctl.observing.results import Costs, Level, RunSet, costs_line, header_line, read_results, run_line
+from specctl.observing.results import (
+    Costs,
+    Entrant,
+    RunSet,
+    costs_line,
+    entrant_record,
+    header_line,
+    read_results,
+    run_line,
+)
+from specctl.policies import Setting, nested
 from specctl.reporting.table import as_text
 
-FULL = entrant("full", "self-verify", levels=HIERARCHY, max_draft=10)
+
+def of_window(cap: int) -> Setting:
+    """Both levels of the hierarchy with this ``max_draft``."""
+    own = Setting.of({"name": "self-verify", "max_draft": cap})
+    return nested([own, own])
+
+
+FULL = Entrant("full", HIERARCHY, (0, 1))
 ENTRANTS = [
     entrant("none"),
     FULL,
     entrant("constant@mid", "constant", draft_length=3),
-    entrant("constant@draft", "constant", levels=[Level(1, "constant", {"draft_length": 3})], draft_length=3),
-    entrant("hf", kind="peer"),
+    Entrant("constant@draft", Setting.of({"name": "constant", "draft_length": 3}), (1,)),
+    peer("hf"),
 ]
 BLOCKS = [(4, [(3, 3), (2, 0)]), (1, [(2, 1)])]
 """7 tokens of the target in 2 passes; 7 tokens of the middle model in 3, 5 kept; 7 of the draft, 4 kept."""
@@ -177,8 +195,8 @@ def test_the_oracle_is_of_the_first_draft_alone() -> None:
 
 
 def test_a_family_is_the_same_policies_on_the_same_models() -> None:
-    other = entrant("k5", "self-verify", levels=[replace(level, settings={"max_draft": 5}) for level in HIERARCHY])
-    once = entrant("once", "self-verify", levels=[replace(HIERARCHY[0], once=True), HIERARCHY[1]])
+    other = Entrant("k5", of_window(5), (0, 1))
+    once = Entrant("once", replace(HIERARCHY, once=True), (0, 1))
     assert FULL.family == other.family
     assert len({FULL.family, once.family, entrant("self-verify").family}) == 3
 
@@ -190,8 +208,7 @@ def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
     results = some(COSTS)
     sweep = []
     for cap in (2, 5, 20):
-        levels = [replace(level, settings={"max_draft": cap}) for level in HIERARCHY]
-        sweep.append(entrant(f"full {cap}", "self-verify", levels=levels, max_draft=cap))
+        sweep.append(Entrant(f"full {cap}", of_window(cap), (0, 1)))
         results.runs += [nested_run(f"full {cap}", prompt, BLOCKS) for prompt in "ab"]
     results = replace(results, header=replace(results.header, entrants=[*ENTRANTS, *sweep]))
     names = {path.name for path in write_report(results, tmp_path)}
@@ -203,10 +220,10 @@ def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
 
 
 def test_levels_are_plain_data() -> None:
-    assert asdict(FULL)["levels"][1] == {
+    assert entrant_record(FULL)["levels"][1] == {
         "draft": 1,
         "policy": "self-verify",
-        "settings": {"max_draft": 10},
+        "settings": {"max_draft": 10, "carry_over": False},
         "once": False,
         "head": None,
     }

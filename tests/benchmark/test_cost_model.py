@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from factory import DRAFT_MS, TARGET_MS, Shape, drafted_run, entrant, peer_run, plain_run, run_set
+from factory import DRAFT_MS, TARGET_MS, Shape, drafted_run, entrant, peer, peer_run, plain_run, run_set
 
 from specctl.benchmark.cost_model import (
     CostModel,
@@ -16,7 +16,7 @@ from specctl.benchmark.cost_model import (
 from specctl.benchmark.summaries import summarise
 from specctl.observing.results import Costs, RunSet, SignalBound
 
-ENTRANTS = [entrant("none"), entrant("svip"), entrant("hf", kind="peer")]
+ENTRANTS = [entrant("none"), entrant("svip"), peer("hf")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
 """12 drafted, 6 accepted, 9 tokens in 3 passes."""
 MODEL = CostModel(DRAFT_MS, TARGET_MS, 1.0, 2)

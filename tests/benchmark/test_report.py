@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from factory import drafted_run, entrant, peer_run, plain_run, run_set
+from factory import drafted_run, entrant, peer, peer_run, plain_run, run_set
 from test_tables import ENTRANTS, ROUNDS, some_runs
 
 from specctl.benchmark.looks import looks
@@ -49,7 +49,7 @@ def full() -> RunSet:
         entrant("none"),
         entrant("svip:0.3", "svip", threshold=0.3, cap=40),
         entrant("svip:0.6", "svip", threshold=0.6, cap=40),
-        entrant("hf", kind="peer"),
+        peer("hf"),
     ]
     runs: list[Run] = []
     for length in (64, 128):

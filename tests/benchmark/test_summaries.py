@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from factory import PREFILL_MS, TARGET_MS, drafted_run, peer_run, plain_run
 
-from specctl.benchmark.summaries import Spread, Summary, evened, speedup, summarise
+from specctl.benchmark.summaries import Spread, Summary, summarise
 from specctl.observing.results import BASELINE, Run
+from specctl.observing.speedup import evened, speedup
 from specctl.statistics.intervals import Interval, bootstrap
 
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]

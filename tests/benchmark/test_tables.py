@@ -4,17 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factory import drafted_run, entrant, peer_run, plain_run, run_set
+from factory import drafted_run, entrant, peer, peer_run, plain_run, run_set
 from rich.console import Console
 
-from specctl.benchmark.digest import compare
 from specctl.benchmark.tables import as_json, tables
+from specctl.observing.identity import compare
 from specctl.observing.results import Difference, Run, RunSet, header_line, read_results, run_line
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
 from specctl.terminal.progress import BenchProgress
 
-ENTRANTS = [entrant("none"), entrant("svip", threshold=0.3), entrant("hf", kind="peer")]
+ENTRANTS = [entrant("none"), entrant("svip", threshold=0.3), peer("hf")]
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
 
 

@@ -7,48 +7,49 @@ import numpy as np
 import pytest
 
 from specctl.calibration.ascent import Space, explore
-from specctl.calibration.grids import Candidate, candidate, candidate_of, grid, level_grids, nested, stopped, with_heads
+from specctl.calibration.grids import grid, level_grids, with_heads
+from specctl.policies import Setting, nested
 from specctl.profile import resolve
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Level, Replay
 from specctl.replay.traces import Line, Proposals, Trace
 
 SIGNALS = {"entropy", "top_prob", "token_prob"}
-ABOVE, BELOW = Candidate("svip", (("threshold", 0.5),)), Candidate("self-verify", (("max_draft", 4),))
+ABOVE, BELOW = Setting("svip", (("threshold", 0.5),)), Setting("self-verify", (("max_draft", 4),))
 
 
 def test_levels_are_told_from_the_top_down():
-    loop, once = nested([ABOVE, BELOW]), nested([Candidate("constant", once=True), BELOW])
+    loop, once = nested([ABOVE, BELOW]), nested([Setting("constant", once=True), BELOW])
     assert loop.label == "svip:threshold=0.5 < self-verify:max_draft=4"
-    assert (once.label, once.title) == ("constant(once) < self-verify:max_draft=4", "constant(once) < self-verify")
-    assert [type(policy).__name__ for policy in loop.build_levels()] == ["Svip", "SelfVerify"]
+    assert (once.label, once.family) == ("constant(once) < self-verify:max_draft=4", "constant(once) < self-verify")
+    assert [type(policy).__name__ for policy in (level.build() for level in loop.levels)] == ["Svip", "SelfVerify"]
     assert loop.table["draft"] == {"name": "self-verify", "max_draft": 4}
 
 
 def test_a_level_that_never_drafts_leaves_the_one_above_alone():
-    once = Candidate("constant", once=True)
-    assert nested([once, Candidate("none"), BELOW]) == Candidate("constant")
-    assert nested([Candidate("none"), BELOW]) == Candidate("none")
+    once = Setting("constant", once=True)
+    assert nested([once, Setting("none"), BELOW]) == Setting("constant")
+    assert nested([Setting("none"), BELOW]) == Setting("none")
 
 
-@pytest.mark.parametrize("by", [nested([ABOVE, BELOW]), nested([Candidate("constant", once=True), BELOW]), ABOVE])
+@pytest.mark.parametrize("by", [nested([ABOVE, BELOW]), nested([Setting("constant", once=True), BELOW]), ABOVE])
 def test_a_profile_takes_a_setting_and_gives_it_back(by):
-    draft = stopped(resolve("embedded-hsddw").profile.draft, by)
-    assert candidate_of(draft) == by
+    draft = resolve("embedded-hsddw").profile.draft.stopped_by(by)
+    assert draft.setting == by
     assert [level.model for level in draft.levels] == ["embedded:mid", "embedded:draft"]
     assert len(draft.at_work().levels) == len(by.levels)
 
 
 def test_grids_of_levels_hold_both_ways_to_pre_verify():
     upper, lower = level_grids(["svip", "self-verify"], "paper", [SIGNALS, SIGNALS])
-    assert {(one.name, one.once) for one in upper} == {("svip", False), ("constant", True)}
-    assert {one.name for one in lower} == {"self-verify", "none"}
+    assert {(one.policy, one.once) for one in upper} == {("svip", False), ("constant", True)}
+    assert {one.policy for one in lower} == {"self-verify", "none"}
 
 
 def test_a_setting_is_one_candidate_however_it_is_written():
     settings = {"threshold": 0.65, "max_draft": 10, "min_draft": 1}
     ordered, reversed_ = (
-        candidate({"name": "specdec++", **dict(pairs)}) for pairs in (settings.items(), reversed(settings.items()))
+        Setting.of({"name": "specdec++", **dict(pairs)}) for pairs in (settings.items(), reversed(settings.items()))
     )
     assert ordered == reversed_
     assert ordered in grid("specdec++", "dense", {"accept_prob"})
@@ -56,11 +57,11 @@ def test_a_setting_is_one_candidate_however_it_is_written():
 
 def test_every_level_below_the_first_may_be_left_out():
     options = level_grids(["svip"] * 3, "paper", [SIGNALS] * 3)
-    assert [Candidate("none") in some for some in options] == [False, True, True]
+    assert [Setting("none") in some for some in options] == [False, True, True]
 
 
 def test_heads_go_by_what_tells_them_apart():
-    ones = [candidate({"name": "specdec++"}), candidate({"name": "svip"})]
+    ones = [Setting.of({"name": "specdec++"}), Setting.of({"name": "svip"})]
     found = with_heads(ones, ["runs/a/d1-w1", "runs/b/d1-w1", "runs/b/d2-w1"])
     labels = ["specdec++:head=a/d1-w1", "specdec++:head=b/d1-w1", "specdec++:head=d2-w1", "svip"]
     assert [one.label for one in found] == labels
@@ -80,7 +81,7 @@ def test_exploring_finds_the_best_of_all_combinations():
     options = level_grids(["constant", "constant"], "dense", [SIGNALS, SIGNALS])
     asked = []
 
-    def speed(one: Candidate) -> float:
+    def speed(one: Setting) -> float:
         """A hill whose top depends on how blocks are pre-verified."""
         asked.append(one)
         if one.below is None:
@@ -89,30 +90,30 @@ def test_exploring_finds_the_best_of_all_combinations():
         return -((long - (17 if one.once else 12)) ** 2) - (short - (5 if one.once else 3)) ** 2 + 7 * one.once
 
     space = Space(options, options)
-    explore(space, Candidate("none"), speed)
+    explore(space, Setting("none"), speed)
     best = max(map(nested, product(*options)), key=speed)
     assert (
-        max(asked[:-1], key=speed) == best == nested([Candidate("constant", (("draft_length", 17),), True), best.below])
+        max(asked[:-1], key=speed) == best == nested([Setting("constant", (("draft_length", 17),), True), best.below])
     )
-    assert best.below == Candidate("constant")
+    assert best.below == Setting("constant")
 
 
 def test_a_fine_search_stays_with_the_policies_of_the_coarse_one():
     coarse, fine = (level_grids(["all", "all"], kind, [SIGNALS, SIGNALS]) for kind in ("paper", "dense"))
     asked = set()
 
-    def speed(one: Candidate) -> float:
+    def speed(one: Setting) -> float:
         asked.add(one)
         return sum(
-            (level.name == "svip") - abs(dict(level.settings).get("threshold", 0.3) - 0.72) for level in one.levels
+            (level.policy == "svip") - abs(dict(level.values).get("threshold", 0.3) - 0.72) for level in one.levels
         )
 
     space = Space(coarse, fine)
-    explore(space, Candidate("none"), speed)
+    explore(space, Setting("none"), speed)
     assert len(asked) <= space.most < len(fine[0]) * len(fine[1])
     best = max(asked, key=speed)
-    assert [dict(level.settings)["threshold"] for level in best.levels] == [0.72, 0.72]
-    alone = [dict(one.settings) for one in asked if one.name == "constant" and not one.once]
+    assert [dict(level.values)["threshold"] for level in best.levels] == [0.72, 0.72]
+    alone = [dict(one.values) for one in asked if one.policy == "constant" and not one.once]
     assert all(settings.get("draft_length") in (None, *range(2, 15)) for settings in alone)
 
 

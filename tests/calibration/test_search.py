@@ -5,11 +5,11 @@ import pytest
 from made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
 
 from specctl.calibration.ascent import Space
-from specctl.calibration.grids import Candidate, candidate, grid
+from specctl.calibration.grids import grid
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
 from specctl.calibration.tables import as_document, calibration_tables, curve, verdict
 from specctl.errors import UsageError
-from specctl.policies import POLICIES
+from specctl.policies import POLICIES, Setting
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Replay
 
@@ -34,7 +34,7 @@ def test_costs_are_interpolated_and_held():
 
 def test_a_score_counts_what_the_rounds_did():
     one = traces(6, 1)
-    found = score(Candidate("constant", (("draft_length", 3),)), one, ["p0"], flat_costs(1, 10))
+    found = score(Setting("constant", (("draft_length", 3),)), one, ["p0"], flat_costs(1, 10))
     assert found.tokens.tolist() == [LENGTH]
     assert found.passes[0] + found.accepted[0] == LENGTH
     assert found.ms[0] == pytest.approx(10 * found.passes[0] + found.drafted[0])
@@ -46,7 +46,7 @@ def test_a_score_counts_what_the_rounds_did():
 def test_the_best_threshold_stops_where_the_draft_turns_unsure():
     found = search(traces(6), grid("all", "paper", SIGNALS), NONE, flat_costs(1, 10))
     winner = found.winner.score
-    assert winner.candidate.name in ("svip", "max-confidence", "adaedl")
+    assert winner.setting.policy in ("svip", "max-confidence", "adaedl")
     assert winner.tokens_per_second > found.ranked("constant").score.tokens_per_second
     assert winner.tokens_per_second <= found.oracle.score.tokens_per_second
     assert found.held_out
@@ -54,24 +54,24 @@ def test_the_best_threshold_stops_where_the_draft_turns_unsure():
 
 
 def test_a_setting_no_better_than_the_noise_loses_to_a_simpler_one():
-    def made(candidate: Candidate, ms: list[float]):
+    def made(candidate: Setting, ms: list[float]):
         whole = score(candidate, traces(6, 4), ["p0", "p1", "p2", "p3"], flat_costs(1, 10))
         return type(whole)(candidate, whole.tokens, np.array(ms), whole.passes, whole.drafted, whole.accepted)
 
-    simple, fancy = Candidate("constant"), Candidate("adaedl")
+    simple, fancy = Setting("constant"), Setting("adaedl")
     noisy = choose([made(simple, [100, 120, 90, 110]), made(fancy, [98, 90, 120, 110])])
-    assert (noisy.fastest.candidate, noisy.chosen.candidate) == (fancy, simple)
-    assert [found.candidate for found in noisy.near] == [fancy]
+    assert (noisy.fastest.setting, noisy.chosen.setting) == (fancy, simple)
+    assert [found.setting for found in noisy.near] == [fancy]
     clear = choose([made(simple, [100, 120, 90, 110]), made(fancy, [80, 100, 70, 90])])
-    assert clear.chosen.candidate == fancy
+    assert clear.chosen.setting == fancy
     assert clear.near == []
     assert clear.share == 1.0
 
 
 @pytest.mark.parametrize(("draft", "every"), [(1.0, 1), (20.0, 6)], ids=["never agrees", "too slow"])
 def test_a_draft_that_does_not_pay_leads_to_none(draft: float, every: int):
-    found = search(traces(every), grid("all", "paper", SIGNALS), Candidate("svip"), flat_costs(draft, 10))
-    assert found.winner.score.candidate == NONE
+    found = search(traces(every), grid("all", "paper", SIGNALS), Setting("svip"), flat_costs(draft, 10))
+    assert found.winner.score.setting == NONE
     assert verdict(found).startswith("use none")
     assert any("do not speculate" in warning for warning in found.warnings)
     assert any("never agrees" in warning for warning in found.warnings) == (every == 1)
@@ -87,8 +87,8 @@ def test_too_few_prompts_are_said_so():
 def test_rivals_are_ranked_and_not_chosen():
     constants, rivals = (grid(name, "paper", SIGNALS) for name in ("constant", "svip"))
     found = search(traces(6), constants, NONE, flat_costs(1, 10), rivals)
-    assert found.ranking[0].score.candidate.name == "svip"
-    assert found.winner.score.candidate.name == "constant"
+    assert found.ranking[0].score.setting.policy == "svip"
+    assert found.winner.score.setting.policy == "constant"
 
 
 def test_a_hierarchy_always_shows_its_upper_draft_alone_and_the_best_rival():
@@ -96,10 +96,10 @@ def test_a_hierarchy_always_shows_its_upper_draft_alone_and_the_best_rival():
     some = traces(6)
     some.traces = [replace(one, line=replace(one.line, below=one.line)) for one in some.traces]
     costs = replace(flat_costs(30, 10), below=flat_costs(30, 10))
-    chains = [[Candidate("constant", (("draft_length", n),)) for n in (1, 2)], [Candidate("none")]]
+    chains = [[Setting("constant", (("draft_length", n),)) for n in (1, 2)], [Setting("none")]]
     rivals = grid("constant", "paper", SIGNALS)
     found = search(some, [], None, costs, rivals, space=Space(chains, chains))
-    assert found.winner.score.candidate == NONE
+    assert found.winner.score.setting == NONE
     assert found.ranked("constant") is not None
     assert found.signal_bound is None
 
@@ -131,22 +131,22 @@ def test_grids_build_and_hold_the_papers_values():
 
 
 def test_all_is_all_that_the_known_signals_allow():
-    without, with_head = ({one.name for one in grid("all", "paper", known)} for known in (SIGNALS, ALL_SIGNALS))
+    without, with_head = ({one.policy for one in grid("all", "paper", known)} for known in (SIGNALS, ALL_SIGNALS))
     assert without == POLICIES.keys() - {"specdec++"}
     assert with_head == POLICIES.keys()
 
 
 def test_settings_that_say_the_default_are_left_out():
-    assert candidate({"name": "svip", "threshold": 0.3, "c": 0.2}) == Candidate("svip", (("c", 0.2),))
+    assert Setting.of({"name": "svip", "threshold": 0.3, "c": 0.2}) == Setting("svip", (("c", 0.2),))
 
 
 def test_tables_and_document_tell_the_same():
-    found = search(traces(6), grid("svip", "dense", SIGNALS), Candidate("constant"), flat_costs(1, 10))
+    found = search(traces(6), grid("svip", "dense", SIGNALS), Setting("constant"), flat_costs(1, 10))
     costs = flat_costs(1, 10)
     shown = calibration_tables(found, costs, [])
     document = as_document(found, costs, [])
-    assert shown[0].rows[0][0].removesuffix(" *") == found.ranking[0].score.candidate.label
-    assert document["chosen"] == found.winner.score.candidate.table
+    assert shown[0].rows[0][0].removesuffix(" *") == found.ranking[0].score.setting.label
+    assert document["chosen"] == found.winner.score.setting.table
     assert document["verdict"] == verdict(found)
     assert sum(" *" in row[0] for row in shown[0].rows) == 1
     knob, points = curve(found)

@@ -72,7 +72,7 @@ def test_the_profile_extends_the_old_one_and_tells_how_it_came_about(folder):
     assert table["provenance"]["expected"]["speedup"] > 0
     found = resolve(str(folder / "fast.toml")).profile
     chosen = document["chosen"]
-    assert found.draft.policy.build() == POLICIES[chosen.pop("name")](**chosen)
+    assert found.draft.policy.setting.build() == POLICIES[chosen.pop("name")](**chosen)
     assert found.sampling.max_new_tokens == 16
     assert found.target == resolve("embedded").profile.target
 
@@ -89,7 +89,7 @@ def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
     assert tomllib.loads(path.read_text(encoding="utf-8"))["draft"]["policy"].keys() >= {"name"}
     policy = resolve(str(path)).profile.draft.policy
     if policy.name == "svip":
-        assert policy.settings()["threshold"] in (0.2, 0.3, 0.4, 0.5)
+        assert policy.setting.all_values["threshold"] in (0.2, 0.3, 0.4, 0.5)
 
 
 def test_a_kept_trace_gives_the_same_choice_without_a_model(folder, monkeypatch):
@@ -192,7 +192,7 @@ def test_its_profile_says_how_every_level_is_stopped(hierarchy):
     chosen = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))["chosen"]
     for level in found.draft.levels:
         expected = {key: value for key, value in chosen.items() if key not in ("name", "pre_verify", "draft")}
-        assert level.policy.build() == POLICIES[chosen["name"]](**expected)
+        assert level.policy.setting.build() == POLICIES[chosen["name"]](**expected)
         chosen = chosen.get("draft", {"name": "none"})
     assert [level.model for level in found.draft.levels] == ["embedded:mid", "embedded:draft"]
 

@@ -81,7 +81,7 @@ def test_a_head_and_what_it_is_worth(whole: tuple[Path, Any]) -> None:
 
 def test_a_prompt_that_cannot_be_answered_is_left_out_and_said_so(whole: tuple[Path, Any]) -> None:
     assert "warning: prompt 3 is left out" in whole[1].stderr
-    assert "data: 80 prompts" in whole[1].stderr
+    assert "examples: 80 prompts" in whole[1].stderr
 
 
 @pytest.mark.usefixtures("whole")

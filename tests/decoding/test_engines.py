@@ -18,7 +18,7 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import EagerRunner, Runner
 from specctl.models.running.static import StaticRunner
-from specctl.policies import POLICIES
+from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 
 LENGTH = 48
@@ -106,7 +106,7 @@ def test_deterministic_greedy_output_is_the_same_whatever_the_policy_in_bfloat16
         prompt = pair.tokenizer.encode(opening)
         baseline = Session(pair, None).generate(prompt, profile.sampling).tokens
         for name in ("constant", "svip", "adaedl", "self-verify"):
-            session = Session(pair, build_drafter(pair, POLICIES[name]()))
+            session = Session(pair, build_drafter(pair, Setting(name)))
             assert session.generate(prompt, profile.sampling).tokens == baseline, name
 
 
@@ -143,6 +143,6 @@ def test_warming_up_leaves_the_runners_as_new() -> None:
     prompt = pair.tokenizer.encode(OPENINGS[0])
     texts = []
     for each in (pair, eager):
-        session = Session(each, build_drafter(each, POLICIES["svip"](threshold=0.6)))
+        session = Session(each, build_drafter(each, Setting.of({"name": "svip", "threshold": 0.6})))
         texts.append(session.generate(prompt, profile.sampling).text)
     assert texts[0] == texts[1]

@@ -9,7 +9,7 @@ from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import build_drafter
 from specctl.models.loading.pair import Pair
-from specctl.policies import POLICIES, StoppingPolicy
+from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.svip import Svip
@@ -244,7 +244,7 @@ class Listener(Rule):
     """Notes the signals it is shown, and stops after two tokens."""
 
     def __init__(self, *signals: Signal) -> None:
-        self.signals = frozenset(signals)
+        self.reads = frozenset(signals)
         self.steps: list[DraftStep] = []
 
     def draft_limit(self) -> int:
@@ -320,8 +320,8 @@ def test_policies_restart_with_each_sequence() -> None:
 
 def test_only_a_policy_that_never_drafts_goes_without_a_drafter() -> None:
     pair = Pair(TableRunner(TARGET), (TableRunner(DRAFT),), None, frozenset(), 1 << 20, (), (None,))  # type: ignore[arg-type]
-    assert build_drafter(pair, POLICIES["none"]()) is None
-    assert build_drafter(pair, Script(0, 2)) is not None
+    assert build_drafter(pair, Setting("none")) is None
+    assert build_drafter(pair, Setting("constant")) is not None
     rounds = Play(Script(0, 2), limit=12).rounds
     assert [round_.drafted for round_ in rounds[:4]] == [0, 2, 0, 2]
     assert Play(Script(0, 2), limit=12).tokens == Play(None, limit=12).tokens

@@ -12,7 +12,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.jsonl import Record
 from specctl.models.loading.pair import Pair, load_pair
-from specctl.policies import POLICIES
+from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.profile.embedded import model_path
 from specctl.profile.schema import SamplingTable
@@ -41,7 +41,7 @@ def said(pair: Pair) -> list[int]:
 
 
 def answerer(pair: Pair, policy: str, sampling: SamplingTable, **settings: object) -> Answerer:
-    drafter = build_drafter(pair, POLICIES[policy](**settings))
+    drafter = build_drafter(pair, Setting.of({"name": policy, **settings}))
     return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer), sampling)
 
 

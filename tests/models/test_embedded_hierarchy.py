@@ -47,7 +47,7 @@ def answerer(profile: Profile, sampling: SamplingTable) -> tuple[Answerer, Draft
     draft = profile.draft.at_work()
     pair = load_pair(profile.model_copy(update={"draft": draft}))
     assert len(pair.drafts) == len(draft.levels)
-    drafter = build_drafter(pair, draft.policy.build(), readable(pair), draft=draft)
+    drafter = build_drafter(pair, draft.setting, readable(pair))
     assert isinstance(drafter, PreVerifiedDrafter) is (len(draft.levels) > 1)
     return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer), sampling), draft
 

@@ -43,7 +43,7 @@ def test_every_ready_profile_is_valid_and_cites_its_paper(path, environ):
     profile = resolve(path.stem, environ=environ).profile
     home_made = profile.draft.policy.name == "cost-optimal"
     assert home_made or "arXiv" in profile.description or "HSDDW" in profile.description
-    profile.draft.policy.build().reset()
+    profile.draft.policy.setting.build().reset()
 
 
 def test_search_order(write, environ):
@@ -94,7 +94,7 @@ def test_a_value_cannot_smuggle_in_further_keys(environ):
 
 def test_integers_serve_as_floats(environ):
     profile = resolve(environ=environ, overrides=["sampling.temperature=1", "policy.threshold=1"]).profile
-    assert profile.draft.policy.build().threshold == 1.0
+    assert profile.draft.policy.setting.build().threshold == 1.0
     assert isinstance(profile.sampling.temperature, float)
 
 
@@ -113,7 +113,7 @@ class TestPolicies:
     def test_defaults_are_filled_in(self, environ, write):
         write("x", PAIR)
         resolved = resolve("x", environ=environ)
-        assert resolved.profile.draft.policy.settings() == {
+        assert resolved.profile.draft.policy.setting.all_values == {
             "threshold": 0.3,
             "c": 0.15,
             "max_draft": 40,
@@ -128,7 +128,7 @@ class TestPolicies:
     def test_settings_of_the_same_precedence_stay_whatever_their_order(self, environ):
         resolved = resolve(environ=environ, overrides=["policy.gamma=0.5", "policy.name=adaedl"])
         assert self.settings(resolved) == {"name": "--set", "gamma": "--set"}
-        assert resolved.profile.draft.policy.settings()["gamma"] == 0.5
+        assert resolved.profile.draft.policy.setting.all_values["gamma"] == 0.5
 
     def test_settings_of_higher_precedence_stay_and_lower_ones_go(self, environ):
         environ |= {"SPECCTL_POLICY__NAME": "adaedl", "SPECCTL_DRAFT__POLICY__ALPHA": "0.7"}
@@ -154,7 +154,7 @@ class TestPolicies:
     def test_settings_without_a_name_belong_to_the_default_policy(self, write, environ):
         write("x", PAIR)
         write("y", 'extends = "x"\n[draft.policy]\nmax_draft = 9\n')
-        assert resolve("y", environ=environ).profile.draft.policy.settings()["max_draft"] == 9
+        assert resolve("y", environ=environ).profile.draft.policy.setting.all_values["max_draft"] == 9
 
     @pytest.mark.parametrize(
         ("text", "table"),
@@ -205,8 +205,8 @@ class TestExtends:
         write("base", PAIR + '[draft.policy]\nname = "svip"\nthreshold = 0.1\n')
         write("same", 'extends = "base"\n[draft.policy]\nname = "svip"\nc = 1\n')
         write("other", 'extends = "base"\n[draft.policy]\nname = "adaedl"\n')
-        assert resolve("same", environ=environ).profile.draft.policy.settings()["threshold"] == 0.1
-        assert resolve("other", environ=environ).profile.draft.policy.settings()["threshold"] == 0.4
+        assert resolve("same", environ=environ).profile.draft.policy.setting.all_values["threshold"] == 0.1
+        assert resolve("other", environ=environ).profile.draft.policy.setting.all_values["threshold"] == 0.4
 
     def test_a_device_map_is_replaced_whole(self, write, environ):
         write("base", PAIR + '[target.device]\n"model.a" = 0\n')

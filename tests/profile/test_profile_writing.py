@@ -10,7 +10,7 @@ from specctl.profile.writing import annotated
 def test_written_profiles_resolve(tmp_path):
     path = tmp_path / "deep" / "mine.toml"
     write_profile(path, {"extends": "embedded", "draft": {"policy": {"name": "constant", "draft_length": 3}}})
-    assert resolve(str(path)).profile.draft.policy.settings() == {"draft_length": 3}
+    assert resolve(str(path)).profile.draft.policy.setting.all_values == {"draft_length": 3}
 
 
 def test_nothing_is_overwritten_unasked(tmp_path):

@@ -12,7 +12,7 @@ from specctl.decoding.session import Session, build_drafter
 from specctl.models.loading.pair import load_pair
 from specctl.observing.facts import describe
 from specctl.observing.results import RunSet
-from specctl.policies import POLICIES
+from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.prompts.suites import Suite
 from tools.synthetic_pair import MARK, SHAPES, Dials, Shape, build_pair, dial, measure, require_room, write_pair
@@ -80,7 +80,7 @@ def test_a_written_pair_runs_and_says_what_it_is(tmp_path: Path) -> None:
     assert len(prompt) == 128
     settings = profile.sampling.model_copy(update={"max_new_tokens": 30})
     plain = Session(pair, None).generate(prompt, settings)
-    drafted = Session(pair, build_drafter(pair, POLICIES["constant"]())).generate(prompt, settings)
+    drafted = Session(pair, build_drafter(pair, Setting("constant"))).generate(prompt, settings)
     assert plain.tokens == drafted.tokens
     assert 0 < sum(round_.accepted for round_ in drafted.rounds) < sum(round_.drafted for round_ in drafted.rounds)
     header = describe(pair, profile, Suite("x", "0", ()), [], [30], 1, False)

@@ -160,7 +160,7 @@ def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> 
         if draft.has_weights() and (reason := mismatch(head, draft)):
             raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`.")
     except ModelError as error:
-        if "accept_prob" not in table.policy.build().signals:
+        if not table.policy.setting.needs_head:
             report.advice.append(f"{error.message} {error.hint}")
         elif error.message not in {problem.message for problem in report.problems}:
             report.problems.append(Problem(f"{key}.head", error.message, error.hint))

@@ -6,31 +6,26 @@ from typing import Any
 
 import torch
 
-from specctl.benchmark.digest import compare
-from specctl.benchmark.peers import Peer
-from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, Stage, compose
+from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.observing.identity import compare
 from specctl.observing.passes import CostMeter
+from specctl.observing.peers import Peer
 from specctl.observing.results import (
     BASELINE,
     Difference,
     Entrant,
-    Level,
     Run,
     RunSet,
     Turn,
     costs_line,
     difference_line,
-    oracle_line,
     run_line,
     skipped_line,
 )
-from specctl.policies import POLICIES
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 
@@ -46,7 +41,7 @@ class _Lane:
     peer: Peer | None
 
 
-class Benchmark:
+class RoundRobin:
     """One pair, its entrants and the prompts they all run.
 
     Args:
@@ -70,39 +65,15 @@ class Benchmark:
         self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
         self._format, self._emit = prompt_format, emit
         self._lanes = [self._lane(entrant) for entrant in results.header.entrants]
-        settings_of = [
-            settings
-            for entrant in results.header.entrants
-            for settings in (entrant.settings, *(level.settings for level in entrant.levels))
-        ]
-        longest = max(max(one.get("max_draft", 0), one.get("draft_length", 0)) for one in settings_of)
+        longest = max(one.setting.longest_draft for one in results.header.entrants if one.setting is not None)
         self._meter = CostMeter(pair, context=128, widest=longest + 1)
 
     def _lane(self, entrant: Entrant) -> _Lane:
-        peer, session = None, None
-        if entrant.kind == "peer":
+        if entrant.setting is None:
             peer = Peer(self._pair, entrant.name)
-        else:
-            levels = entrant.levels or (Level(0, entrant.name, entrant.settings),)
-            stages = [
-                Stage(
-                    self._pair.drafts[level.draft],
-                    POLICIES[level.policy](**level.settings),
-                    level.once,
-                    self._head(level),
-                )
-                for level in levels
-                if self._pair.drafts
-            ]
-            session = Session(self._pair, compose(stages))
-        generates = peer or session
-        assert generates is not None
-        return _Lane(entrant, Answerer(generates, self._format, self._settings), peer)
-
-    def _head(self, level: Level) -> AcceptanceHead | None:
-        if level.head is None:
-            return self._pair.heads[level.draft]
-        return self._pair.named_heads[level.draft][level.head]
+            return _Lane(entrant, Answerer(peer, self._format, self._settings), peer)
+        session = Session(self._pair, build_drafter(self._pair, entrant.setting, drafts=entrant.drafts))
+        return _Lane(entrant, Answerer(session, self._format, self._settings), None)
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
         """Yield runs as they finish, those of an earlier run left out; ``before`` hears each entrant and prompt.
@@ -136,7 +107,6 @@ class Benchmark:
                         yield run
                     else:
                         self._compare(prompt, repeat, length)
-                        self._find_oracle(prompt)
                 if (number + 1) % PROMPTS_BETWEEN_COSTS == 0:
                     self._measure_costs()
         self._measure_costs()
@@ -189,35 +159,14 @@ class Benchmark:
                 self._emit(difference_line(run, noted))
 
     def _gap(self, prompt: SuitePrompt, baseline: Run, difference: Difference) -> float | None:
-        ids = self.turn_ids(prompt, baseline)[difference.turn]
+        ids = self.prompt_ids(prompt, baseline)[difference.turn]
         text = [*ids, *baseline.turns[difference.turn].tokens[: difference.position]]
         with torch.inference_mode():
             self._pair.target.rollback(0)
             top = self._pair.target.extend(text, keep=1).logits[0].float().topk(2).values
         return float(top[0] - top[1])
 
-    def first_of_baseline(self, prompt: SuitePrompt) -> Run:
-        """The baseline's run at the first limit, which bounds are worked out from."""
-        first = self._results.header.lengths[0]
-        return next(run for run in self._results.of(BASELINE) if (run.prompt, run.length) == (prompt.id, first))
-
-    def _find_oracle(self, prompt: SuitePrompt) -> None:
-        """Theorem 4.1's bound from the baseline's output: one pass more than there are disagreements, turn by turn."""
-        if not self._results.header.oracle or prompt.id in self._results.oracle or not self._pair.drafts:
-            return
-        baseline = self.first_of_baseline(prompt)
-        passes = 0
-        draft = self._pair.drafts[0]
-        with torch.inference_mode():
-            for ids, turn in zip(self.turn_ids(prompt, baseline), baseline.turns, strict=True):
-                for part, (forward,) in read_along([draft], ids, turn.tokens):
-                    guesses = forward.logits.argmax(-1).tolist()
-                    passes += sum(guess != token for guess, token in zip(guesses, turn.tokens[part], strict=True))
-                passes += 1
-        self._results.oracle[prompt.id] = passes
-        self._emit(oracle_line(prompt.id, passes))
-
-    def turn_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
+    def prompt_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
         """The ids each turn of a run began with."""
         answers = [turn.text for turn in run.turns]
         return [self._lanes[0].answerer.prompt_ids(prompt.record(1), answers[:turn]) for turn in range(len(answers))]

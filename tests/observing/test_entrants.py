@@ -1,8 +1,9 @@
 import pytest
 
-from specctl.benchmark.entrants import field_of
 from specctl.errors import UsageError
-from specctl.observing.results import Level
+from specctl.observing.entrants import field_of
+from specctl.observing.results import entrant_record
+from specctl.policies import Setting, nested
 from specctl.profile.schema import DraftTable
 
 
@@ -18,7 +19,7 @@ def test_a_single_draft_is_told_by_its_policy_alone() -> None:
     field = field_of([draft("a"), draft("a", policy="svip"), draft("a")], ["hf-constant"])
     entrants, drafts = field.entrants, field.drafts
     assert [entrant.label for entrant in entrants] == ["none", "constant", "svip", "hf-constant"]
-    assert all(entrant.levels == () for entrant in entrants)
+    assert all(entrant.drafts == (0,) for entrant in entrants)
     assert [table.model for table in drafts] == ["a"]
 
 
@@ -26,7 +27,7 @@ def test_each_model_is_loaded_once_in_the_order_it_appears() -> None:
     field = field_of([draft("a"), draft("b", "a"), draft("x/b")], [])
     entrants, drafts = field.entrants, field.drafts
     assert [table.model for table in drafts] == ["a", "b", "x/b"]
-    assert [entrant.places for entrant in entrants] == [(0,), (0,), (1, 0), (2,)]
+    assert [entrant.drafts for entrant in entrants] == [(0,), (0,), (1, 0), (2,)]
     assert [entrant.label for entrant in entrants[:3]] == ["none", "constant@a", "constant@b < constant@a"]
 
 
@@ -35,7 +36,7 @@ def test_a_model_at_two_levels_is_loaded_twice() -> None:
     field = field_of([draft("a", "b", "b"), draft("b")], [])
     entrants, drafts = field.entrants, field.drafts
     assert [table.model for table in drafts] == ["a", "b", "b"]
-    assert [entrant.places for entrant in entrants[1:]] == [(0, 1, 2), (1,)]
+    assert [entrant.drafts for entrant in entrants[1:]] == [(0, 1, 2), (1,)]
 
 
 def test_what_never_drafts_is_not_loaded() -> None:
@@ -53,10 +54,8 @@ def test_levels_carry_every_setting() -> None:
     table = draft("a", "b").model_copy(update={"pre_verify": "once"})
     _, entrant = field_of([table], []).entrants
     assert entrant.label == "constant(once) < constant"
-    assert entrant.levels == (
-        Level(0, "constant", {"draft_length": 5}, True),
-        Level(1, "constant", {"draft_length": 5}),
-    )
+    assert (entrant.setting, entrant.drafts) == (nested([Setting("constant", once=True), Setting("constant")]), (0, 1))
+    assert [level["settings"] for level in entrant_record(entrant)["levels"]] == [{"draft_length": 5}] * 2
 
 
 def judged(head: str | None, policy: str = "specdec++") -> DraftTable:
@@ -76,7 +75,7 @@ def test_several_heads_of_a_draft_are_told_apart() -> None:
     assert field.heads == [["sweep/d1/w3", "sweep/d2/w3"]]
     labels = ["none", "specdec++:head=d1/w3", "specdec++:head=d2/w3", "svip"]
     assert [entrant.label for entrant in field.entrants] == labels
-    assert [level.head for entrant in field.entrants for level in entrant.levels] == ["sweep/d1/w3", "sweep/d2/w3"]
+    assert [entrant.setting.head for entrant in field.entrants] == [None, "sweep/d1/w3", "sweep/d2/w3", None]
     assert len({entrant.family for entrant in field.entrants}) == 4
 
 

@@ -1,14 +1,13 @@
 """Who runs in a benchmark: draft tables as labelled entrants, and the models they need between them."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from specctl.errors import UsageError
-from specctl.observing.results import BASELINE, Entrant, Level
-from specctl.policies import POLICIES
+from specctl.observing.results import BASELINE, Entrant
+from specctl.policies import Setting, nested
 from specctl.profile.model_names import distinct_name, short_name
-from specctl.profile.schema import DraftTable, ModelTable
+from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 from specctl.profile.wording import did_you_mean
 
 ModelKey = tuple[str, int]
@@ -47,54 +46,70 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
     heads = _heads(working)
     places = {key: place for place, key in enumerate(drafts)}
     chains = {tuple(model_keys(table)) for table in working if table.draft is not None}
-    found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE, "policy", "none")}
+    found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE)}
     for table in working:
-        labels, levels_of_it = [], []
-        for key, level in zip(model_keys(table), table.levels, strict=True):
-            stopped = policy_entrant({"name": level.policy.name, **level.policy.settings()})
-            once = level.pre_verify == "once"
-            head = level.head if len(heads[key]) > 1 and _judges(level) else None
-            named = (
-                "" if head is None else f"{',' if ':' in stopped.label else ':'}head={distinct_name(head, heads[key])}"
-            )
-            labels.append(stopped.label + named + "(once)" * once)
-            levels_of_it.append(Level(places[key], stopped.name, stopped.settings, once, head))
-        used = [level.draft for level in levels_of_it]
-        # A model goes without saying where there is no other to take, or all take part in one and the same order.
-        if len(used) != len(drafts) or len(chains) > 1:
-            labels = [f"{label}@{short_name(level.model)}" for label, level in zip(labels, table.levels, strict=True)]
-        label = " < ".join(labels)
-        top = levels_of_it[0]
-        plain = used == [0] and top.head is None
-        entrant = Entrant(label, "policy", top.policy, top.settings, () if plain else tuple(levels_of_it))
-        found.setdefault(label, entrant)
+        keys = model_keys(table)
+        setting = _with_heads(table, [heads[key] for key in keys])
+        used = tuple(places[key] for key in keys)
+        # A model's name is left out where it is unambiguous: one draft, or all of them in one and the same order.
+        ambiguous = len(used) != len(drafts) or len(chains) > 1
+        label = setting.label_on([short_name(level.model) for level in table.levels] if ambiguous else ())
+        found.setdefault(label, Entrant(label, setting, used))
     if peers:
-        from specctl.benchmark.peers import SETTINGS
+        from specctl.observing.peers import SETTINGS
 
         for peer in peers:
             if peer not in SETTINGS:
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
-            found.setdefault(peer, Entrant(peer, "peer", peer, SETTINGS[peer]))
+            found.setdefault(peer, Entrant(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
     return Field(list(found.values()), list(drafts.values()), [heads[key] for key in drafts])
 
 
-def policy_entrant(table: Mapping[str, Any]) -> Entrant:
-    """A policy table with its name as an entrant; its label tells the settings that are not the defaults."""
-    name = table["name"]
-    policy = POLICIES[name](**{key: value for key, value in table.items() if key != "name"})
-    settings: dict[str, Any] = {}
-    changed = []
-    for field in fields(policy):  # type: ignore[arg-type]
-        if field.init:
-            settings[field.name] = getattr(policy, field.name)
-            if settings[field.name] != field.default:
-                changed.append(f"{field.name}={settings[field.name]}")
-    return Entrant(f"{name}:{','.join(changed)}" if changed else name, "policy", name, settings)
+def contenders(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
+    """What competes on the first profile's target: a draft table each, with the policies of all its levels.
+
+    Every profile brings its own drafts and policies. A policy given by itself replaces the first profile's own at the
+    draft that the target verifies; the drafts below stay. Without such a policy, one profile is compared with simple
+    policies on the same drafts: constant and heuristic for a draft alone, and for a hierarchy constant on each draft by
+    itself, which shows whether a third model pays.
+
+    Raises:
+        UsageError: the profiles have different targets, or a policy has no draft to stop.
+    """
+    targets = list(dict.fromkeys(profile.target.model for profile in profiles))
+    if len(targets) > 1:
+        raise UsageError(
+            f"the profiles name different models as target ({', '.join(targets)})", "benchmark one target at a time"
+        )
+    own = [profile.draft for profile in profiles if profile.draft is not None]
+    draft = profiles[0].draft
+    if draft is None:
+        if policies:
+            raise UsageError("--policy has no draft to stop", "name a profile with a draft first")
+        return own
+    if policies:
+        return [*(own if len(profiles) > 1 else []), *(_stopped_by(draft, policy) for policy in policies)]
+    if len(profiles) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
+        return own
+    if draft.draft is None:
+        return [*own, *(_stopped_by(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
+    alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
+    return [*own, *(_stopped_by(level, PolicyTable(name="constant")) for level in alone)]
 
 
-def _judges(level: DraftTable) -> bool:
-    """Whether its policy reads what a head foretells."""
-    return "accept_prob" in level.policy.build().signals
+def _stopped_by(table: DraftTable, policy: PolicyTable) -> DraftTable:
+    return table.model_copy(update={"policy": policy})
+
+
+def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:
+    """The table's setting; a level names its head where its model has several and its policy reads one."""
+    levels = []
+    for level, known in zip(table.levels, heads, strict=True):
+        own = replace(level.policy.setting, once=level.pre_verify == "once")
+        if own.needs_head and level.head is not None and len(known) > 1:
+            own = replace(own, head=level.head, head_label=distinct_name(level.head, known))
+        levels.append(own)
+    return nested(levels)
 
 
 def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
@@ -105,7 +120,7 @@ def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
     for table in tables:
         for key, level in zip(model_keys(table), table.levels, strict=True):
             known.setdefault(key, []).extend([level.head] if level.head is not None else [])
-            if _judges(level):
+            if level.policy.setting.needs_head:
                 judged.setdefault(key, []).append(level.head)
                 names.setdefault(key, level.policy.name)
     for key, heads in judged.items():

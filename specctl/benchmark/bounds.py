@@ -1,0 +1,69 @@
+"""The best that any policy could have done on a benchmark's prompts, from the baseline's greedy outputs."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from specctl.benchmark.cost_model import bare_model, fit
+from specctl.decoding.along import read_along
+from specctl.models.loading.pair import Pair
+from specctl.observing.results import BASELINE, Run, RunSet, oracle_line, signal_bound_line
+from specctl.observing.round_robin import Emit, RoundRobin
+from specctl.prompts.suites import SuitePrompt
+from specctl.replay.signal_bound import Text, signal_bound
+
+
+def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], results: RunSet, emit: Emit) -> None:
+    """Add Theorem 4.1's oracle and the signal bound of the first draft to results in which every prompt has run.
+
+    What an earlier run has worked out is kept.
+
+    Args:
+        pair: with a draft; without one nothing is added.
+        runs: that produced the results.
+        prompts: of the suite.
+        results: to add to.
+        emit: receives each line for the results file.
+    """
+    if not pair.drafts:
+        return
+    baselines = list(_baselines(prompts, results))
+    with torch.inference_mode():
+        for prompt, run in baselines:
+            if prompt.id not in results.oracle:
+                results.oracle[prompt.id] = _oracle_passes(pair, runs.prompt_ids(prompt, run), run)
+                emit(oracle_line(prompt.id, results.oracle[prompt.id]))
+    model = fit(results) or (bare_model(results.costs) if results.costs else None)
+    if results.signal_bound is not None or model is None or not baselines:
+        return
+    texts = [
+        Text(prompt.id, prompt.category, ids, list(turn.tokens), min(run.length, pair.room(ids)))
+        for prompt, run in baselines
+        for ids, turn in zip(runs.prompt_ids(prompt, run), run.turns, strict=True)
+    ]
+    results.signal_bound = signal_bound(pair, texts, draft_ms=model.draft_ms, target_ms=model.target_ms)
+    emit(signal_bound_line(results.signal_bound))
+
+
+def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tuple[SuitePrompt, Run]]:
+    """Each prompt that ran with the baseline's run at the first length limit, from which bounds are worked out."""
+    first = results.header.lengths[0]
+    runs: dict[str, Run] = {}
+    for run in results.of(BASELINE):
+        if run.length == first:
+            runs.setdefault(run.prompt, run)
+    return ((prompt, runs[prompt.id]) for prompt in prompts if prompt.id in runs)
+
+
+def _oracle_passes(pair: Pair, prompt_ids: list[list[int]], run: Run) -> int:
+    """The fewest target passes for a run's text: in each turn one more than there are disagreements (SpecDec++,
+    arXiv 2405.19715, Theorem 4.1).
+    """
+    draft = pair.drafts[0]
+    passes = 0
+    for ids, turn in zip(prompt_ids, run.turns, strict=True):
+        for part, (forward,) in read_along([draft], ids, turn.tokens):
+            predicted = forward.logits.argmax(-1).tolist()
+            passes += sum(one != token for one, token in zip(predicted, turn.tokens[part], strict=True))
+        passes += 1
+    return passes

@@ -1,0 +1,57 @@
+"""Loads a profile's models for a command, showing what takes time; torch is imported here and not before."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from specctl.commands.options import warn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specctl.models.loading.pair import Pair
+    from specctl.profile import Profile
+    from specctl.profile.schema import ModelTable
+
+
+def load(
+    profile: "Profile",
+    console: "Console",
+    *,
+    expected_tokens: int = 0,
+    drafts: "Sequence[ModelTable] | None" = None,
+    heads: Sequence[Sequence[str]] | None = None,
+    with_heads: bool = True,
+    force: bool = False,
+    quiet: bool = False,
+) -> "Pair":
+    """The pair of a profile, with its passes warmed up where they are compiled or captured.
+
+    Args:
+        profile: names the models and how their passes run.
+        console: of standard error.
+        expected_tokens: what is to be generated in all, as far as is known; decides whether compiling pays.
+        drafts, heads, with_heads: as in `load_pair`.
+        force: use heads that were trained on another draft, with a warning.
+        quiet: show nothing but warnings.
+    """
+    from specctl.terminal.loading import loading, note
+
+    with nullcontext(lambda _: None) if quiet else loading(console, "starting") as say:
+        from specctl.decoding.session import warm_up
+        from specctl.models.loading.pair import load_pair
+        from specctl.models.running.engines import EngineSettings
+
+        notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
+        pair = load_pair(
+            profile,
+            drafts=drafts,
+            heads=heads,
+            with_heads=with_heads,
+            on_foreign_head=warn if force else None,
+            engines=EngineSettings.of(profile, expected_tokens, notice, say),
+            progress=lambda what: say(f"loading {what}"),
+        )
+        if pair.preparing_seconds is not None:
+            warm_up(pair, profile.sampling)
+    return pair

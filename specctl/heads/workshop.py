@@ -1,0 +1,166 @@
+"""From a profile and prompts to trained heads in a folder, stage by stage; every stage resumes where it was stopped."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.errors import UsageError
+from specctl.heads.collection import collect, describe
+from specctl.heads.evaluation import SEQUENCES_AT_ONCE, Evaluation, evaluate
+from specctl.heads.examples import INDEX, DataFolder
+from specctl.heads.figure import write_reliability
+from specctl.heads.report import as_document, head_card, head_config
+from specctl.heads.training import Recipe, Schedule, Training
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.diagnosis import versions
+from specctl.models.loading.head_checkpoint import CONFIG, save_head, weights_hash, write_whole
+from specctl.models.loading.model import load_model
+from specctl.models.loading.pair import load_pair
+from specctl.observing.progress import Progress
+from specctl.profile.schema import DraftTable, PolicyTable, Profile
+from specctl.prompts.suites import Suite
+
+EXAMPLES, STATE, SWEEP = "examples", "training.safetensors", "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What heads are trained on.
+
+    Attributes:
+        folder: of examples, all of them collected.
+        draft: the model whose hidden states the heads read.
+    """
+
+    folder: DataFolder
+    draft: PreTrainedModel
+
+
+def without_head(profile: Profile) -> Profile:
+    """The profile with a draft that has no head yet, and a policy that needs none.
+
+    Raises:
+        UsageError: the profile has no draft.
+    """
+    draft = _draft(profile)
+    policy = PolicyTable(name="constant") if draft.policy.setting.needs_head else draft.policy
+    return profile.model_copy(update={"draft": draft.model_copy(update={"policy": policy, "head": None})})
+
+
+def is_finished(output: Path, *, resume: bool) -> bool:
+    """Whether an earlier run into this folder has left nothing to do.
+
+    Raises:
+        UsageError: the folder holds an earlier run, and ``resume`` is false.
+    """
+    results = (CONFIG, SWEEP)
+    if not resume and (found := [n for n in (*results, STATE, f"{EXAMPLES}/{INDEX}") if (output / n).exists()]):
+        raise UsageError(
+            f"{output} already holds {found[0]}",
+            f"continue with --resume, train on its examples with --examples {output / EXAMPLES}, or use another folder",
+        )
+    return any((output / name).exists() for name in results)
+
+
+def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
+    """Examples that an earlier run collected; of the models only the draft is loaded.
+
+    Raises:
+        UsageError: they cannot be read, or were collected with another draft.
+    """
+    draft = _draft(profile)
+    with progress.doing(f"loading {draft.model}"):
+        folder = DataFolder.open(path)
+        model = load_model(draft, role="draft").model
+    if folder.facts["draft_sha256"] != weights_hash(locate(draft, "draft").weight_files()):
+        raise UsageError(
+            f"{path} was made with another draft than {draft.model!r}: with {folder.facts['draft']}",
+            "collect examples with this draft first",
+        )
+    return Source(folder, model)
+
+
+def collect_examples(path: Path, profile: Profile, suite: Suite, progress: Progress) -> Source:
+    """Examples of these prompts, collected or completed as needed; models are loaded only where examples are missing.
+
+    Raises:
+        UsageError: the folder holds examples of other models, prompts or settings.
+    """
+    draft = _draft(profile)
+    with progress.doing("comparing weights"):
+        facts = describe(profile, suite)
+    if (path / INDEX).exists():
+        folder = DataFolder.open(path)
+        _require_same(folder.facts, facts, path)
+        if folder.done == folder.prompts:
+            return open_examples(path, profile, progress)
+    else:
+        folder = DataFolder.create(path, facts, len(suite.prompts))
+    with progress.doing("loading") as say:
+        pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
+    prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+    with progress.counting("answers", len(suite.prompts), folder.done) as advance:
+        for _ in collect(folder, pair, suite.prompts, profile.sampling, draft.policy.setting, prompt_format):
+            advance()
+    progress.say(f"examples: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
+    return Source(folder, pair.models[1])
+
+
+def train_heads(
+    output: Path, source: Source, recipes: Sequence[Recipe], schedule: Schedule, progress: Progress
+) -> list[Evaluation]:
+    """Train a head for each recipe, evaluate it on prompts it was not trained on, and write it with its card.
+
+    Args:
+        output: the folder of a single head, or of a folder for each.
+        source: what to train on.
+        recipes: shapes and loss weights.
+        schedule: of the training.
+        progress: receives the stages.
+    """
+    split = source.folder.split()
+    training = Training(source.draft, recipes, schedule, split.train, output / STATE)
+    with progress.counting("steps", training.steps, training.step) as advance:
+        training.run(advance)
+    progress.say(f"training: {training.steps} steps in {training.seconds:.1f} s")
+    began = perf_counter()
+    with progress.counting("evaluation batches", -(-len(split.dev) // SEQUENCES_AT_ONCE)) as advance:
+        evaluations = evaluate(source.draft, training.heads, recipes, split, schedule.mix, schedule.seed, advance)
+    seconds = {"data": source.folder.seconds, "training": training.seconds, "evaluation": perf_counter() - began}
+    progress.say(f"evaluation: {evaluations[0].tokens} tokens in {seconds['evaluation']:.1f} s")
+    more = {
+        "seconds": {stage: round(spent, 1) for stage, spent in seconds.items()},
+        "versions": {name: version for name, version in versions().items() if name in ("specctl", "torch")},
+    }
+    for head, evaluation in zip(training.heads, evaluations, strict=True):
+        folder = output if len(recipes) == 1 else output / evaluation.recipe.name
+        config = head_config(evaluation, schedule, source.folder.facts, more)
+        save_head(folder, head, config, head_card(evaluation, config))
+        write_reliability(evaluation, folder)
+        progress.say(f"wrote {folder}")
+    if len(recipes) > 1:
+        write_whole(output / SWEEP, json.dumps(as_document(evaluations), indent=1) + "\n")
+    (output / STATE).unlink(missing_ok=True)
+    return evaluations
+
+
+def _draft(profile: Profile) -> DraftTable:
+    if profile.draft is None:
+        raise UsageError("the profile has no draft to train a head on", "name one with [draft] in the profile or --set")
+    return profile.draft
+
+
+def _require_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    """Two sets of examples must not be mixed in one folder."""
+    for name in new:
+        if old.get(name) != new[name]:
+            raise UsageError(
+                f"{path} holds other examples: its {name} differs",
+                "resume with the same options, or use another folder",
+            )

@@ -1,0 +1,32 @@
+"""Whether greedy runs gave exactly the baseline's tokens."""
+
+from itertools import zip_longest
+
+from specctl.observing.results import BASELINE, Difference, Run, RunSet
+
+
+def compare(results: RunSet) -> list[tuple[Run, Difference | None]]:
+    """Every run beside the first of the baseline on the same prompt and length, repeats of the baseline included.
+
+    The tokens themselves are compared, so that a difference nobody noted while measuring is still found.
+    """
+    first: dict[tuple[str, int], Run] = {}
+    for run in results.of(BASELINE):
+        first.setdefault((run.prompt, run.length), run)
+    pairs = ((run, first.get((run.prompt, run.length))) for run in results.runs)
+    return [
+        (run, run.difference or _difference(run, baseline))
+        for run, baseline in pairs
+        if run is not baseline and (baseline or run.difference)
+    ]
+
+
+def _difference(run: Run, baseline: Run | None) -> Difference | None:
+    if baseline is None:
+        return None
+    turns = zip_longest((turn.tokens for turn in baseline.turns), (turn.tokens for turn in run.turns), fillvalue=())
+    for number, (expected, found) in enumerate(turns):
+        for position, (ours, theirs) in enumerate(zip_longest(expected, found)):
+            if ours != theirs:
+                return Difference(number, position, ours, theirs, None)
+    return None

@@ -1,0 +1,22 @@
+"""Every stopping policy by the name that profiles, flags and files give it."""
+
+from specctl.policies.adaedl import AdaEdl, MaxConfidence
+from specctl.policies.base import Rule
+from specctl.policies.constant import Constant, NoDraft
+from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.heuristic import Heuristic
+from specctl.policies.self_verify import SelfVerify
+from specctl.policies.specdec import SpecDecPlusPlus
+from specctl.policies.svip import Svip
+
+POLICIES: dict[str, type[Rule]] = {
+    "none": NoDraft,
+    "constant": Constant,
+    "heuristic": Heuristic,
+    "max-confidence": MaxConfidence,
+    "svip": Svip,
+    "adaedl": AdaEdl,
+    "self-verify": SelfVerify,
+    "specdec++": SpecDecPlusPlus,
+    "cost-optimal": CostOptimal,
+}
