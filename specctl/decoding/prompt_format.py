@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from specctl.errors import RecordError
+from specctl.profile.schema import PromptTable
 
 Message = Mapping[str, str]
 
@@ -22,6 +23,11 @@ class PromptFormat:
         self.tokenizer = tokenizer
         self._chat = chat
         self._system = system
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, table: PromptTable) -> "PromptFormat":
+        """What a profile's ``[prompt]`` table asks for."""
+        return cls(tokenizer, table.chat, table.system)
 
     def for_chat(self) -> "PromptFormat":
         """Through the chat template where there is one, whatever the profile says."""
