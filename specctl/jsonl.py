@@ -8,15 +8,17 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from pydantic import TypeAdapter
+
 from specctl.errors import RecordError, UsageError
 from specctl.metrics import Metrics
-from specctl.policies import SIGNALS
-from specctl.records import Completion, Round
+from specctl.records import Completion, RoundSummary
 
 InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
 RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
+_ROUNDS = TypeAdapter(list[RoundSummary])
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,43 +218,12 @@ def result_line(
         "metrics": metrics,
     }
     if rounds:
-        result["rounds"] = shaped([[round_summary(r) for r in completion.rounds] for completion in completions])
+        result["rounds"] = shaped(list(map(_rounds, completions)))
     if token_ids:
         result["completion_ids"] = shaped([list(completion.tokens) for completion in completions])
     return result
 
 
-def round_summary(round_: Round) -> dict[str, Any]:
-    """A round in a few numbers; times in milliseconds."""
-    summary: dict[str, Any] = {
-        "drafted": round_.drafted,
-        "accepted": round_.accepted,
-        "stop": round_.stop and round_.stop.value,
-        "threshold": round_.threshold,
-        "draft_ms": round(round_.draft_seconds * 1e3, 3),
-        "verify_ms": round(round_.verify_seconds * 1e3, 3),
-    }
-    if round_.inner:
-        summary["inner"] = [round_summary(inner) for inner in round_.inner]
-    return summary
-
-
-def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
-    """A round with every drafted token and what the policy could see at it, inner rounds of a hierarchy included."""
-    return {"id": record.id, "turn": turn, "round": round_.index, **_traced(round_)}
-
-
-def _traced(round_: Round) -> dict[str, Any]:
-    steps = [
-        {
-            "token": step.token,
-            "accepted": place < round_.accepted,
-            **{name: value for name in SIGNALS if (value := getattr(step, name)) is not None},
-        }
-        for place, step in enumerate(round_.steps)
-    ]
-    extra = {"extra": round_.extra, "extra_kind": round_.extra_kind and round_.extra_kind.value}
-    traced = {**round_summary(round_), **extra, "steps": steps}
-    if round_.inner:
-        traced["inner"] = [_traced(inner) for inner in round_.inner]
-    return traced
+def _rounds(completion: Completion) -> Any:
+    rounds = [round_.summary.rounded() for round_ in completion.rounds]
+    return _ROUNDS.dump_python(rounds, mode="json", exclude_defaults=True)

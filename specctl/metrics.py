@@ -1,11 +1,11 @@
-"""The figures people compare policies by, summed from rounds and completions."""
+"""The figures by which policies are compared, summed over rounds and completions."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specctl.records import Completion, Round
+from specctl.records import Completion, CompletionSummary, Round, RoundSummary
 
 
 @dataclass(slots=True)
@@ -13,10 +13,11 @@ class Level:
     """One draft, summed over rounds.
 
     Attributes:
-        forwards: its own forward passes; of the lowest draft one a drafted token, of the others one an inner round.
+        forwards: its own forward passes: one for each drafted token of the lowest draft, one for each inner round of
+            any other.
         drafted: tokens it handed to its verifier.
-        accepted: how many of them that verifier kept.
-        seconds: in its own forward passes, the levels below left out.
+        accepted: how many of them its verifier accepted.
+        seconds: in its own forward passes, those of the levels below left out.
     """
 
     forwards: int = 0
@@ -31,7 +32,7 @@ class Level:
 
     @property
     def utilisation(self) -> float:
-        """HSDDW's eta: forward passes for each token of its own; 1 where no other model drafts for it."""
+        """HSDDW's eta: forward passes for each drafted token; 1 for the lowest draft."""
         return _ratio(self.forwards, self.drafted)
 
 
@@ -63,48 +64,47 @@ class Metrics:
     def of(cls, completions: Iterable[Completion]) -> "Metrics":
         metrics = cls()
         for completion in completions:
-            metrics.add_completion(completion)
+            metrics.add(completion.summary)
         return metrics
 
     def add_round(self, round_: Round) -> None:
         """Count a round of a sequence that is still running."""
-        self._count(round_)
+        self._count(round_.summary)
         self.generated_tokens += len(round_.emitted)
         self.total_seconds += round_.total_seconds
 
-    def add_completion(self, completion: Completion) -> None:
+    def add(self, completion: CompletionSummary) -> None:
         """Count a finished sequence with all its rounds."""
         for round_ in completion.rounds:
             self._count(round_)
         self.sequences += 1
         self.prompt_tokens += completion.prompt_tokens
         self.generated_tokens += len(completion.tokens)
-        self.prefill_seconds += completion.prefill_seconds
-        self.total_seconds += completion.total_seconds
+        self.prefill_seconds += completion.prefill_ms / 1e3
+        self.total_seconds += completion.total_ms / 1e3
 
-    def _count(self, round_: Round) -> None:
+    def _count(self, round_: RoundSummary) -> None:
         self.rounds += 1
         self.drafted += round_.drafted
         self.accepted += round_.accepted
-        self.draft_seconds += round_.draft_seconds
-        self.verify_seconds += round_.verify_seconds
+        self.draft_seconds += round_.draft_ms / 1e3
+        self.verify_seconds += round_.verify_ms / 1e3
         if round_.stop is not None:
-            self.stops[round_.stop.value] += 1
+            self.stops[str(round_.stop)] += 1
             self._count_level(round_, 0)
 
-    def _count_level(self, round_: Round, place: int) -> None:
-        if place == len(self.levels):
+    def _count_level(self, round_: RoundSummary, depth: int) -> None:
+        if depth == len(self.levels):
             self.levels.append(Level())
-        level = self.levels[place]
+        level = self.levels[depth]
+        level.forwards += round_.draft_forwards
         level.drafted += round_.drafted
         level.accepted += round_.accepted
         if not round_.inner:
-            level.forwards += round_.drafted
-            level.seconds += round_.draft_seconds
+            level.seconds += round_.draft_ms / 1e3
         for inner in round_.inner:
-            level.forwards += 1
-            level.seconds += inner.verify_seconds
-            self._count_level(inner, place + 1)
+            level.seconds += inner.verify_ms / 1e3
+            self._count_level(inner, depth + 1)
 
     @property
     def acceptance_rate(self) -> float:
@@ -148,7 +148,7 @@ class Metrics:
             return record
         levels = [
             {
-                "draft": ".".join(["draft"] * (place + 1)),
+                "draft": ".".join(["draft"] * (depth + 1)),
                 "forwards": level.forwards,
                 "forwards_per_token": round(_ratio(level.forwards, self.generated_tokens), 4),
                 "drafted": level.drafted,
@@ -157,7 +157,7 @@ class Metrics:
                 "utilisation": round(level.utilisation, 4),
                 "ms": round(level.seconds * 1e3, 3),
             }
-            for place, level in enumerate(self.levels)
+            for depth, level in enumerate(self.levels)
         ]
         return {**record, "levels": levels}
 

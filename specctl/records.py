@@ -1,7 +1,8 @@
-"""What happened: the facts that the decoding loop hands to everyone else. No torch here."""
+"""What happened while text was generated: the records that decoding hands to everyone else. No torch here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Self
 
 
 class StopReason(StrEnum):
@@ -34,7 +35,7 @@ class DraftStep:
     """One drafted token with the signals a stopping policy may read.
 
     Signals are taken from the draft's softmax at temperature 1 over its raw logits, whatever the sampling settings;
-    a signal that nobody asked for is None.
+    a signal that no policy reads is None.
 
     Attributes:
         index: 1 for the first token of the round.
@@ -54,14 +55,49 @@ class DraftStep:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """A round in a few numbers, as files and metrics have it.
+
+    Attributes:
+        drafted, accepted: number of tokens drafted, and of those that verification accepted.
+        stop: why drafting ended; None in a round without a draft.
+        threshold: the policy's threshold during the round; None for a policy without one.
+        draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
+        inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
+    """
+
+    drafted: int
+    accepted: int
+    stop: StopReason | None
+    threshold: float | None
+    draft_ms: float
+    verify_ms: float
+    inner: "tuple[RoundSummary, ...]" = ()
+
+    @property
+    def draft_forwards(self) -> int:
+        """Forward passes of the draft: one for each inner round in a hierarchy, else one for each drafted token."""
+        return len(self.inner) or self.drafted
+
+    def rounded(self) -> Self:
+        """The same with times rounded to microseconds, those of inner rounds included."""
+        return replace(
+            self,
+            draft_ms=round(self.draft_ms, 3),
+            verify_ms=round(self.verify_ms, 3),
+            inner=tuple(inner.rounded() for inner in self.inner),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One drafting phase and the verification that ended it.
 
     Attributes:
         index: 0 for the first round of the sequence; of an inner round, 0 for the first in its block.
         steps: the drafted tokens in order.
-        accepted: how many of them verification kept.
-        extra: the id of the verifier's own token after them; None when an accepted end of sequence made it moot.
+        accepted: how many of them verification accepted.
+        extra: the id of the verifier's own token after them; None after an accepted end of sequence.
         extra_kind: where ``extra`` comes from; None with it.
         stop: why drafting ended; None in a round that drafted nothing because there is no draft.
         threshold: the policy's threshold during the round, if it has one.
@@ -69,8 +105,8 @@ class Round:
             verdict, and of the whole round.
         inner: in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the
             model below it; each took one forward pass of the draft. Their ``budget`` is the room left in the block.
-        chances: min(1, p/q) of each judged token, the first rejected one included: with what probability it was to be
-            kept, p the verifier's and q the draft's probability of it. None when greedy.
+        chances: min(1, p/q) of each accepted token and of the first rejected one, the probability that verification
+            accepts it; p and q are the verifier's and the draft's probability of the token. None in greedy decoding.
     """
 
     index: int
@@ -96,14 +132,55 @@ class Round:
 
     @property
     def rejected(self) -> DraftStep | None:
-        """The first token that verification refused; the ones after it were never judged."""
+        """The first token that verification rejected; the tokens after it were never verified."""
         return None if self.fully_accepted else self.steps[self.accepted]
 
     @property
     def emitted(self) -> tuple[int, ...]:
         """The tokens this round adds to the sequence."""
-        kept = tuple(step.token for step in self.steps[: self.accepted])
-        return kept if self.extra is None else (*kept, self.extra)
+        accepted = tuple(step.token for step in self.steps[: self.accepted])
+        return accepted if self.extra is None else (*accepted, self.extra)
+
+    @property
+    def summary(self) -> RoundSummary:
+        """The round without its tokens."""
+        return RoundSummary(
+            self.drafted,
+            self.accepted,
+            self.stop,
+            self.threshold,
+            self.draft_seconds * 1e3,
+            self.verify_seconds * 1e3,
+            tuple(inner.summary for inner in self.inner),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionSummary:
+    """A finished generation as files and metrics have it; times in milliseconds.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        tokens: generated ids, an end-of-sequence token included.
+        text: the decoded tokens without special tokens and without a stop string.
+        finish_reason: why it ended.
+        prefill_ms: of the prompt in all models, before the first round.
+        first_token_ms, total_ms: from the start to the end of the first round, and to the last token.
+        target_forwards: verifying forward passes, the prompt's own not counted.
+        draft_forwards: forward passes of the draft that the target verifies.
+        rounds: in order; empty for a peer, whose rounds cannot be seen.
+    """
+
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    prefill_ms: float
+    first_token_ms: float
+    total_ms: float
+    target_forwards: int
+    draft_forwards: int
+    rounds: tuple[RoundSummary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +188,8 @@ class Completion:
     """One finished generation.
 
     Attributes:
-        prompt: its ids.
-        seed: what its draws were seeded with.
+        prompt: ids of the prompt.
+        seed: of all random draws.
         tokens: generated ids, an end-of-sequence token included.
         text: the decoded tokens without special tokens and without a stop string.
         finish_reason: why it ended.
@@ -135,3 +212,20 @@ class Completion:
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt)
+
+    @property
+    def summary(self) -> CompletionSummary:
+        """The completion without its prompt's ids, its seed and the tokens of its rounds."""
+        rounds = tuple(round_.summary for round_ in self.rounds)
+        return CompletionSummary(
+            prompt_tokens=self.prompt_tokens,
+            tokens=self.tokens,
+            text=self.text,
+            finish_reason=self.finish_reason,
+            prefill_ms=self.prefill_seconds * 1e3,
+            first_token_ms=self.first_token_seconds * 1e3,
+            total_ms=self.total_seconds * 1e3,
+            target_forwards=len(rounds),
+            draft_forwards=sum(round_.draft_forwards for round_ in rounds),
+            rounds=rounds,
+        )

@@ -9,7 +9,6 @@ from specctl.analysis.bounds import PUBLISHED_C, bounds, estimate
 from specctl.analysis.numbers import Analysis, Theory
 from specctl.analysis.readings import Judged, Readings
 from specctl.analysis.tables import SIGNAL_NAMES
-from specctl.errors import UsageError
 from specctl.reporting.style import FAINT, INK, PALETTE, Picture, page, panels, style, tint
 from specctl.statistics.association import Bin, quantiles
 from specctl.statistics.intervals import Floats
@@ -29,10 +28,6 @@ def draw_analysis(analysis: Analysis, judged: Judged, readings: Readings | None)
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'") from error
     with style():
         if analysis.theory is not None:
             yield acceptance_probability(analysis, analysis.theory)

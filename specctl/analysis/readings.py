@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from specctl.statistics.intervals import Floats
+
 Ints = npt.NDArray[np.int64]
 
 RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0, "accept_prob": 1.0}

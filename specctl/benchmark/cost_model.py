@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.benchmark.summaries import Summary
-from specctl.observing.results import Costs, Entrant, RoundFacts, Run, RunSet
+from specctl.observing.results import Costs, Entrant, Run, RunSet
 from specctl.observing.speedup import evened
+from specctl.records import RoundSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def forwards(run: Run, entrant: Entrant, drafts: int) -> list[int]:
     return [*counts, sum(turn.target_forwards for turn in run.turns)]
 
 
-def levels_of(run: Run) -> Iterator[list[RoundFacts]]:
+def levels_of(run: Run) -> Iterator[list[RoundSummary]]:
     """The rounds verified by the target, then those verified by its draft, and so on down."""
     rounds = list(run.rounds)
     while rounds:
@@ -153,7 +154,7 @@ def bare_ms(run: Run, costs: Costs, entrant: Entrant | None = None) -> float | N
     return total + lowest * (steps if len(levels) == len(places) else 0)
 
 
-def _verifying_ms(rounds: Sequence[RoundFacts], times: Mapping[int, float]) -> float:
+def _verifying_ms(rounds: Sequence[RoundSummary], times: Mapping[int, float]) -> float:
     known = sorted(times)
     widths = [round_.drafted + 1 for round_ in rounds]
     return float(np.interp(widths, known, [times[width] for width in known]).sum())

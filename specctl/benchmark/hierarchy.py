@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from specctl.benchmark.cost_model import CostModel, forwards, levels_of
+from specctl.benchmark.cost_model import CostModel, forwards
+from specctl.benchmark.summaries import metrics_of
 from specctl.metrics import Level
 from specctl.observing.results import Entrant, RunSet
 from specctl.observing.speedup import evened
@@ -95,17 +96,13 @@ def _levels(results: RunSet, entrant: Entrant) -> EntrantLevels | None:
     tokens = sum(run.tokens for run in runs)
     if not tokens or any(turn.target_forwards == 0 for run in runs for turn in run.turns if turn.tokens):
         return None
-    sums = [Level() for _ in entrant.drafts]
     drafts = len(results.header.drafts)
     counts = [0] * (drafts + 1)
     for run in runs:
         counts = [total + count for total, count in zip(counts, forwards(run, entrant, drafts), strict=True)]
-        for level, rounds in zip(sums, levels_of(run), strict=False):
-            level.forwards += sum(round_.draft_forwards for round_ in rounds)
-            level.drafted += sum(round_.drafted for round_ in rounds)
-            level.accepted += sum(round_.accepted for round_ in rounds)
+    sums = [*metrics_of(runs).levels, *(Level() for _ in entrant.drafts)]
     levels = tuple(
-        DraftLevel(place, level.redundancy, level.utilisation) if level.drafted else DraftLevel(place, None, None)
-        for place, level in zip(entrant.drafts, sums, strict=True)
+        DraftLevel(draft, level.redundancy, level.utilisation) if level.drafted else DraftLevel(draft, None, None)
+        for draft, level in zip(entrant.drafts, sums, strict=False)
     )
     return EntrantLevels(entrant.label, tuple(count / tokens for count in counts), levels)

@@ -1,49 +1,47 @@
-"""A benchmark's report."""
+"""The report of a benchmark."""
 
 import shlex
 from pathlib import Path
 from typing import Any
 
-from specctl.benchmark.digest import Digest, digest
+from specctl.benchmark.digest import Digest
 from specctl.benchmark.figures import draw_all
 from specctl.benchmark.tables import tables
 from specctl.errors import UsageError
-from specctl.observing.results import RunSet
 from specctl.reporting.document import write_document
 from specctl.reporting.style import Picture
 
 
-def write_report(results: RunSet, folder: Path) -> list[Path]:
-    """Write tables, figures and where they come from into the folder; return what was written.
+def write_report(digest: Digest, folder: Path) -> list[Path]:
+    """Write tables, figures and their provenance into the folder; return the paths of the files.
 
-    Figures that the results cannot fill are left out, with a line that says why.
+    Figures that the results cannot fill are left out, with a line that gives the reason.
 
     Raises:
         UsageError: there is no run to report, matplotlib is missing, or the folder cannot be written.
     """
-    if not results.runs:
+    if not digest.results.runs:
         raise UsageError("there is no finished run to report")
-    whole = digest(results)
-    found = list(draw_all(whole))
+    found = list(draw_all(digest))
     return write_document(
         "Speculative decoding benchmark",
-        tables(whole),
+        tables(digest),
         [picture for _, picture in found if isinstance(picture, Picture)],
-        _provenance(whole),
+        _provenance(digest),
         folder,
         remarks=[f"{title}: not drawn, {reason}." for title, reason in found if not isinstance(reason, Picture)],
-        profile=results.header.profile,
+        profile=digest.results.header.profile,
     )
 
 
-def _provenance(whole: Digest) -> dict[str, str]:
-    header = whole.results.header
-    expected = f" of {whole.expected_runs}" if whole.expected_runs else ""
+def _provenance(digest: Digest) -> dict[str, str]:
+    header = digest.results.header
+    expected = f" of {digest.expected_runs}" if digest.expected_runs else ""
     return {
         "Command": shlex.join(header.argv),
         "Started": header.created,
         "Prompts": _pairs(header.suite),
-        "Runs": f"{len(whole.results.runs)}{expected}, repeats {header.repeats}, "
+        "Runs": f"{len(digest.results.runs)}{expected}, repeats {header.repeats}, "
         f"length limits {', '.join(map(str, header.lengths)) or 'of the profile'}",
         "Sampling": _pairs(header.sampling),
         "Devices": _pairs(header.devices),

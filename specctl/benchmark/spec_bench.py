@@ -9,8 +9,9 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from specctl.errors import UsageError
-from specctl.observing.results import Run, RunSet, Turn
+from specctl.observing.results import Run, RunSet
 from specctl.prompts.formats import MT_BENCH, MT_BENCH_GROUP
+from specctl.records import CompletionSummary
 
 MT_BENCH_FIRST_ID = 81
 MT_BENCH_QUESTIONS = 10
@@ -84,7 +85,7 @@ def _category(run: Run) -> str:
     return MT_BENCH[place] if 0 <= place < len(MT_BENCH) else run.category
 
 
-def _choice(index: int, turns: Sequence[Turn]) -> dict[str, Any]:
+def _choice(index: int, turns: Sequence[CompletionSummary]) -> dict[str, Any]:
     """A repeat; `decoding_steps`, `new_tokens` and `wall_time` (seconds, prompt included) are lists over the turns."""
     return {
         "index": index,
@@ -96,7 +97,7 @@ def _choice(index: int, turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def _accept_lengths(turn: Turn) -> list[int]:
+def _accept_lengths(turn: CompletionSummary) -> list[int]:
     """Tokens emitted in each round; the last round may be cut short by an end of sequence or a stop string."""
     left, lengths = len(turn.tokens), []
     for round_ in turn.rounds:

@@ -90,26 +90,9 @@ def metrics_of(runs: Iterable[Run]) -> Metrics:
     """The sums from which every rate is derived."""
     metrics = Metrics()
     for run in runs:
-        count(run, metrics)
+        for turn in run.turns:
+            metrics.add(turn)
     return metrics
-
-
-def count(run: Run, metrics: Metrics) -> None:
-    """Add a finished run to the sums."""
-    for turn in run.turns:
-        metrics.sequences += 1
-        metrics.prompt_tokens += turn.prompt_tokens
-        metrics.generated_tokens += len(turn.tokens)
-        metrics.prefill_seconds += turn.prefill_ms / 1e3
-        metrics.total_seconds += turn.total_ms / 1e3
-    for round_ in run.rounds:
-        metrics.rounds += 1
-        metrics.drafted += round_.drafted
-        metrics.accepted += round_.accepted
-        metrics.draft_seconds += round_.draft_ms / 1e3
-        metrics.verify_seconds += round_.verify_ms / 1e3
-        if round_.stop is not None:
-            metrics.stops[round_.stop] += 1
 
 
 def _spread(values: Sequence[int]) -> Spread | None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from specctl.calibration.search import Calibration, Ranked, Score
 from specctl.calibration.tables import curve
-from specctl.errors import UsageError
 from specctl.policies import NONE
 from specctl.reporting.style import (
     BASELINE_COLOUR,
@@ -27,10 +26,6 @@ def draw_calibration(found: Calibration) -> Iterator[Picture]:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'") from error
     with style():
         yield ranking(found)
         yield verification_against_discard(found)

@@ -221,7 +221,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
     if report is not None:
         from specctl.benchmark.report import write_report
 
-        written += write_report(results, report)
+        written += write_report(whole, report)
     if answers is not None:
         from specctl.benchmark.spec_bench import write_answers
 

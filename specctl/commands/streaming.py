@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specctl.errors import RecordError, UsageError
-from specctl.jsonl import Finished, Record, error_line, result_line, trace_line, write_line
+from specctl.jsonl import Finished, Record, error_line, result_line, write_line
 from specctl.metrics import Metrics
 from specctl.records import Completion, ExtraToken, Round
+from specctl.round_trace import trace_line
 from specctl.terminal.live import LiveView, Origin, Piece
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class RecordStream:
             write_line(self.sink, error_line(record, error))
             return False
         for completion in completions:
-            metrics.add_completion(completion)
+            metrics.add(completion.summary)
         write_line(self.sink, result_line(record, completions, rounds=self.rounds, token_ids=self.token_ids))
         return True
 

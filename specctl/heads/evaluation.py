@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.special import expit, xlogy
 from transformers import PreTrainedModel
 
 from specctl.heads.examples import Example, Split
@@ -117,7 +118,7 @@ def evaluate(
                 accepted=float(truth.mean()),
                 head=score(said, truth, recipe.reject_weight),
                 signals=curves.scores(recipe.reject_weight),
-                reliability=reliability(_sigmoid(said), truth),
+                reliability=reliability(expit(said), truth),
             )
         )
     return evaluations
@@ -157,9 +158,9 @@ def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
     """
     yes, no = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)  # logarithms of both probabilities
     refused = 1 - accepted
-    own = -(_x_log_x(accepted) + _x_log_x(refused))
+    own = -(xlogy(accepted, accepted) + xlogy(refused, refused))
     weighted = -(accepted * yes + reject_weight * refused * no).sum() / (accepted + reject_weight * refused).sum()
-    said = _sigmoid(logits)
+    said = expit(logits)
     return Score(
         kl=float((-(accepted * yes + refused * no) - own).mean()),
         loss=float(weighted),
@@ -186,13 +187,3 @@ def _column(examples: Sequence[Example], name: str, chosen: Sequence[torch.Tenso
         columns = [column[mask] for column, mask in zip(columns, chosen, strict=True)]
     column: Floats = torch.cat(columns).double().numpy()
     return column
-
-
-def _sigmoid(logits: Floats) -> Floats:
-    said: Floats = np.exp(-np.logaddexp(0, -logits))
-    return said
-
-
-def _x_log_x(values: Floats) -> Floats:
-    found: Floats = values * np.log(np.where(values > 0, values, 1))
-    return found

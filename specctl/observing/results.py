@@ -9,7 +9,7 @@ from typing import Any
 from specctl.errors import UsageError
 from specctl.policies import NONE, Setting
 from specctl.profile.model_names import distinct_name
-from specctl.records import Completion, Round
+from specctl.records import CompletionSummary, RoundSummary
 
 SCHEMA_VERSION = 1
 BASELINE = "none"
@@ -56,74 +56,6 @@ class Entrant:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundFacts:
-    """A round without its tokens; times in milliseconds. ``inner`` is as in `Round`."""
-
-    drafted: int
-    accepted: int
-    stop: str | None
-    threshold: float | None
-    draft_ms: float
-    verify_ms: float
-    inner: "tuple[RoundFacts, ...]" = ()
-
-    @property
-    def draft_forwards(self) -> int:
-        """Forward passes of the draft: one an inner round in a hierarchy, else one a token."""
-        return len(self.inner) or self.drafted
-
-    @classmethod
-    def of(cls, round_: Round) -> "RoundFacts":
-        return cls(
-            round_.drafted,
-            round_.accepted,
-            None if round_.stop is None else round_.stop.value,
-            round_.threshold,
-            round_.draft_seconds * 1e3,
-            round_.verify_seconds * 1e3,
-            tuple(map(cls.of, round_.inner)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One completion of a run; times in milliseconds.
-
-    Attributes:
-        target_forwards: verifying forward passes, the prompt's own not counted.
-        draft_forwards: forward passes of the draft that the target verifies.
-        rounds: empty for a peer, whose rounds cannot be seen.
-    """
-
-    prompt_tokens: int
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: str
-    prefill_ms: float
-    first_token_ms: float
-    total_ms: float
-    target_forwards: int
-    draft_forwards: int
-    rounds: tuple[RoundFacts, ...] = ()
-
-    @classmethod
-    def of(cls, completion: Completion) -> "Turn":
-        rounds = tuple(map(RoundFacts.of, completion.rounds))
-        return cls(
-            prompt_tokens=completion.prompt_tokens,
-            tokens=completion.tokens,
-            text=completion.text,
-            finish_reason=completion.finish_reason.value,
-            prefill_ms=completion.prefill_seconds * 1e3,
-            first_token_ms=completion.first_token_seconds * 1e3,
-            total_ms=completion.total_seconds * 1e3,
-            target_forwards=len(rounds),
-            draft_forwards=sum(round_.draft_forwards for round_ in rounds),
-            rounds=rounds,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
     """Where an entrant's greedy tokens left the baseline's.
 
@@ -155,7 +87,7 @@ class Run:
     category: str
     repeat: int
     length: int
-    turns: tuple[Turn, ...]
+    turns: tuple[CompletionSummary, ...]
     difference: Difference | None = None
 
     @property
@@ -176,7 +108,7 @@ class Run:
         return sum(turn.total_ms - turn.prefill_ms for turn in self.turns)
 
     @property
-    def rounds(self) -> Iterator[RoundFacts]:
+    def rounds(self) -> Iterator[RoundSummary]:
         return (round_ for turn in self.turns for round_ in turn.rounds)
 
 
@@ -414,9 +346,9 @@ def _run(line: dict[str, Any]) -> Run:
     turns = []
     for turn in line.pop("turns"):
         rounds = tuple(map(_round, turn.pop("rounds")))
-        turns.append(Turn(**{**turn, "tokens": tuple(turn["tokens"])}, rounds=rounds))
+        turns.append(CompletionSummary(**{**turn, "tokens": tuple(turn["tokens"])}, rounds=rounds))
     return Run(**line, turns=tuple(turns))
 
 
-def _round(line: dict[str, Any]) -> RoundFacts:
-    return RoundFacts(**{**line, "inner": tuple(map(_round, line.get("inner", ())))})
+def _round(line: dict[str, Any]) -> RoundSummary:
+    return RoundSummary(**{**line, "inner": tuple(map(_round, line.get("inner", ())))})

@@ -20,7 +20,6 @@ from specctl.observing.results import (
     Entrant,
     Run,
     RunSet,
-    Turn,
     costs_line,
     difference_line,
     run_line,
@@ -136,7 +135,7 @@ class RoundRobin:
         if lane.peer is not None:
             lane.peer.passes.clear()
         completions = replace(lane.answerer, settings=settings).answer(record)
-        turns = [Turn.of(completion) for completion in completions]
+        turns = [completion.summary for completion in completions]
         if lane.peer is not None:
             turns = [
                 replace(turn, target_forwards=target, draft_forwards=draft)

@@ -6,6 +6,7 @@ from math import log, sqrt
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
 from specctl.policies import Signal
 from specctl.policies.base import Rule, read
@@ -15,6 +16,7 @@ from specctl.replay.costs import CostTable, signal_key
 from specctl.replay.play import Replay, replay
 from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Floats
+from specctl.statistics.logistic import fit_weights
 
 LEVELS = 12
 """Classes of equal size that a signal is sorted into."""
@@ -25,7 +27,9 @@ USUAL = 12
 """Draft lengths over which the slope of a target pass is taken."""
 READS: frozenset[Signal] = frozenset({"entropy", "top_prob"})
 SMOOTHING = 3.0
-FIT_STEPS, HALVINGS = 25, 30
+RIDGE = 1e-2
+"""A weak prior on the weights of the fitted acceptance."""
+HALVINGS = 30
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ class Solved(Rule):
         if step.index == 1:
             self._survival = 0.0
         row = np.array([_row(read(step.top_prob), read(step.entropy))])
-        accepted = float(_sigmoid(row @ self.weights)[0])
+        accepted = float(expit(row @ self.weights)[0])
         self._survival += log(max(1e-9, accepted))
         level = int(np.searchsorted(self.cuts, accepted))
         return float(np.interp(self._survival, SURVIVALS, self.going_on[:, level])) <= 0
@@ -95,8 +99,8 @@ def best_stopping(
     paths = [trace.line.path for trace in traces]
     rows = [np.array([_row(*pair) for pair in zip(path.top_prob, path.entropy, strict=True)]) for path in paths]
     fates = [np.array(one.line.kept if one.chances is None else one.chances, dtype=np.float64) for one in traces]
-    weights = _fit(np.concatenate(rows), np.concatenate(fates))
-    chances = [_sigmoid(row @ weights) for row in rows]
+    weights = fit_weights(np.concatenate(rows), np.concatenate(fates), ridge=RIDGE)
+    chances = [expit(row @ weights) for row in rows]
     cuts = np.quantile(np.concatenate(chances), np.linspace(0, 1, LEVELS + 1)[1:-1])
     classes = [np.searchsorted(cuts, chance) for chance in chances]
     sizes = np.bincount(np.concatenate(classes), minlength=LEVELS) + 1e-9
@@ -119,23 +123,6 @@ def best_stopping(
 
 def _row(top_prob: float, entropy: float) -> tuple[float, float, float]:
     return 1.0, log_odds(top_prob), sqrt(max(0.0, entropy))
-
-
-def _sigmoid(scores: Floats) -> Floats:
-    found: Floats = 1 / (1 + np.exp(-scores))
-    return found
-
-
-def _fit(rows: Floats, fates: Floats) -> Floats:
-    """Logistic regression by Newton's method, held by a weak prior; fates may be probabilities."""
-    weights = np.zeros(rows.shape[1])
-    ridge = 1e-2 * np.eye(rows.shape[1])
-    for _ in range(FIT_STEPS):
-        chance = _sigmoid(rows @ weights)
-        curvature = (rows * (chance * (1 - chance))[:, None]).T @ rows + ridge
-        move = np.linalg.solve(curvature, rows.T @ (fates - chance) - ridge @ weights)
-        weights = weights + move * min(1.0, 5 / float(np.abs(move).max() + 1e-9))
-    return weights
 
 
 def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float]:

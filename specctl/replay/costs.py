@@ -19,6 +19,7 @@ from specctl.models.loading.pair import Pair
 from specctl.policies import Signal
 from specctl.policies.constant import Constant
 from specctl.replay.play import Clock, Level, Replay
+from specctl.statistics.intervals import Floats
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
 IN_A_ROW = 3
@@ -28,7 +29,6 @@ PASSES = WARM_UPS + 4
 TYPICAL = 4
 """The draft length at which signals are priced."""
 
-Floats = npt.NDArray[np.float64]
 SignalSet = frozenset[Signal]
 
 

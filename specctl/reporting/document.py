@@ -1,17 +1,22 @@
-"""Reports: Markdown, one self-contained HTML page, and the figures as PNG and SVG."""
+"""Reports: Markdown, one self-contained HTML page made from it, and the figures as PNG and SVG."""
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import OptionsDict
+
 from specctl.errors import UsageError
 from specctl.reporting.style import Picture, style
-from specctl.reporting.table import Table, as_markdown
+from specctl.reporting.table import Table, as_markdown, inert
 
 PIXELS_PER_INCH = 160
 _CSS = """
@@ -23,14 +28,17 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th { border-bottom: 2px solid #888; vertical-align: bottom; white-space: normal; }
-.label { text-align: left; }
-.note { color: #555; font-size: .9rem; max-width: 48rem; }
+section p { color: #555; font-size: .9rem; max-width: 48rem; }
 .alarm { border: 3px solid #b00020; background: #fff1f2; padding: 0 1rem 1rem; }
-.alarm h2 { color: #b00020; margin-top: 1rem; } .alarm .note { color: #222; font-weight: bold; }
-figure { margin: 2rem 0; } img { max-width: 100%; height: auto; }
-dt { font-weight: bold; } dd { margin: 0 0 .5rem; overflow-wrap: anywhere; }
+.alarm h2 { color: #b00020; margin-top: 1rem; } .alarm p { color: #222; }
+img { max-width: 100%; height: auto; margin: 1rem 0; }
+li { overflow-wrap: anywhere; }
 pre { overflow-x: auto; background: #f6f6f6; padding: 1rem; font-size: .8rem; }
 """
+_HEAD = (
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,15 @@ class _Drawn:
     caption: str
     png: bytes
     svg: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Markdown with the HTML that goes around it on the page."""
+
+    markdown: str
+    opening: str = "<section>"
+    closing: str = "</section>"
 
 
 def write_document(
@@ -55,54 +72,31 @@ def write_document(
     """Write ``report.md``, ``report.html`` and the figures into the folder; return what was written.
 
     Args:
-        title: of the whole.
-        shown: tables, alarms going first.
+        title: of the document.
+        shown: tables; alarms are moved to the front.
         pictures: drawn one at a time.
         provenance: where the numbers come from, by name.
         folder: made if it is missing.
         remarks: lines below the figures.
-        profile: the resolved profile, shown folded away.
+        profile: the resolved profile; the page shows it folded.
 
     Raises:
         UsageError: matplotlib is missing, or the folder cannot be written.
     """
-    tables = sorted(shown, key=lambda table: not table.alarm)
     figures = [render(picture) for picture in pictures]
-    origin = {name: _words(value) for name, value in provenance.items()}
-    resolved = json.dumps(profile, indent=2, ensure_ascii=False, default=str) if profile is not None else ""
-    markdown = [
-        f"# {title}",
-        *(f"## {table.title}\n\n{as_markdown(table)}" for table in tables),
-        "## Figures",
-        *(f"![{figure.title}]({figure.name}.png)\n\n{figure.caption}" for figure in figures),
-        *remarks,
-        "## Where the numbers come from",
-        "\n".join(f"- **{name}**: {_inert(value)}" for name, value in origin.items()),
-        *([f"```json\n{resolved}\n```"] if resolved else []),
+    parts = [
+        _Part(f"# {inert(title)}", "<header>", "</header>"),
+        *map(_table_part, sorted(shown, key=lambda table: not table.alarm)),
+        _Part("\n\n".join(["## Figures", *map(_image, figures), *map(inert, remarks)])),
+        _Part("## Where the numbers come from\n\n" + "\n".join(_item(*pair) for pair in provenance.items())),
     ]
-    html = [
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_CSS}</style></head><body>",
-        f"<h1>{title}</h1>",
-        *map(_html_table, tables),
-        "<h2>Figures</h2>",
-        *(
-            f'<figure><img alt="{escape(f"{figure.title}. {figure.caption}")}" '
-            f'src="data:image/png;base64,{b64encode(figure.png).decode()}"></figure>'
-            for figure in figures
-        ),
-        *(f'<p class="note">{escape(line)}</p>' for line in remarks),
-        "<h2>Where the numbers come from</h2>",
-        "<dl>"
-        + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in origin.items())
-        + "</dl>",
-        *([f"<details><summary>Resolved profile</summary><pre>{escape(resolved)}</pre></details>"] if resolved else []),
-        "</body></html>\n",
-    ]
+    if profile is not None:
+        resolved = json.dumps(profile, indent=2, ensure_ascii=False, default=str)
+        folded = "<details><summary>Resolved profile</summary>"
+        parts.append(_Part(f"```json\n{resolved}\n```", folded, "</details>"))
     files = {
-        "report.md": ("\n\n".join(part.rstrip("\n") for part in markdown) + "\n").encode(),
-        "report.html": "\n".join(html).encode(),
+        "report.md": ("\n\n".join(part.markdown.rstrip("\n") for part in parts) + "\n").encode(),
+        "report.html": _page(title, parts, figures).encode(),
     }
     for figure in figures:
         files |= {f"{figure.name}.png": figure.png, f"{figure.name}.svg": figure.svg}
@@ -129,27 +123,47 @@ def render(picture: Picture) -> _Drawn:
     return _Drawn(picture.name, picture.title, picture.caption, png.getvalue(), svg.getvalue())
 
 
-def _words(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+def _table_part(table: Table) -> _Part:
+    opening = '<section class="alarm">' if table.alarm else "<section>"
+    return _Part(f"## {inert(table.title)}\n\n{as_markdown(table)}", opening)
 
 
-def _inert(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return "".join(f"\\{char}" if char in r"\`*_[]<>|" else char for char in " ".join(text.split()))
+def _image(figure: _Drawn) -> str:
+    # The figure itself shows its title and caption: as text they are for those who do not see it.
+    return f"![{inert(f'{figure.title}. {figure.caption}')}]({figure.name}.png)"
 
 
-def _html_table(table: Table) -> str:
-    def row(cells: Iterable[str], tag: str) -> str:
-        classes = ((cell, ' class="label"' if column < table.labels else "") for column, cell in enumerate(cells))
-        return "<tr>" + "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in classes) + "</tr>"
+def _item(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return f"- **{inert(name)}**: {inert(text)}"
 
-    parts = [f"<h2>{escape(table.title)}</h2>"]
-    if table.columns:
-        body = "\n".join(row(cells, "td") for cells in table.rows)
-        parts.append(
-            f'<div class="wide"><table><thead>{row(table.columns, "th")}</thead><tbody>\n{body}\n</tbody></table></div>'
-        )
-    if table.note:
-        parts.append(f'<p class="note">{escape(table.note)}</p>')
-    kind = ' class="alarm"' if table.alarm else ""
-    return f"<section{kind}>" + "\n".join(parts) + "</section>"
+
+def _page(title: str, parts: Iterable[_Part], figures: Iterable[_Drawn]) -> str:
+    """The parts as one HTML page that contains its images. No HTML inside the Markdown gets through."""
+    images = {f"{figure.name}.png": f"data:image/png;base64,{b64encode(figure.png).decode()}" for figure in figures}
+    # Without linkify nothing but an image is ever an address.
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.add_render_rule("table_open", _scrollable)
+    reader.add_render_rule("table_close", _scrollable)
+    reader.add_render_rule("image", _embedded)
+    body = (f"{part.opening}\n{reader.render(part.markdown, {'images': images})}{part.closing}" for part in parts)
+    return "\n".join(
+        [f"{_HEAD}<title>{escape(title)}</title><style>{_CSS}</style></head><body>", *body, "</body></html>\n"]
+    )
+
+
+def _scrollable(
+    renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: MutableMapping[str, Any]
+) -> str:
+    """A table in a box that scrolls by itself where the page is narrower."""
+    tag = renderer.renderToken(tokens, index, options, env)
+    return f'<div class="wide">{tag}' if tokens[index].nesting == 1 else f"{tag.rstrip()}</div>\n"
+
+
+def _embedded(
+    renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: MutableMapping[str, Any]
+) -> str:
+    """An image with its file's content as its address."""
+    token = tokens[index]
+    alt = renderer.renderInlineAsText(token.children, options, env)
+    return f'<img alt="{escape(alt)}" src="{env["images"][str(token.attrs["src"])]}">'

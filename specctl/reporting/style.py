@@ -1,9 +1,11 @@
-"""The look that all figures share: page, colours, labels that keep out of each other's way."""
+"""The look that all figures share: page, colours, labels that do not overlap."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
+
+from specctl.errors import UsageError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH = 9.0
 INK, FAINT, GRID = "#222222", "#666666", "#dddddd"
 BASELINE_COLOUR = "#777777"
-# Okabe and Ito's colours, then Tol's: told apart with any common kind of colour blindness.
+# Okabe and Ito's colours, then Tol's: distinct with any common kind of colour blindness.
 PALETTE = (
     "#0072B2",
     "#D55E00",
@@ -53,21 +55,27 @@ _STYLE: dict[str, Any] = {
 
 
 def style() -> "AbstractContextManager[None]":
-    """While it lasts figures look like ours, whatever the user's own matplotlib settings."""
-    import matplotlib
+    """A context in which figures have our look, whatever the user's own matplotlib settings.
 
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'") from error
     settings: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
     settings.update(_STYLE)
     return matplotlib.rc_context(settings)
 
 
 class MissingDataError(Exception):
-    """The results lack what the figure shows; the message says what."""
+    """The results lack what the figure shows; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A finished figure; ``name`` is its file's name without a suffix."""
+    """A finished figure; ``name`` is the name of its file without a suffix."""
 
     name: str
     title: str
@@ -92,7 +100,7 @@ def page(name: str, title: str, caption: str, height: float) -> Picture:
 
 
 def panels(picture: Picture, count: int, columns: int, across: str, up: str = "") -> "list[Axes]":
-    """That many axes in rows on common scales, labelled with their units at the outer ones."""
+    """``count`` axes in rows with common scales; the outer ones are labelled."""
     columns = min(columns, count)
     rows = -(-count // columns)
     grid: list[Axes] = picture.figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel().tolist()
@@ -112,7 +120,7 @@ def shorten(text: str, limit: int = 30) -> str:
 
 
 def label_points(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
-    """Write each text (x, y, text) beside its point where it covers neither point nor text."""
+    """Write each text (x, y, text) next to its point, where it covers neither a point nor a text."""
     from matplotlib.patheffects import withStroke
 
     axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
@@ -126,9 +134,9 @@ def label_points(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> No
         for shift in _shifts(width):
             box = across + shift[0], up + shift[1], across + shift[0] + width, up + shift[1] + _LINE
             outside = box[0] < left or box[2] > right or box[1] < bottom or box[3] > top
-            harm = sum(_meet(box, other) for other in taken) + 100 * outside
-            if harm < fewest:
-                best, fewest = shift, harm
+            overlaps = sum(_overlap(box, other) for other in taken) + 100 * outside
+            if overlaps < fewest:
+                best, fewest = shift, overlaps
         taken.append((across + best[0], up + best[1], across + best[0] + width, up + best[1] + _LINE))
         axes.annotate(
             text,
@@ -160,12 +168,12 @@ def label_ends(axes: "Axes", ends: Iterable[tuple[float, float, str, str]]) -> N
 
 
 def _shifts(width: float) -> Iterator[tuple[float, float]]:
-    """Where a text may stand from its point, best places first."""
+    """Offsets in points at which a text may stand from its point, best first."""
     for step in (0, 1, -1, 2, -2, 3, -3, 4, -4):
         for start in (10.0, -width - 10, -width / 2):
             if step or start != -width / 2:
                 yield start, -4.0 + step * (_LINE + 1)
 
 
-def _meet(one: _Box, other: _Box) -> bool:
+def _overlap(one: _Box, other: _Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -1,11 +1,22 @@
 """A table ready to be shown, as plain text or as Markdown."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from tabulate import tabulate
 
 from specctl.statistics.intervals import Interval
 
 UNKNOWN = "-"
+UP, DOWN = " ↑", " ↓"
+"""Mark the heading of a column in which higher, or lower, is better."""
+DEFINITIONS = "Columns: docs/words.md."
+"""Stands in the note of the first table of a command."""
+_MARKUP = re.compile(r"[\\`*|]|<(?=[\w/!?])|\](?=[(:])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])|#$")
+"""Characters that would begin or end code, emphasis, a cell, a heading, HTML, a link or an entity."""
+_BLOCK_START = re.compile(r"^(\d*)([-#+=~.)>])")
+"""What could make a paragraph a list, a heading, a quotation or a fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +24,11 @@ class Table:
     """Cells ready to be shown.
 
     Attributes:
-        labels: how many leading columns hold words; the others hold numbers.
-        note: what a reader has to know to read it.
+        title: of the table; the whole message where there are no columns.
+        columns: headings.
+        rows: cells, each row as long as ``columns``.
+        labels: how many leading columns contain words; the others contain numbers.
+        note: what a reader needs to know about these numbers.
         alarm: whether it reports something that must not be overlooked.
     """
 
@@ -25,6 +39,16 @@ class Table:
     note: str = ""
     alarm: bool = False
 
+    @property
+    def grid(self) -> list[list[str]]:
+        """Headings and rows, each cell on one line."""
+        return [list(map(_one_line, row)) for row in (self.columns, *self.rows)]
+
+    @property
+    def alignment(self) -> tuple[str, ...]:
+        """``left`` or ``right`` for each column."""
+        return tuple("left" if column < self.labels else "right" for column in range(len(self.columns)))
+
 
 def as_text(shown: Iterable[Table]) -> str:
     """Aligned plain text."""
@@ -32,38 +56,41 @@ def as_text(shown: Iterable[Table]) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """The table with its note, without its title."""
-    lines = []
+    """The table with its note, without its title. Whatever the cells and the note contain is shown literally."""
+    parts = []
     if table.columns:
-        rules = [":--" if column < table.labels else "--:" for column in range(len(table.columns))]
-        lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (table.columns, tuple(rules), *table.rows)]
+        headings, *rows = ([_escaped(cell) for cell in row] for row in table.grid)
+        parts.append(_aligned(rows, table, "pipe", headings))
     if table.note:
-        note = f"**{table.note}**" if table.alarm else table.note
-        lines += ["", note] if lines else [note]
-    return "\n".join(lines) + "\n"
+        note = inert(table.note)
+        parts.append(f"**{note}**" if table.alarm else note)
+    return "\n\n".join(parts) + "\n"
 
 
-def _text_lines(table: Table) -> Iterable[str]:
+def inert(text: str) -> str:
+    """Text as a Markdown paragraph or heading of one line that shows it literally."""
+    return _BLOCK_START.sub(r"\1\\\2", _escaped(_one_line(text)))
+
+
+def _text_lines(table: Table) -> Iterator[str]:
     yield f"!!! {table.title} !!!" if table.alarm else table.title
     if table.columns:
-        grid = (table.columns, *table.rows)
-        widths = [max(len(_one_line(row[column])) for row in grid) for column in range(len(table.columns))]
-        for row in grid:
-            cells = [
-                _one_line(cell).ljust(width) if column < table.labels else _one_line(cell).rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            yield "  ".join(cells).rstrip()
+        yield from (line.rstrip() for line in _aligned(table.grid, table, "plain").splitlines())
     if table.note:
         yield table.note
 
 
+def _aligned(grid: Sequence[Sequence[str]], table: Table, form: str, headings: Sequence[str] = ()) -> str:
+    # Numbers are strings that are ready to be shown: parsed, they would lose their decimals.
+    return tabulate(grid, headings, tablefmt=form, colalign=table.alignment, disable_numparse=True)
+
+
+def _escaped(text: str) -> str:
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", text)
+
+
 def _one_line(cell: str) -> str:
     return " ".join(cell.split())
-
-
-def _escaped(cell: str) -> str:
-    return _one_line(cell).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def show_interval(interval: Interval | None) -> str:

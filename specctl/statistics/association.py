@@ -1,21 +1,25 @@
-"""How two series of numbers go together."""
+"""Measures of how two series of numbers go together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import binomtest, spearmanr
 
-from specctl.statistics.intervals import Floats
+from specctl.statistics.intervals import CONFIDENCE, Floats
 
 BINS = 10
-_Z = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Tokens whose signal lies between low and high, and the mean of something about them.
+    """Tokens whose signal lies between ``low`` and ``high``, with the mean of some value of these tokens.
 
-    ``lower`` and ``upper`` are the Wilson 95% interval of a frequency, or the quartiles of a number.
+    Attributes:
+        low, high, middle: smallest, largest and mean signal in the bin.
+        count: tokens in the bin.
+        value: mean of the value.
+        lower, upper: the Wilson 95% interval where the value is a frequency, else the quartiles of the value.
     """
 
     low: float
@@ -28,44 +32,51 @@ class Bin:
 
 
 def auroc(signal: Floats, accepted: Floats) -> float | None:
-    """The chance that an accepted token has a higher signal than a refused one, ties counting half.
+    """The probability that an accepted token has a higher signal than a rejected one, ties counting half.
 
     Args:
         signal: ``(N,)``.
-        accepted: ``(N,)`` probability of acceptance: such a token counts for both sides.
+        accepted: ``(N,)`` probability of acceptance; a token counts as accepted with this weight and as rejected with
+            the remaining weight.
+
+    Returns:
+        None where no token was accepted or none was rejected.
     """
-    values, place = np.unique(signal, return_inverse=True)
-    yes = np.bincount(place, accepted, len(values))
-    no = np.bincount(place, 1 - accepted, len(values))
+    values, position = np.unique(signal, return_inverse=True)
+    yes = np.bincount(position, accepted, len(values))
+    no = np.bincount(position, 1 - accepted, len(values))
     pairs = yes.sum() * no.sum()
     return float((yes * (np.cumsum(no) - no / 2)).sum() / pairs) if pairs > 0 else None
 
 
 def spearman(one: Floats, other: Floats) -> float | None:
-    """Rank correlation, ties sharing their mean rank; None where one of them does not vary."""
-    first, second = _ranks(one), _ranks(other)
-    if not len(first) or not np.ptp(first) or not np.ptp(second):
+    """Rank correlation of two ``(N,)`` arrays, ties sharing their mean rank; None where one of them does not vary."""
+    if not len(one) or not np.ptp(one) or not np.ptp(other):
         return None
-    return float(np.corrcoef(first, second)[0, 1])
+    return float(spearmanr(one, other).statistic)
 
 
-def wilson(successes: float, count: int) -> tuple[float, float]:
-    """95% interval of a frequency."""
-    share, weight = successes / count, _Z**2 / count
-    middle = (share + weight / 2) / (1 + weight)
-    half = _Z * np.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
-    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    """The Wilson 95% interval of a frequency."""
+    low, high = binomtest(successes, count).proportion_ci(CONFIDENCE, method="wilson")
+    return float(low), float(high)
 
 
 def binned(signal: Floats, values: Floats, *, frequency: bool = False) -> list[Bin]:
-    """Means of ``values`` in bins that hold equally many tokens."""
+    """Means of ``values`` in bins that contain equally many tokens.
+
+    Args:
+        signal: ``(N,)``; tokens of equal signal share a bin.
+        values: ``(N,)``.
+        frequency: whether the values are all 0 or 1, so that their mean has a Wilson interval.
+    """
     edges = np.unique(np.quantile(signal, np.linspace(0, 1, BINS + 1)))
-    place = np.searchsorted(edges[1:-1], signal, side="right")
+    position = np.searchsorted(edges[1:-1], signal, side="right")
     bins = []
-    for number in np.unique(place):
-        inside, chosen = signal[place == number], values[place == number]
+    for number in np.unique(position):
+        inside, chosen = signal[position == number], values[position == number]
         if frequency:
-            lower, upper = wilson(float(chosen.sum()), len(chosen))
+            lower, upper = wilson(round(chosen.sum()), len(chosen))
         else:
             lower, upper = map(float, np.quantile(chosen, (0.25, 0.75)))
         extent = float(inside.min()), float(inside.max()), float(inside.mean())
@@ -74,14 +85,6 @@ def binned(signal: Floats, values: Floats, *, frequency: bool = False) -> list[B
 
 
 def quantiles(values: Floats, weights: Floats, at: Sequence[float]) -> list[float]:
-    """Smallest values that hold at least these shares of the weight."""
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    places = np.searchsorted(reached, np.asarray(at) * reached[-1])
-    return [float(value) for value in values[order[np.minimum(places, len(values) - 1)]]]
-
-
-def _ranks(values: Floats) -> Floats:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    means: Floats = np.cumsum(counts) - (counts - 1) / 2
-    return means[place]
+    """For each share in ``at``, the smallest of the ``(N,)`` values up to which that share of the weight lies."""
+    found: Floats = np.quantile(values, np.asarray(at), weights=weights, method="inverted_cdf")
+    return [float(value) for value in found]

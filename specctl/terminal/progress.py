@@ -11,7 +11,6 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specctl.benchmark.summaries import count
 from specctl.metrics import Metrics
 from specctl.observing.results import BASELINE, Run
 from specctl.printable import one_line
@@ -125,11 +124,14 @@ class _Sums:
 
     def add(self, run: Run) -> None:
         self.runs += 1
-        count(run, self._all)
+        for turn in run.turns:
+            self._all.add(turn)
 
     def pair(self, run: Run, baseline: Run) -> None:
-        count(run, self._paired)
-        count(baseline, self._baseline)
+        for turn in run.turns:
+            self._paired.add(turn)
+        for turn in baseline.turns:
+            self._baseline.add(turn)
         self.differing += [turn.tokens for turn in run.turns] != [turn.tokens for turn in baseline.turns]
 
     def cells(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +21,10 @@ from specctl.analysis.verdicts import read_traces
 from specctl.decoding import along
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.jsonl import Record, trace_line
+from specctl.jsonl import Record
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.reporting.table import as_text
+from specctl.round_trace import trace_line
 from specctl.statistics.association import auroc, binned, quantiles, spearman, wilson
 
 GREEDY = Sampling()
@@ -158,19 +158,26 @@ def test_auroc_with_chances_is_that_of_as_many_tokens() -> None:
     assert chances == pytest.approx(whole)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))
-def test_spearman_is_scipys(pairs: list[tuple[int, int]]) -> None:
-    one, other = np.array(pairs, dtype=float).T
-    if np.ptp(one) and np.ptp(other):
-        assert spearman(one, other) == pytest.approx(scipy.stats.spearmanr(one, other).statistic)
-    else:
-        assert spearman(one, other) is None
+def test_spearman_is_the_correlation_of_ranks_with_shared_ties() -> None:
+    ranks = (np.array([1, 2.5, 2.5, 4]), np.array([1, 3, 2, 4]))
+    expected = np.corrcoef(*ranks)[0, 1]
+    assert spearman(np.array([-1.0, 20, 20, 21]), np.array([1.0, 3, 2, 4])) == pytest.approx(expected, abs=1e-12)
+    assert spearman(np.array([1.0, 2, 3]), np.array([0.3, 0.2, -9])) == pytest.approx(-1, abs=1e-12)
+
+
+def test_what_does_not_vary_has_no_rank_correlation() -> None:
+    assert spearman(np.ones(3), np.arange(3.0)) is None
+    assert spearman(np.zeros(0), np.zeros(0)) is None
 
 
 @given(st.integers(1, 50).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_is_scipys(counts: tuple[int, int]) -> None:
-    expected = scipy.stats.binomtest(*counts).proportion_ci(method="wilson")
-    assert wilson(*counts) == pytest.approx((expected.low, expected.high), abs=1e-9)
+def test_wilsons_ends_are_one_normal_deviation_from_the_frequency(counts: tuple[int, int]) -> None:
+    successes, count = counts
+    low, high = wilson(successes, count)
+    assert 0 <= low < high <= 1
+    for end in (low, high):
+        deviation = 1.959963984540054 * sqrt(end * (1 - end) / count)
+        assert abs(successes / count - end) == pytest.approx(deviation, abs=1e-8)
 
 
 def test_bins_hold_equally_many_tokens() -> None:

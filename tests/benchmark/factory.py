@@ -1,10 +1,16 @@
 """Synthetic results with exact times, for tests of what is computed from them."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from specctl.observing.results import Costs, Entrant, Header, RoundFacts, Run, RunSet, Turn
+from specctl.benchmark import report
+from specctl.benchmark import tables as of_digest
+from specctl.benchmark.digest import digest
+from specctl.observing.results import Costs, Entrant, Header, Run, RunSet
 from specctl.policies import Setting, nested
+from specctl.records import CompletionSummary, RoundSummary
+from specctl.reporting.table import Table
 
 DRAFT_MS, TARGET_MS, PREFILL_MS = 2.0, 10.0, 5.0
 Shape = tuple[int, int, str]
@@ -25,7 +31,7 @@ def drafted_run(
 ) -> Run:
     """Rounds that cost DRAFT_MS a draft and TARGET_MS a pass, times ``slowdown``, plus ``other_ms`` in all."""
     rounds = tuple(
-        RoundFacts(drafted, accepted, stop, None, DRAFT_MS * drafted * slowdown, TARGET_MS * slowdown)
+        RoundSummary(drafted, accepted, stop, None, DRAFT_MS * drafted * slowdown, TARGET_MS * slowdown)
         for drafted, accepted, stop in shapes
     )
     return _run(label, prompt, rounds, sum(round_.accepted + 1 for round_ in rounds), other_ms, **changes)
@@ -42,24 +48,24 @@ def nested_run(label: str, prompt: str, blocks: Iterable[tuple[int, Sequence[tup
     """
     rounds = []
     for accepted, inner in blocks:
-        below = tuple(RoundFacts(k, n, "policy", 0.1, DRAFT_MS * k, MID_MS) for k, n in inner)
+        below = tuple(RoundSummary(k, n, "policy", 0.1, DRAFT_MS * k, MID_MS) for k, n in inner)
         drafted = sum(n + 1 for _, n in inner)
         draft_ms = sum(one.draft_ms + one.verify_ms for one in below)
-        rounds.append(RoundFacts(drafted, accepted, "policy", 0.2, draft_ms, TARGET_MS, below))
+        rounds.append(RoundSummary(drafted, accepted, "policy", 0.2, draft_ms, TARGET_MS, below))
     return _run(label, prompt, tuple(rounds), sum(round_.accepted + 1 for round_ in rounds), 0.0, **changes)
 
 
 def middle_run(label: str, prompt: str, shapes: Iterable[Shape], **changes: Any) -> Run:
     """The middle model drafting alone."""
     rounds = tuple(
-        RoundFacts(drafted, accepted, stop, None, MID_MS * drafted, TARGET_MS) for drafted, accepted, stop in shapes
+        RoundSummary(drafted, accepted, stop, None, MID_MS * drafted, TARGET_MS) for drafted, accepted, stop in shapes
     )
     return _run(label, prompt, rounds, sum(round_.accepted + 1 for round_ in rounds), 0.0, **changes)
 
 
 def plain_run(prompt: str, count: int, label: str = "none", slowdown: float = 1.0, **changes: Any) -> Run:
     """Target-only decoding: a pass a token."""
-    rounds = tuple(RoundFacts(0, 0, None, None, 0.0, TARGET_MS * slowdown) for _ in range(count))
+    rounds = tuple(RoundSummary(0, 0, None, None, 0.0, TARGET_MS * slowdown) for _ in range(count))
     return _run(label, prompt, rounds, count, 0.0, **changes)
 
 
@@ -70,7 +76,7 @@ def peer_run(label: str, prompt: str, count: int, decode_ms: float, **changes: A
 def _run(
     label: str,
     prompt: str,
-    rounds: tuple[RoundFacts, ...],
+    rounds: tuple[RoundSummary, ...],
     count: int,
     other_ms: float,
     category: str = "all",
@@ -81,7 +87,7 @@ def _run(
 ) -> Run:
     decode_ms = sum(round_.draft_ms + round_.verify_ms for round_ in rounds) + other_ms
     first_ms = rounds[0].draft_ms + rounds[0].verify_ms if rounds else decode_ms
-    turn = Turn(
+    turn = CompletionSummary(
         prompt_tokens=7,
         tokens=tuple(tokens if tokens is not None else range(count)),
         text="",
@@ -122,3 +128,15 @@ def run_set(
         drafts=list(drafts),
     )
     return RunSet(header, list(runs), costs, oracle or {})
+
+
+def tables(results: RunSet) -> list[Table]:
+    return of_digest.tables(digest(results))
+
+
+def as_json(results: RunSet) -> dict[str, Any]:
+    return of_digest.as_json(digest(results))
+
+
+def write_report(results: RunSet, folder: Path) -> list[Path]:
+    return report.write_report(digest(results), folder)

@@ -8,6 +8,7 @@ from factory import (
     HIERARCHY,
     MID_MS,
     TARGET_MS,
+    as_json,
     drafted_run,
     entrant,
     middle_run,
@@ -16,13 +17,14 @@ from factory import (
     peer_run,
     plain_run,
     run_set,
+    tables,
+    write_report,
 )
 
 from specctl.benchmark.cost_model import bare_model, bare_ms, entrant_costs, fit, forwards
 from specctl.benchmark.digest import digest
 from specctl.benchmark.hierarchy import break_even, entrant_levels
 from specctl.benchmark.summaries import summarise
-from specctl.benchmark.tables import as_json, tables
 from specctl.observing.results import (
     Costs,
     Entrant,
@@ -179,7 +181,7 @@ def test_the_table_and_the_json_tell_of_each_level() -> None:
     results = some(COSTS)
     text = as_text(tables(results))
     (table,) = (table for table in tables(results) if table.title == "Levels")
-    assert table.columns[1:4] == ("mid passes/token", "draft passes/token", "target passes/token")
+    assert table.columns[1:4] == ("mid passes/token", "draft passes/token", "target passes/token ↓")
     (row,) = (row for row in table.rows if row[0] == "full")
     assert row[1:8] == ("0.429", "1.000", "0.286", "0.286", "0.429", "0.429", "1.000")
     assert "t_mid 4.000 ms, t_draft 2.000 ms, t_target 10.000 ms" in text
@@ -203,8 +205,6 @@ def test_a_family_is_the_same_policies_on_the_same_models() -> None:
 
 def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from specctl.benchmark.report import write_report
-
     results = some(COSTS)
     sweep = []
     for cap in (2, 5, 20):

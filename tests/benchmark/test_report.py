@@ -3,11 +3,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from factory import drafted_run, entrant, peer, peer_run, plain_run, run_set
+from factory import drafted_run, entrant, peer, peer_run, plain_run, run_set, write_report
 from test_tables import ENTRANTS, ROUNDS, some_runs
 
 from specctl.benchmark.looks import looks
-from specctl.benchmark.report import write_report
 from specctl.errors import UsageError
 from specctl.observing.results import Costs, Difference, Run, RunSet
 from specctl.statistics.pareto import pareto

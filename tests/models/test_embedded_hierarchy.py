@@ -9,10 +9,11 @@ from specctl.decoding.answers import Answerer
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter, readable
-from specctl.jsonl import Record, result_line, trace_line
+from specctl.jsonl import Record, result_line
 from specctl.models.loading.pair import load_pair
 from specctl.profile import resolve
 from specctl.profile.schema import DraftTable, Profile, SamplingTable
+from specctl.round_trace import trace_line
 
 PROMPT = "Once upon a time"
 LENGTH = 40

@@ -1,0 +1,98 @@
+"""Tables of forward passes by model, and of what the cost model makes of them."""
+
+from collections.abc import Iterator, Mapping
+
+from specctl.benchmark.digest import Digest
+from specctl.benchmark.hierarchy import EntrantLevels
+from specctl.profile.model_names import short_name
+from specctl.reporting.table import DOWN, UNKNOWN, UP, Table, number, percent
+
+
+def level_table(digest: Digest) -> Table:
+    """Passes per token and HSDDW's sigma and eta of each model, one row per entrant."""
+    names = list(map(short_name, digest.results.header.drafts))
+    rows = []
+    for one in digest.levels:
+        by_draft = {level.draft: level for level in one.levels}
+        cells = [number(passes, 3) for passes in one.passes]
+        for draft in range(len(names)):
+            level = by_draft.get(draft)
+            cells += [number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
+        rows.append((one.entrant, *cells, _pays(one)))
+    columns = (
+        "entrant",
+        *(f"{name} passes/token" for name in names),
+        f"target passes/token{DOWN}",
+        *(column for name in names for column in (f"{name} sigma{DOWN}", f"{name} eta{DOWN}")),
+        "pays at target ms",
+    )
+    return Table("Levels", columns, tuple(rows))
+
+
+def cost_table(digest: Digest) -> Table:
+    """Measured against predicted speed and the bounds, one row per entrant."""
+    columns = (
+        "entrant",
+        f"measured tokens/s{UP}",
+        f"predicted tokens/s{UP}",
+        f"ms/token (eq. 5.1){DOWN}",
+        f"loop overhead{DOWN}",
+        f"fewest passes / passes{UP}",
+        f"oracle time / time{UP}",
+        f"signal bound / time{UP}",
+    )
+    rows = tuple(
+        (
+            cost.entrant,
+            f"{cost.measured:.1f}",
+            number(cost.predicted, 1),
+            number(cost.latency_ms, 3),
+            number(cost.overhead, 3),
+            percent(cost.passes_share),
+            percent(cost.time_share),
+            percent(cost.signal_share),
+        )
+        for cost in digest.costs
+    )
+    return Table("Cost model", columns, rows, note=" ".join(_cost_notes(digest)))
+
+
+def _cost_notes(digest: Digest) -> Iterator[str]:
+    """The fitted and the measured times of a pass, and the bounds, as far as the results contain them."""
+    names = list(map(short_name, digest.results.header.drafts))
+    if model := digest.model:
+        fitted = f"R² {model.r_squared:.4f}" if model.r_squared is not None else "R² unknown"
+        drafts = "".join(
+            f"t_{name} {ms:.3f} ms, " for name, ms in zip(names or ["draft"], model.drafts_ms, strict=True)
+        )
+        yield f"Fit over {model.runs} runs: {drafts}t_target {model.target_ms:.3f} ms, {fitted}."
+    else:
+        yield "No fit: these runs do not separate the cost of a draft step from the cost of a target pass."
+    if costs := digest.results.costs:
+        bare = [f"draft {costs.draft:.3f} ms"]
+        if costs.drafts:
+            bare = [f"{name} {_by_width(times)}" for name, times in zip(names, costs.drafts, strict=True)]
+        yield f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}."
+        if costs.head is not None:
+            yield f"The draft's head adds {costs.head:.3f} ms to a draft step."
+    if oracle := digest.oracle:
+        counts = f"{oracle.passes} target passes for {oracle.tokens:.0f} tokens on {oracle.prompts} prompts"
+        yield f"Oracle: {counts}{_by_the_fit(oracle.tokens_per_second)}."
+    if bound := digest.results.signal_bound:
+        counts = f"{bound.passes} target passes and {bound.drafted} draft steps for {bound.tokens} tokens"
+        yield f"Signal bound: {counts}{_by_the_fit(digest.signal_speed)}."
+
+
+def _pays(one: EntrantLevels) -> str:
+    if one.pays_ms is None:
+        return "never" if one.nested else UNKNOWN
+    low, high = one.pays_ms
+    return f"from {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
+
+
+def _by_width(times: Mapping[int, float]) -> str:
+    return ", ".join(f"{times[width]:.3f} ms at width {width}" for width in sorted(times))
+
+
+def _by_the_fit(tokens_per_second: float | None) -> str:
+    return f", {tokens_per_second:.1f} tokens/s by the fit" if tokens_per_second else ""

@@ -1,0 +1,45 @@
+"""Panels with one row per entrant, and the parts of the prompts that panels show."""
+
+from collections.abc import Sequence, Sized
+from typing import TYPE_CHECKING
+
+from specctl.benchmark.digest import Digest
+from specctl.benchmark.summaries import Summary
+from specctl.observing.results import Run
+from specctl.records import RoundSummary
+from specctl.reporting.style import shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROW = 0.24
+"""Height of one entrant in a panel, in inches."""
+
+
+def parts_of(digest: Digest) -> list[tuple[str, list[Summary]]]:
+    parts = list(digest.by_category.items()) if len(digest.by_category) > 1 else []
+    return [("all prompts", digest.overall), *parts]
+
+
+def panel_height(parts: Sized, names: Sequence[str]) -> float:
+    return (ROW * len(names) + 0.85) * -(-len(parts) // panel_columns(parts))
+
+
+def panel_columns(parts: Sized) -> int:
+    return 3 if len(parts) in (3, 5, 6, 9) else min(4, len(parts))
+
+
+def entrant_panel(axes: "Axes", title: str, names: Sequence[str]) -> None:
+    axes.set_title(title)
+    axes.set_yticks(range(len(names)), [shorten(name) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+
+
+def note_right(axes: "Axes", row: int, text: str) -> None:
+    axes.text(1.01, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+
+
+def drafting_rounds(run: Run) -> list[RoundSummary]:
+    return [round_ for round_ in run.rounds if round_.stop is not None]

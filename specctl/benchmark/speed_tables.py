@@ -1,0 +1,138 @@
+"""Tables of how fast each entrant was, what its drafts achieved, and where its time went."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specctl.benchmark.digest import Digest
+from specctl.benchmark.summaries import Spread, Summary
+from specctl.records import StopReason
+from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent, show_interval
+
+
+def speed_table(digest: Digest) -> Table:
+    """Speed, speedup and greedy identity, one row per entrant."""
+    rows = tuple(
+        (
+            summary.entrant,
+            str(summary.prompts),
+            str(summary.runs),
+            f"{summary.tokens_per_second:.1f}",
+            show_interval(summary.speedup and summary.speedup.of_totals),
+            show_interval(summary.speedup and summary.speedup.of_prompts),
+            f"{summary.first_token_ms:.1f}",
+            _count_differing(digest, summary.entrant),
+        )
+        for summary in digest.overall
+    )
+    columns = (
+        "entrant",
+        "prompts",
+        "runs",
+        f"tokens/s{UP}",
+        f"speedup (totals){UP}",
+        f"speedup (mean of prompts){UP}",
+        f"first token ms{DOWN}",
+        f"differ{DOWN}",
+    )
+    note = DEFINITIONS
+    if digest.results.header.synthetic:
+        note = f"SYNTHETIC pair: random weights, the agreement of target and draft set by hand. {note}"
+    expected, done = digest.expected_runs, len(digest.results.runs)
+    if expected is not None and done < expected:
+        note += f" Unfinished: {done} of {expected} runs."
+    return Table("Speed", columns, rows, note=note)
+
+
+def drafting_table(digest: Digest) -> Table:
+    """Acceptance and draft lengths, one row per entrant."""
+    columns = (
+        "entrant",
+        f"acceptance rate{UP}",
+        f"mean acceptance length{UP}",
+        f"verification rate{DOWN}",
+        f"discard rate{DOWN}",
+        f"redundancy{DOWN}",
+        "draft length",
+        "accepted length",
+    )
+    rows = tuple(
+        (
+            summary.entrant,
+            *_rates(summary),
+            number(summary.redundancy, 3),
+            _spread(summary.draft_length),
+            _spread(summary.accepted_length),
+        )
+        for summary in digest.overall
+    )
+    return Table("Drafting", columns, rows)
+
+
+def share_table(digest: Digest) -> Table:
+    """Stop reasons as shares of rounds and parts of the time as shares of wall time, one row per entrant."""
+    stops = [reason.value for reason in StopReason]
+    parts = ("draft", "verify", "prefill", "other")
+    rows = tuple(
+        (
+            summary.entrant,
+            *(percent(summary.stops.get(stop, 0.0) if summary.stops else None) for stop in stops),
+            *(percent(summary.wall.get(part)) for part in parts),
+            f"{summary.ms_per_token:.2f}",
+        )
+        for summary in digest.overall
+    )
+    shares = (*(f"stop: {stop}" for stop in stops), *(f"time: {part}" for part in parts))
+    return Table("Why drafting stopped, and where the time went", ("entrant", *shares, f"ms/token{DOWN}"), rows)
+
+
+def part_table(title: str, key: str, parts: Mapping[Any, Sequence[Summary]]) -> Table:
+    """Speed and acceptance in each part of the prompts, one row per part and entrant.
+
+    Args:
+        title: of the table.
+        key: heading of the column that names the part.
+        parts: summaries by part.
+    """
+    rows = tuple(
+        (
+            str(name),
+            summary.entrant,
+            str(summary.prompts),
+            f"{summary.tokens_per_second:.1f}",
+            show_interval(summary.speedup and summary.speedup.of_totals),
+            *_rates(summary),
+        )
+        for name, summaries in parts.items()
+        for summary in summaries
+    )
+    columns = (
+        key,
+        "entrant",
+        "prompts",
+        f"tokens/s{UP}",
+        f"speedup (totals){UP}",
+        f"acceptance rate{UP}",
+        f"mean acceptance length{UP}",
+        f"verification rate{DOWN}",
+        f"discard rate{DOWN}",
+    )
+    return Table(title, columns, rows, labels=2)
+
+
+def _rates(summary: Summary) -> tuple[str, ...]:
+    return (
+        percent(summary.acceptance_rate),
+        number(summary.mean_acceptance_length, 2),
+        number(summary.verification_rate, 3),
+        number(summary.discard_rate, 3),
+    )
+
+
+def _count_differing(digest: Digest, entrant: str) -> str:
+    if digest.compared is None:
+        return UNKNOWN
+    return str(sum(run.entrant == entrant for run, _ in digest.differing))
+
+
+def _spread(spread: Spread | None) -> str:
+    return UNKNOWN if spread is None else f"{spread.mean:.2f} ± {spread.sd:.2f}"

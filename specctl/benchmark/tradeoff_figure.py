@@ -1,0 +1,115 @@
+"""The figure of target passes against discarded drafts. Matplotlib is imported when it is drawn."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specctl.benchmark.cost_model import CostModel
+from specctl.benchmark.digest import Digest
+from specctl.benchmark.looks import Look
+from specctl.observing.results import Entrant
+from specctl.reporting.style import FAINT, INK, MissingDataError, Picture, label_points, page, panels
+from specctl.statistics.pareto import pareto
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Picture:
+    points = [
+        (summary.entrant, summary.discard_rate, summary.verification_rate)
+        for summary in digest.overall
+        if summary.draft_length and summary.discard_rate is not None and summary.verification_rate is not None
+    ]
+    if not points:
+        raise MissingDataError("no entrant's discard rate and verification rate are both known")
+    entrants = {entrant.label: entrant for entrant in digest.results.header.entrants}
+    front = pareto([(discard, verification) for _, discard, verification in points])
+    best = ", ".join(points[index][0] for index in front)
+    model = digest.model if digest.model and digest.model.target_ms > digest.model.draft_ms > 0 else digest.bare
+    if digest.levels:
+        model = None  # two rates do not tell the cost of three models
+    lines = (
+        ""
+        if model is None
+        else "Dotted lines join points of equal predicted speed on this machine, as times target-only. "
+    )
+    prompts = max(summary.prompts for summary in digest.overall)
+    picture = page(
+        "verification-discard",
+        "Target passes against discarded drafts",
+        f"What to see: lower left is better; ringed entrants are not beaten in both ({best}). {lines}"
+        f"n = {prompts} prompts; target-only decoding is at (0, 1).",
+        4.6,
+    )
+    (axes,) = panels(
+        picture,
+        1,
+        1,
+        "discard rate (rejected drafts per generated token)",
+        "verification rate (target passes per generated token)",
+    )
+    for family in dict.fromkeys(entrants[label].family for label, *_ in points):
+        curve = sorted(
+            (point for point in points if entrants[point[0]].family == family), key=lambda point: (point[1], point[2])
+        )
+        if len(curve) > 1:
+            axes.plot([x for _, x, _ in curve], [y for *_, y in curve], color=look[curve[0][0]].colour, linewidth=1.2)
+    for index, (label, x, y) in enumerate(points):
+        if index in front:
+            axes.plot(x, y, "o", markersize=13, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=0.9)
+        axes.plot(x, y, look[label].marker, color=look[label].colour, markersize=6)
+    _widen(axes, points)
+    if model is not None:
+        _equal_speeds(axes, model)
+    names = _point_names([entrants[label] for label, *_ in points])
+    label_points(axes, [(x, y, name) for name, (_, x, y) in zip(names, points, strict=True)])
+    return picture
+
+
+def _point_names(entrants: Sequence[Entrant]) -> list[str]:
+    """Labels; where a name has several settings, the name (or that of its head) with what differs between them."""
+    names = []
+    for entrant in entrants:
+        same = [other for other in entrants if other.family == entrant.family]
+        differing = [key for key in entrant.values if len({repr(other.values.get(key)) for other in same}) > 1]
+        values = ", ".join(f"{key} {entrant.values[key]}" for key in differing)
+        head = entrant.setting.head_label if entrant.setting is not None else None
+        names.append(f"{head or entrant.name} {values}" if differing and entrant.drafts == (0,) else entrant.label)
+    return names
+
+
+def _widen(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
+    """Leave room around the points, and so much that small differences do not look large."""
+    axes.set_xlim(_range([x for _, x, _ in points], least=0.2))
+    axes.set_ylim(_range([y for _, _, y in points], least=0.1))
+
+
+def _range(values: Sequence[float], least: float) -> tuple[float, float]:
+    middle, half = (min(values) + max(values)) / 2, max(0.68 * (max(values) - min(values)), least / 2)
+    return max(0.0, middle - half), middle + half
+
+
+def _equal_speeds(axes: "Axes", model: CostModel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    slowest = model.target_ms / model.latency(right, top)
+    fastest = model.target_ms / model.latency(left, bottom)
+    for speed in MaxNLocator(7).tick_values(slowest, fastest):
+        if not slowest < speed < fastest:
+            continue
+        ends = [model.verification_rate_at(speed, discard) for discard in (left, right)]
+        axes.plot([left, right], ends, ":", color=FAINT, linewidth=0.9, zorder=0, scalex=False, scaley=False)
+        # Where the line leaves the frame: at the right, else at the bottom.
+        across, up = right, ends[1]
+        if up < bottom:
+            across, up = left + (right - left) * (ends[0] - bottom) / (ends[0] - ends[1]), bottom
+        axes.annotate(
+            f"{speed:.4g}x",
+            (across, up),
+            xytext=(3, 2),
+            textcoords="offset points",
+            fontsize=8,
+            color=FAINT,
+            annotation_clip=False,
+        )

@@ -1,0 +1,94 @@
+"""The trace of a generation: one line for each round, with what the policy could read at each drafted token.
+
+A line, as ``specctl generate --trace`` writes it, here over several lines::
+
+    {"kind": "round", "id": 1, "turn": 0, "round": 0,
+     "drafted": 2, "accepted": 1, "stop": "policy", "threshold": 0.6, "draft_ms": 4.1, "verify_ms": 9.7,
+     "extra": 17, "extra_kind": "correction",
+     "steps": [{"token": 5, "accepted": true, "entropy": 0.1}, {"token": 9, "accepted": false, "entropy": 2.3}]}
+
+In a hierarchy a round also has ``inner``, a list of such rounds.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from specctl.jsonl import Record
+from specctl.policies import SIGNALS
+from specctl.records import ExtraToken, Round, RoundSummary
+
+Probability = Annotated[float, Field(ge=0, le=1.001, allow_inf_nan=False)]  # a float32 sum may pass 1
+Nats = Annotated[float, Field(ge=-0.001, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One drafted token, whether verification accepted it, and its signals as in `specctl.records.DraftStep`."""
+
+    token: int
+    accepted: bool
+    entropy: Nats | None = None
+    top_prob: Probability | None = None
+    token_prob: Probability | None = None
+    accept_prob: Probability | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRound(RoundSummary):
+    """A round with its tokens.
+
+    Attributes:
+        inner: in a hierarchy, the rounds in which the draft collected its block.
+        extra, extra_kind: the verifier's own token and where it comes from, as in `specctl.records.Round`.
+        steps: the drafted tokens.
+    """
+
+    inner: "tuple[TracedRound, ...]" = ()
+    extra: int | None
+    extra_kind: ExtraToken | None
+    steps: tuple[TracedStep, ...]
+
+    def __post_init__(self) -> None:
+        if not self.accepted <= len(self.steps) == self.drafted:
+            raise ValueError(f"{self.accepted} of {self.drafted} drafted tokens accepted, but {len(self.steps)} steps")
+
+    @classmethod
+    def of(cls, round_: Round) -> "TracedRound":
+        """A live round's, with times rounded to microseconds."""
+        summary = round_.summary.rounded()
+        steps = (
+            TracedStep(step.token, index < round_.accepted, **{name: getattr(step, name) for name in SIGNALS})
+            for index, step in enumerate(round_.steps)
+        )
+        return TracedRound(
+            drafted=summary.drafted,
+            accepted=summary.accepted,
+            stop=summary.stop,
+            threshold=summary.threshold,
+            draft_ms=summary.draft_ms,
+            verify_ms=summary.verify_ms,
+            inner=tuple(map(TracedRound.of, round_.inner)),
+            extra=round_.extra,
+            extra_kind=round_.extra_kind,
+            steps=tuple(steps),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLine(TracedRound):
+    """A round of a record: the record's ``id``, the ``turn`` and the number of the ``round`` within it, from 0."""
+
+    id: Any
+    turn: int
+    round: int
+
+
+_ROUND = TypeAdapter(TracedRound)
+
+
+def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
+    """The line of a round, ready to be written as JSON; what is not known (a signal, inner rounds) is left out."""
+    traced = _ROUND.dump_python(TracedRound.of(round_), mode="json", exclude_defaults=True)
+    return {"kind": "round", "id": record.id, "turn": turn, "round": round_.index, **traced}

@@ -1,0 +1,106 @@
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from specctl.reporting.document import write_document
+from specctl.reporting.style import page
+from specctl.reporting.table import Table
+
+HOSTILE = [
+    "<b>bold</b> <script>alert(1)</script>",
+    "![image](http://example.com/x.png)",
+    "[link](javascript:alert(1)) [x]: http://example.com",
+    "<http://example.com> http://example.com",
+    "a|b\\|c",
+    "*em* **strong** _em_ __strong__ H_q H_{q,p}",
+    "&lt;b&gt; &amp; &#65;",
+    "`code` ``` ~~~",
+    "- item",
+    "1. one",
+    "# heading #",
+    "> quotation",
+    "1.61 [1.58, 1.64]",
+]
+
+
+class Page(HTMLParser):
+    """The text of each block, each tag used, and each address."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.texts: list[str] = [""]
+        self.tags: list[str] = []
+        self.addresses: list[str | None] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+        if tag in ("td", "th", "p", "li", "h2", "pre"):
+            self.texts.append("")
+
+    def handle_data(self, data: str) -> None:
+        self.texts[-1] += data
+
+
+def written(tmp_path: Path, **changes: object) -> Page:
+    arguments = {"title": "Title", "shown": [], "pictures": [], "provenance": {}, "folder": tmp_path, **changes}
+    write_document(**arguments)  # type: ignore[arg-type]
+    return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_a_model_or_a_file_contains_is_shown_as_it_is(tmp_path: Path, text: str) -> None:
+    table = Table(text, ("name", "n"), ((text, "1"),), note=text)
+    plain = written(tmp_path)
+    html = written(tmp_path, shown=[table], remarks=[text], provenance={"Command": text})
+    shown = [block.strip() for block in html.texts]
+    assert shown.count(text) == 4, "title, cell, note and remark"
+    assert f"Command: {text}" in shown
+    assert set(html.tags) - set(plain.tags) == {
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "div",
+        "p",
+        "ul",
+        "li",
+        "strong",
+    }
+    assert html.addresses == []
+
+
+def test_line_ends_do_not_leave_the_cell(tmp_path: Path) -> None:
+    html = written(tmp_path, shown=[Table("T", ("name",), (("a\n\n# b\n| c |",),))])
+    assert "a # b | c |" in [text.strip() for text in html.texts]
+
+
+def test_the_profile_is_folded_and_whole(tmp_path: Path) -> None:
+    profile = {"prompt": {"system": "```\n</pre></details><script>"}}
+    html = written(tmp_path, profile=profile)
+    assert "details" in html.tags
+    assert "script" not in html.tags
+    assert json.loads(html.texts[-1]) == profile
+
+
+def test_wide_tables_scroll_and_alarms_stand_first(tmp_path: Path) -> None:
+    calm, loud = Table("Calm", ("n",), (("1",),)), Table("Loud", ("n",), (("1",),), note="Look.", alarm=True)
+    written(tmp_path, shown=[calm, loud])
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert html.count('<div class="wide"><table>') == html.count("</table></div>") == 2
+    assert html.index('<section class="alarm">') < html.index("Loud") < html.index("<strong>Look.</strong>")
+    assert html.index("Loud") < html.index("Calm")
+
+
+def test_figures_are_inside_the_page_with_their_text(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written(tmp_path, pictures=[page("one", 'A "title" <b>', "What_to see: *x*", 1.0)])
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    alt = "A &quot;title&quot; &lt;b&gt;. What_to see: *x*"
+    assert f'<img alt="{alt}" src="data:image/png;base64,' in html
+    assert "](one.png)" in (tmp_path / "report.md").read_text(encoding="utf-8")
