@@ -9,8 +9,8 @@ import torch
 from specctl.analysis.readings import Reading, Readings, run_lengths
 from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
+from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_tokens, predict_acceptance
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.proposals import foretell, proposal_generator, propose
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
@@ -63,9 +63,9 @@ class ReadingRun:
         reading = read(target, draft, *text, sampling)
         if self._pair.head is None:
             return reading
-        proposals = propose(target, draft, *text, sampling, proposal_generator(target, completion.seed))
-        said = foretell(draft, self._pair.head, *text, proposals)
-        return replace(reading, predicted=_array(said), predicted_of=_array(proposals.acceptance))
+        drawn = draw_draft_tokens(target, draft, *text, sampling, draft_token_generator(target, completion.seed))
+        predicted = predict_acceptance(draft, self._pair.head, *text, drawn)
+        return replace(reading, predicted=_array(predicted), predicted_of=_array(drawn.acceptance))
 
     def readings(self) -> Readings | None:
         """All tokens read so far; None where there are none."""

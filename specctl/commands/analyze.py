@@ -136,7 +136,7 @@ def _read(
     from specctl.observing.facts import describe
 
     header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
-    run = ReadingRun(pair, profile.sampling, PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system))
+    run = ReadingRun(pair, profile.sampling, PromptFormat.of(pair.tokenizer, profile.prompt))
     with TerminalProgress(console).counting("prompts", len(suite.prompts)) as advance:
         for _ in run.run(suite.prompts):
             advance()

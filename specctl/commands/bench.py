@@ -170,7 +170,7 @@ def _run(
             sink = stack.enter_context(open_output(str(output), append=bool(results.runs)))
             if not results.runs:
                 write_line(sink, header_line(header))
-        prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+        prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
 
         def emit(line: dict[str, Any]) -> None:
             if sink is not None:

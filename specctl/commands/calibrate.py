@@ -221,7 +221,7 @@ def _trace(
             if fresh:
                 write_header(sink, header)
         session = Session(pair, build_drafter(pair, profile.draft.setting))
-        prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+        prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
         collection = Collection(pair, session, profile.sampling, prompts, depth)
         advance = stack.enter_context(TerminalProgress(console).counting("prompts", len(suite.prompts)))
         rests: list[list[float]] = []
@@ -359,7 +359,7 @@ def _verify(
     limits = [profile.sampling.max_new_tokens]
     models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []
     header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False, models)
-    prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with TerminalProgress(console).counting("verifying", len(prompts) * len(entrants)) as advance:
         return verify(pair, header, prompts, profile.sampling, prompt_format, predicted, labels, advance)
 

@@ -238,7 +238,7 @@ def _load(
 
     signals = readable(pair) if traced else frozenset[Signal]()
     drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
-    prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+    prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)
 
 

@@ -1,4 +1,4 @@
-"""An input record becomes its completions."""
+"""An input record becomes its completions, one for each turn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from specctl.profile.wording import did_you_mean, shown
 from specctl.records import Completion, Round
 
 TURN_STRIDE = 1_000_003
-"""Between the seeds of a conversation's turns, so that they draw apart from each other and from other records."""
+"""Added to the seed from turn to turn, so that turns draw independently of each other and of other records."""
 OnRound = Callable[[int, Sequence[int], Round], None]
-"""Told the turn, its prompt's ids and the round."""
+"""Called after each round with the number of the turn, the ids of its prompt, and the round."""
 
 
 class Generates(Protocol):
-    """Completes ids: a `Session`, or whoever is measured beside it."""
+    """Completes a prompt of ids: a `Session`, or transformers' own assisted generation."""
 
     def generate(
         self,
@@ -43,7 +43,7 @@ class Answerer:
     settings: SamplingTable
 
     def answer(self, record: Record, on_round: OnRound | None = None) -> list[Completion]:
-        """One completion, or one per turn; ``on_round`` sees each round as it ends.
+        """One completion, or one per turn; ``on_round`` is called with each round as it ends.
 
         Raises:
             RecordError: the record cannot be answered.
@@ -51,7 +51,7 @@ class Answerer:
         if record.error is not None:
             raise record.error
         settings = self.settings_of(record)
-        # A record that brings its own seed means just that one.
+        # A record's own seed is used as it is.
         offset = 0 if "seed" in record.data.get("sampling", {}) else record.line - 1
         completions: list[Completion] = []
         for turn in range(len(record.data.get("turns", ("",)))):
@@ -60,7 +60,7 @@ class Answerer:
         return completions
 
     def prompt_ids(self, record: Record, answers: Sequence[str] = ()) -> list[int]:
-        """What a record asks after so many answers to its turns."""
+        """The ids of a record's prompt; in a conversation, of its turns up to the first that has no answer yet."""
         prompts = self.prompts.for_chat() if record.chat else self.prompts
         if "turns" in record.data:
             return prompts.conversation(record.data["turns"], answers)
@@ -78,7 +78,7 @@ class Answerer:
             raise RecordError("out_of_memory", f"not enough device memory for this record: {error}") from error
 
     def settings_of(self, record: Record) -> SamplingTable:
-        """The sampling table with what the record changes of it; raises RecordError."""
+        """The sampling table with the record's own settings; raises RecordError for invalid ones."""
         own = record.data.get("sampling")
         if not own:
             return self.settings

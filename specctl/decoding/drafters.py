@@ -1,4 +1,4 @@
-"""Who writes ahead: drafters propose a block of tokens for someone else to verify."""
+"""Drafters: they draft a block of tokens for a verifier."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from specctl.records import DraftStep, Round, StopReason
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A block of tokens with the distributions they were drawn from.
+    """A block of K draft tokens with the distributions they were drawn from.
 
     Attributes:
         tokens: K ids.
         probs: ``(K, V)`` float32; None when greedy, where each is one-hot at its token.
-        steps: what was seen at each token.
+        steps: the K tokens with their signals.
         stop: why drafting ended.
         threshold: the policy's threshold while it drafted.
         inner: the rounds of the level below, in a hierarchy.
@@ -43,35 +43,38 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Proposes blocks; every token carries the distribution it was drawn from."""
+    """Drafts blocks; every token carries the distribution it was drawn from."""
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
-        """A new sequence begins, to be drawn with these; caches are left alone.
+        """Start a new sequence, leaving the caches alone.
 
-        The verifier's own sampling comes in here because exactness needs both distributions processed alike.
+        Args:
+            sampling: the verifier's own, because exactness needs both distributions processed alike.
+            eos: ids that end the sequence.
+            generator: for draws; drafters on other devices derive their own from it.
         """
 
     def prefill(self, sequence: Sequence[int]) -> None:
         """Cache all but the last token of the prompt."""
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
-        """Draft at most ``budget`` tokens after ``sequence``."""
+        """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
 
     def observe(self, round_: Round) -> None:
-        """The block was judged: adapt, and forget what was refused."""
+        """Adapt to the verified round, and roll the caches back to what was accepted."""
 
     def rollback(self, length: int) -> None:
         """Forget all but the first ``length`` tokens of the sequence."""
 
 
 class ModelDrafter:
-    """A draft model that a stopping policy stops.
+    """A draft model that drafts until its stopping policy ends the block.
 
     Args:
         runner: the draft model.
         policy: asked after each token.
-        record: signals to compute whether or not the policy reads them, for people to see.
-        head: foretells acceptance, on the runner's device; needed for the signal ``accept_prob`` alone.
+        record: signals to record even if the policy does not read them.
+        head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
 
     Raises:
         ValueError: ``accept_prob`` is wanted and there is no head.
@@ -96,7 +99,7 @@ class ModelDrafter:
             torch.ones(len(DISTRIBUTION_SIGNALS), dtype=torch.float64, device=runner.device) if reads_previous else None
         )
         self._fused = runner if isinstance(runner, FusedRunner) else None
-        # Fused, all signals cost little, and one reader means one pass to compile or capture, whatever the policy.
+        # In a fused pass signals cost little, and reading all of them means one pass to compile, whatever the policy.
         reads_all = self._fused is not None or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         self._sampling = Sampling()
@@ -121,7 +124,7 @@ class ModelDrafter:
         self._start = len(sequence)
         pending = sequence[self.runner.length :]
 
-        def propose(index: int) -> DraftStep:
+        def draw(index: int) -> DraftStep:
             nonlocal pending
             step, probs = self._step(pending, index)
             if probs is not None:
@@ -129,12 +132,12 @@ class ModelDrafter:
             pending = [step.token]
             return step
 
-        steps, stop = draft_phase(self.policy, budget, self._eos, propose)
+        steps, stop = draft_phase(self.policy, budget, self._eos, draw)
         probs = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
         return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold)
 
     def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
-        """Draw one token after ``pending`` and read it, with the signals wanted, in a single transfer."""
+        """Draw one token after ``pending`` and fetch it with the signals wanted in a single transfer."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
         predicts = self._head is not None and index > 1
         if self._fused is not None and len(pending) == 1:

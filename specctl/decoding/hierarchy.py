@@ -1,4 +1,4 @@
-"""HSDDW's middle model: it verifies what a faster drafter wrote and is itself a drafter (Syu and Lee 2025)."""
+"""HSDDW's middle model: it verifies the draft tokens of a faster drafter and is itself a drafter (Syu and Lee 2025)."""
 
 from collections.abc import Sequence, Set
 
@@ -14,25 +14,25 @@ from specctl.records import DraftStep, Round
 
 
 class PreVerifiedDrafter:
-    """A model that sends an inner drafter back to work until its own policy hesitates, then offers what it collected.
+    """A draft model that runs inner rounds over a faster drafter until its own policy stops, then offers the block.
 
-    Each inner round is speculative sampling with this model as the verifier, so the tokens it keeps and the one it
-    adds are lawful draws of this model, and every one carries this model's own distribution to whoever verifies the
-    block. The policy is asked about each collected token in order, with this model's signals at that token's place;
-    when it wants to stop, the block is offered whole, the tokens behind the trigger included. Only a rule that says
-    ``keep_trigger = false``, which reads distributions and no drawn tokens, has the trigger and all behind it dropped.
+    Each inner round is speculative sampling with this model as the verifier. So the tokens it keeps and the one it
+    adds are exact draws of this model, and each carries this model's own distribution to the next verifier. The policy
+    is asked about each collected token in order, with this model's signals at that token's position. When it stops,
+    the whole block is offered, including the tokens behind the trigger. Only a rule with ``keep_trigger = false``,
+    which reads distributions and no drawn tokens, drops the trigger and everything behind it.
 
-    The paper's pseudocode counts only the inner drafter's accepted tokens towards its limit (n_tot); here the token
-    this model draws counts too, since it is drafted text like the others. Inner rounds leave a place for it, so that a
-    block never passes the policy's ``draft_limit`` nor the budget.
+    The paper's pseudocode counts only the inner drafter's accepted tokens towards its limit (n_tot). Here the token
+    that this model draws counts too, since it is a draft token like the others. Inner rounds leave one position for
+    it, so that a block never exceeds the policy's ``draft_limit`` or the budget.
 
     Args:
         inner: a model with a policy, or a hierarchy again.
         runner: the middle model.
         policy: asked after each inner round about the tokens it added.
         once: offer the block after a single inner round; the policy then only limits its length.
-        record: signals to compute whether or not the policy reads them, for people to see.
-        head: foretells acceptance, on the runner's device; needed for the signal ``accept_prob`` alone.
+        record: signals to record even if the policy does not read them.
+        head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
 
     Raises:
         ValueError: ``accept_prob`` is wanted and there is no head.
@@ -111,19 +111,19 @@ class PreVerifiedDrafter:
     def _steps(
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int], first: int
     ) -> list[DraftStep]:
-        """The tokens with the signals wanted, all read in a single transfer.
+        """The tokens with the signals wanted, fetched in a single transfer.
 
         Args:
-            forward: K + 1 rows, of which the first n are the tokens' places.
-            probs: ``(K + 1, V)``, the distributions there; None when greedy.
+            forward: K + 1 rows, of which the first n predict the tokens.
+            probs: ``(K + 1, V)``, the distributions of those rows; None when greedy.
             tokens: n ids.
-            first: the first one's place in the block, from 1.
+            first: position of the first token in the block, from 1.
         """
         if not self._signals:
             return [DraftStep(first + position, token) for position, token in enumerate(tokens)]
         found = fetch_rows(self._read(forward, probs, tokens))
         if self._head is not None and first == 1:
-            found[0]["accept_prob"] = 1.0  # no draft token stands before it
+            found[0]["accept_prob"] = 1.0  # no draft token precedes it
         return [step_of(first + position, numbers, self._signals) for position, numbers in enumerate(found)]
 
     def _read(self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> Reading:  # (n,) each
@@ -135,7 +135,7 @@ class PreVerifiedDrafter:
         reading = Reading(chosen, **read_signals(logits[:count], chosen, wanted, probs, self._sampling))
         if self._head is None or forward.hidden is None:
             return reading
-        # A row's hidden state is of the token before it, and so must the signals be.
+        # The hidden state in a row belongs to the token before it, and so must the signals.
         previous = None
         if reads_signals:
             own = distribution_signals(reading)  # (n, 3)

@@ -28,13 +28,13 @@ def decode(
     eos: Set[int] = frozenset(),
     generator: torch.Generator | None = None,
 ) -> Iterator[Round]:
-    """Yield rounds until an end-of-sequence token or ``max_new_tokens``; the tokens follow the target's law exactly.
+    """Yield rounds until an end-of-sequence token or ``max_new_tokens``, exactly in the target's distribution.
 
-    The caches may hold any prefix of the prompt. Without a drafter every round is one target token.
+    The caches may hold any prefix of the prompt.
 
     Args:
-        target: the model that decides.
-        drafter: writes ahead, or None.
+        target: the verifier.
+        drafter: drafts for it; without one every round is one target token.
         prompt: at least one id.
         max_new_tokens: at least 1; never exceeded.
         sampling: how tokens are drawn.

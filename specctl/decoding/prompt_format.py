@@ -1,10 +1,11 @@
-"""From what people write to the ids a model reads."""
+"""Prompts, chats and conversations become token ids."""
 
 from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from specctl.errors import RecordError
+from specctl.profile.schema import PromptTable
 
 Message = Mapping[str, str]
 
@@ -15,7 +16,7 @@ class PromptFormat:
     Args:
         tokenizer: the target's.
         chat: whether a plain prompt goes through the chat template as a user's message.
-        system: what a chat starts with, unless it brings its own.
+        system: the system message of a chat that has none of its own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = False, system: str | None = None) -> None:
@@ -23,12 +24,17 @@ class PromptFormat:
         self._chat = chat
         self._system = system
 
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, table: PromptTable) -> "PromptFormat":
+        """What a profile's ``[prompt]`` table asks for."""
+        return cls(tokenizer, table.chat, table.system)
+
     def for_chat(self) -> "PromptFormat":
-        """Through the chat template where there is one, whatever the profile says."""
+        """The same tokenizer through its chat template if it has one, without a system message."""
         return PromptFormat(self.tokenizer, chat=bool(self.tokenizer.chat_template))
 
     def prompt(self, text: str) -> list[int]:
-        """Ids of one prompt; raises RecordError where there is nothing to read or no template to use."""
+        """Ids of one prompt; raises RecordError if it is empty or needs a chat template that is missing."""
         if self._chat:
             return self.messages([{"role": "user", "content": text}])
         return self._ids(text)
@@ -44,14 +50,14 @@ class PromptFormat:
                 [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # a template is a program of its own and may raise anything
-            raise RecordError("chat_template", f"the chat template refuses this conversation: {error}") from error
-        # The template has put the special tokens in already.
+            raise RecordError("chat_template", f"the chat template rejects this conversation: {error}") from error
+        # The template has already added the special tokens.
         return self._ids(str(text), add_special_tokens=False)
 
     def conversation(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
         """Ids of a conversation up to the first turn that has no answer yet.
 
-        Without a chat template turns and answers simply follow each other, a line each.
+        Without a chat template, turns and answers are joined with one line break after each.
         """
         asked = turns[: len(answers) + 1]
         if not self.tokenizer.chat_template and self._system is None:
@@ -66,9 +72,9 @@ class PromptFormat:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            what = f"holds half a character ({text[error.start]!a}) that no tokenizer can read"
+            what = f"contains an unpaired surrogate ({text[error.start]!a}) that no tokenizer can read"
             raise RecordError("invalid_text", f"the prompt {what}") from error
-        # Not verbose: how much the models hold is checked later, and the tokenizer's warning would tear a live panel.
+        # Not verbose: the length is checked against the context later, and a warning would tear the live panel.
         ids = list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
         if not ids:
             raise RecordError("empty_prompt", "the prompt is empty")

@@ -10,7 +10,7 @@ from specctl.profile.schema import SamplingTable
 
 TINY = torch.finfo(torch.float32).tiny
 COLDEST = 1e-6
-"""Below it logits that differ at all in float32 are a certainty apart."""
+"""Temperatures below it are greedy: any difference between two float32 logits would make the larger one certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Sampling:
 
 
 def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (..., V) -> (...)
-    """One index of each row with probability proportional to its weight, without waiting for the device."""
+    """One index of each row, with probability proportional to its weight, without waiting for the device."""
     return race(weights, arrivals(weights.shape, weights.device, generator))
 
 
 def arrivals(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:  # (...)
     """Standard exponential variates: all the randomness of a `race`."""
     if device.type == "cpu":
-        # By the inverse of the law, a third of the time that torch's own way takes there; float32 would be too coarse.
+        # By the inverse distribution function: a third of exponential_'s time on a CPU; float32 would be too coarse.
         uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
         return uniform.log_().neg_().float().clamp_min_(TINY)
     return torch.empty(shape, device=device).exponential_(generator=generator).clamp_min_(TINY)
@@ -80,7 +80,7 @@ def race(weights: torch.Tensor, arrivals: torch.Tensor) -> torch.Tensor:  # (...
 
 
 def sibling(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
-    """The same generator where it already lives on ``device``, else one there with a seed drawn from it."""
+    """The generator itself if it is on ``device``, else a new one there, seeded with a draw from it."""
     if generator is None or generator.device == device:
         return generator
     seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
@@ -100,7 +100,7 @@ def read_signals(
         logits: ``(..., V)``, raw.
         tokens: ``(...)`` int64.
         wanted: which of `DISTRIBUTION_SIGNALS`.
-        probs: ``(..., V)`` float32, what ``sampling`` makes of the logits; spares the softmax where that is it.
+        probs: ``(..., V)`` float32, the distribution ``sampling`` makes of the logits; used where it is that softmax.
 
     Returns:
         ``(...)`` float32 of each signal wanted, in the order of `DISTRIBUTION_SIGNALS`.

@@ -1,26 +1,27 @@
-"""A loaded pair with one policy, ready for requests."""
+"""A loaded pair with one drafter, ready to complete prompts."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 
-from specctl.decoding.completion import Request, complete
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.text import special_ids
+from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
 from specctl.profile.schema import SamplingTable
-from specctl.records import Completion, Round
+from specctl.records import Completion, FinishReason, Round
 
 
 def readable(pair: Pair) -> frozenset[Signal]:
-    """Every signal that can be recorded of some draft of a pair."""
+    """Every signal that can be recorded for at least one draft of a pair."""
     return frozenset(DISTRIBUTION_SIGNALS) | ({"accept_prob"} if any(pair.heads) else frozenset())
 
 
@@ -59,9 +60,9 @@ class Stage:
 
     Attributes:
         runner: the model.
-        policy: stops it.
-        once: if models below draft for it, whether its block goes up after a single round of theirs.
-        head: the model's, if it has one.
+        policy: ends its blocks.
+        once: whether a block is offered after a single inner round; only for a stage that has another below it.
+        head: the model's acceptance head, if it has one.
     """
 
     runner: Runner
@@ -71,12 +72,16 @@ class Stage:
 
 
 def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Drafter | None:
-    """A drafter of so many levels, the first for the target; for ``record`` see `build_drafter`.
+    """A drafter of one level for each stage; None if the first stage never drafts.
 
-    A policy that never drafts ends the levels above it; None where that is the first.
+    Args:
+        stages: the first drafts for the target, each further one for the stage before it. Stages from the first that
+            never drafts on take no part.
+        record: signals to record at every level even if no policy reads them; ``accept_prob`` only where there is a
+            head.
 
     Raises:
-        ProfileError: a policy reads what a head foretells, and there is none.
+        ProfileError: a policy reads an acceptance head's predictions, and its stage has none.
     """
     if not stages or not stages[0].policy.drafts:
         return None
@@ -92,7 +97,7 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
 
 
 def warm_up(pair: Pair, settings: SamplingTable) -> None:
-    """Run each kind of pass once, so that what is compiled or captured at first use is no request's loss."""
+    """Run each kind of pass once, so that no request waits for compiling or capturing."""
     few = [token for token in range(64) if token not in pair.eos][:4]
     sampling = Sampling.of(settings)
     with torch.inference_mode():
@@ -101,22 +106,22 @@ def warm_up(pair: Pair, settings: SamplingTable) -> None:
             runner.extend(few, keep=0)  # makes the buffers
             runner.extend(few[:1], keep=1)
             runner.extend(few[:2], keep=2)
-        # Any draft may be the lowest, and one with a head may do without it.
+        # Any draft may be the lowest level, and its head may or may not be used.
         for runner, head in zip(pair.drafts, pair.heads, strict=True):
-            for judging in (False, True) if head is not None else (False,):
+            for predicts in (False, True) if head is not None else (False,):
                 runner.rollback(len(few))
-                record = frozenset[Signal]({"accept_prob"} if judging else ())
+                record = frozenset[Signal]({"accept_prob"} if predicts else ())
                 drafter = ModelDrafter(runner, POLICIES["constant"](), record, head)
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
                 drafter.draft([*few, *few[:2]], budget=2)
-                if judging:
+                if predicts:
                     runner.extend(few[:2], keep=2, hidden=True)
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
 
 
 class Session:
-    """Generates with one pair and one drafter; the policy's state goes from request to request as it asks for.
+    """Generates with one pair and one drafter; a policy's state carries over between prompts if the policy says so.
 
     Args:
         pair: loaded models.
@@ -135,22 +140,57 @@ class Session:
         seed_offset: int = 0,
         on_round: Callable[[Round], None] | None = None,
     ) -> Completion:
-        """Complete one prompt of ids; a limit beyond the context is lowered to it.
+        """Complete one prompt; a token limit beyond the context is lowered to it.
 
         Args:
-            prompt: ids.
+            prompt: ids, at least one.
             settings: the sampling table in force.
             seed_offset: added to the seed, so that each record of a stream has its own randomness whatever came before.
-            on_round: sees each round as it ends.
+            on_round: called with each round as it ends; its own time is not counted.
 
         Raises:
-            RecordError: the prompt leaves no room in the context.
+            RecordError: the prompt fills the context.
         """
-        room = self.pair.room(prompt)
-        # torch takes 64 bits; people may write more.
+        pair, drafter = self.pair, self._drafter
+        limit = min(settings.max_new_tokens, pair.room(prompt))
+        # torch takes seeds of 64 bits; a profile or record may have a longer one.
         seed = (settings.seed + seed_offset) % (1 << 64)
-        generator = torch.Generator(self.pair.target.device).manual_seed(seed)
-        limit = min(settings.max_new_tokens, room)
-        request = Request(prompt, limit, Sampling.of(settings), settings.stop, seed)
-        eos = self.pair.eos | special_ids(self.pair.tokenizer, settings.stop)
-        return complete(self.pair.target, self._drafter, self.pair.tokenizer, request, eos, generator, on_round)
+        generator = torch.Generator(pair.target.device).manual_seed(seed)
+        eos = pair.eos | special_ids(pair.tokenizer, settings.stop)
+        rounds: list[Round] = []
+        tokens: list[int] = []
+        text: str | None = None
+        watching = 0.0  # seconds in on_round
+        with torch.inference_mode():
+            pair.target.rollback(0)
+            if drafter is not None:
+                drafter.rollback(0)
+            began = perf_counter()
+            prefill(pair.target, drafter, prompt)
+            prefilled = first = perf_counter()
+            for round_ in decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator):
+                rounds.append(round_)
+                tokens.extend(round_.emitted)
+                if len(rounds) == 1:
+                    first = perf_counter()
+                if on_round is not None:
+                    paused = perf_counter()
+                    on_round(round_)
+                    watching += perf_counter() - paused
+                if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop)):
+                    count, text = found
+                    del tokens[count:]
+                    break
+            ended = perf_counter()
+        stopped = text is not None or (bool(tokens) and tokens[-1] in eos)
+        return Completion(
+            prompt=tuple(prompt),
+            seed=seed,
+            tokens=tuple(tokens),
+            text=decode_after(pair.tokenizer, prompt, tokens) if text is None else text,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            rounds=tuple(rounds),
+            prefill_seconds=prefilled - began,
+            total_seconds=ended - began - watching,
+            first_token_seconds=first - began,
+        )

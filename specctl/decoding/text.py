@@ -1,4 +1,4 @@
-"""Token ids become text while they arrive."""
+"""Token ids become text as they arrive."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ CONTEXT = 8
 def decode_after(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:
     """The text that ``tokens`` add after ``prompt``.
 
-    Decoded alone they may lose their first space: SentencePiece drops it where a text begins.
+    SentencePiece drops a space at the start of a text, so a few tokens of the prompt are decoded along.
     """
     context = list(prompt[-CONTEXT:])
     return _decode(tokenizer, [*context, *tokens])[len(_decode(tokenizer, context)) :]
@@ -42,7 +42,7 @@ class TextStream:
         return now[len(before) :]
 
     def flush(self) -> str:
-        """Whatever was held back, complete or not."""
+        """The text held back, even if its last character is incomplete."""
         before, now = self._texts()
         self._window = self._shown = len(self._tokens)
         return now[len(before) :]
@@ -56,27 +56,27 @@ class TextStream:
 def find_stop(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int], stops: Sequence[str]
 ) -> tuple[int, str] | None:
-    """The fewest tokens whose text holds a stop string, and that text up to it; None where there is none.
+    """The fewest tokens whose text contains a stop string, and their text before it; None if there is none.
 
-    So the answer does not depend on how many tokens came at once.
+    Counting the fewest makes the result independent of how many tokens a round added.
     """
 
     def text_of(count: int) -> str:
         return decode_after(tokenizer, prompt, tokens[:count])
 
-    def holds(count: int) -> bool:
+    def contains_stop(count: int) -> bool:
         text = text_of(count)
         return any(stop in text for stop in stops)
 
-    if not holds(len(tokens)):
+    if not contains_stop(len(tokens)):
         return None
-    count = bisect_left(range(len(tokens)), True, lo=1, key=holds)
+    count = bisect_left(range(len(tokens)), True, lo=1, key=contains_stop)
     text = text_of(count)
-    return count, text[: min(place for stop in stops if (place := text.find(stop)) >= 0)]
+    return count, text[: min(start for stop in stops if (start := text.find(stop)) >= 0)]
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> set[int]:
-    """The special tokens among stop strings: they never show in the text, so only their ids can stop it."""
+    """Ids of the special tokens among stop strings, which decoded text leaves out."""
     special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return {special[stop] for stop in stops if stop in special}
 

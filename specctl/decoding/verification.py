@@ -1,4 +1,4 @@
-"""Which drafted tokens to keep, and the token the verifier adds: where exactness lives."""
+"""Which draft tokens to keep, and the token the verifier adds: exactness rests on this module."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,13 @@ from specctl.records import ExtraToken
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How many drafted tokens stay, and the verifier's own token after them.
+    """How many draft tokens are accepted, and the verifier's own token after them.
 
     Attributes:
-        chances: with what probability each judged token was to be kept, the first rejected one included; None when
-            greedy, where there is no chance.
+        accepted: n.
+        extra: id of the verifier's token.
+        kind: correction after a rejection, else bonus.
+        chances: acceptance probability of each accepted token and of the first rejected one; None when greedy.
     """
 
     accepted: int
@@ -31,7 +33,7 @@ def verify(
 
     Token i is kept with probability min(1, p_i / q_i), p the target's and q the draft's probability of it, while all
     before it were kept. At the first rejection the extra token is drawn from max(p - q, 0), normalised; after none,
-    from p. The tokens so emitted have the target's law.
+    from p. The emitted tokens then follow the target's distribution.
 
     Args:
         tokens: ``(K,)`` int64, drawn from ``draft_probs``.

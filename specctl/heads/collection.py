@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from specctl.decoding.answers import Answerer
+from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_tokens
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.proposals import proposal_generator, propose
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
@@ -57,7 +57,8 @@ def collect(
 
 def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling) -> Example:
     target, text = pair.target, (completion.prompt, completion.tokens)
-    found = propose(target, pair.drafts[0], *text, sampling, proposal_generator(target, completion.seed))
+    generator = draft_token_generator(target, completion.seed)
+    found = draw_draft_tokens(target, pair.drafts[0], *text, sampling, generator)
     ids, answer = (torch.tensor(part, dtype=torch.int32) for part in text)
     return Example(number, ids, answer, found.tokens.int(), found.acceptance, *found.signals.unbind(1))
 

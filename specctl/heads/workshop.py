@@ -104,7 +104,7 @@ def collect_examples(path: Path, profile: Profile, suite: Suite, progress: Progr
         folder = DataFolder.create(path, facts, len(suite.prompts))
     with progress.doing("loading") as say:
         pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
-    prompt_format = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
+    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("answers", len(suite.prompts), folder.done) as advance:
         for _ in collect(folder, pair, suite.prompts, profile.sampling, draft.policy.setting, prompt_format):
             advance()

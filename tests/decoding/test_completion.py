@@ -1,11 +1,9 @@
 import pytest
 import torch
 from checkpoints import tiny_tokenizer
-from toys import Script, seeded
+from toys import Script
 
-from specctl.decoding.completion import Request, complete
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
@@ -42,8 +40,9 @@ class Reciter:
 
 def recite(text, limit=99, *, stop=(), eos=frozenset({EOS}), drafts=(3,), on_round=None):
     drafter = ModelDrafter(Reciter(text, slips={7, 12}), Script(*drafts)) if drafts else None
-    request = Request(PROMPT, limit, Sampling(), stop)
-    return complete(Reciter(text), drafter, TOKENIZER, request, eos, seeded(0), on_round)
+    pair = Pair(Reciter(text), (), TOKENIZER, eos, 1 << 31, (), ())
+    settings = SamplingTable(max_new_tokens=limit, stop=list(stop))
+    return Session(pair, drafter).generate(PROMPT, settings, on_round=on_round)
 
 
 def ids(text):

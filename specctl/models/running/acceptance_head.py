@@ -1,4 +1,4 @@
-"""A small network on a draft model that foretells whether the token just fed to it will be accepted."""
+"""A small network on a draft model that predicts whether the token just fed to it will be accepted."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ class AcceptanceHead(nn.Module):
 
     Its weights are float32 whatever the draft's dtype. The blocks start as the identity. Beyond the paper, the last
     layer may also read the signals that the draft had when it drew the token: a shallow draft's state after a token
-    says little of what the draft thought before it.
+    holds little of the distribution before it.
 
     Args:
         hidden_size: width H of the draft's last hidden state.
@@ -42,7 +42,7 @@ class AcceptanceHead(nn.Module):
         return len(self.blocks)
 
     def forward(self, hidden: torch.Tensor, signals: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of the chance of acceptance, float32 ``(...)``.
+        """Logits of the acceptance probability, float32 ``(...)``.
 
         Args:
             hidden: ``(..., H)``.
@@ -58,7 +58,7 @@ class AcceptanceHead(nn.Module):
         return logits
 
     def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None = None) -> torch.Tensor:
-        """The chance ``(...)`` that the token whose last hidden state this is will be accepted."""
+        """The acceptance probability ``(...)`` of the tokens whose last hidden states these are."""
         return self.forward(hidden, signals).sigmoid()
 
 
@@ -66,7 +66,7 @@ def head_from(weights: Weights, *, reads_signals: bool = False) -> AcceptanceHea
     """A head from its own weights (``blocks.I.weight``, ``output.weight`` and biases).
 
     Raises:
-        ModelError: names or shapes are not those of a head.
+        ModelError: names or shapes do not fit a head.
     """
     try:
         depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
@@ -82,11 +82,11 @@ def head_from_published(weights: Weights, depth: int) -> AcceptanceHead:
     """A head from the layout of SpecDec++'s released checkpoints, its two classes made one logit.
 
     There the head is one Sequential: blocks ``model.0.linear`` to ``model.(D-1).linear``, then the classifier
-    ``model.D`` with the rows refused and accepted. All blocks are one and the same module, so a file may hold the
-    weights of a single one. The softmax over two classes is the sigmoid of the difference of their logits.
+    ``model.D`` with the rows rejected and accepted. All blocks are the same module, so a file may contain the weights
+    of a single one. The softmax over two classes is the sigmoid of the difference of their logits.
 
     Raises:
-        ModelError: names or shapes are not of that layout.
+        ModelError: names or shapes do not fit that layout.
     """
     converted: dict[str, torch.Tensor] = {}
     try:
@@ -95,8 +95,8 @@ def head_from_published(weights: Weights, depth: int) -> AcceptanceHead:
             for block in range(depth):
                 own = f"model.{block}.linear.{kind}"
                 converted[f"blocks.{block}.{kind}"] = blocks[own] if own in blocks else next(iter(blocks.values()))
-            refused, accepted = weights[f"model.{depth}.{kind}"].float()
-            converted[f"output.{kind}"] = (accepted - refused)[None]
+            rejected, accepted = weights[f"model.{depth}.{kind}"].float()
+            converted[f"output.{kind}"] = (accepted - rejected)[None]
     except (KeyError, StopIteration, ValueError) as error:
         first = min(weights, default="none")
         raise ModelError(f"the weights are not those of a SpecDec++ head of depth {depth} (first: {first})") from error

@@ -1,4 +1,4 @@
-"""Many continuations of one text, each from a place of its own, over the cache that they share."""
+"""Many continuations of one text, each from its own position, over one shared cache."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,8 @@ AT_ONCE = 64
 """Branches in one forward pass: enough to fill it, few enough for the mask to stay small."""
 
 Choose = Callable[[Sequence[int], Forward], list[int]]
-"""Told which branches and what a pass over their last tokens found, a row each; gives each branch's next token."""
+"""Called with the numbers of some branches and the pass over their last tokens, one row for each; returns their next
+tokens."""
 
 
 def continue_branches(
@@ -24,13 +25,13 @@ def continue_branches(
     """Continue ``sequence[:start]`` and then a first token, for every start, by ``length`` tokens.
 
     Args:
-        runner: holds any prefix of the sequence, and afterwards no more than the sequence.
-        sequence: ids that the branches leave.
-        starts: how much of it each of the B branches keeps, at least 1.
+        runner: its cache holds any prefix of the sequence, before and afterwards.
+        sequence: ids that the branches start from.
+        starts: how many of them each of the B branches keeps, at least 1.
         first: each branch's first token.
         length: how many tokens ``choose`` picks for each branch.
-        choose: picks them.
-        hidden: whether it wants hidden states.
+        choose: picks the tokens.
+        hidden: whether ``choose`` needs hidden states.
     """
     shares = isinstance(runner, EagerRunner) and runner.holds_everything
     for begin in range(0, len(starts), AT_ONCE if shares else 1):

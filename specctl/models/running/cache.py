@@ -1,4 +1,4 @@
-"""Layers of KV caches that do not copy what they hold."""
+"""Layers of KV caches that append and crop without copying the whole cache."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """A full-attention layer over buffers with room to spare.
 
     transformers' own layer concatenates: every step copies the whole cache. Here a step writes its own entries and
-    hands out views; cropping moves a counter.
+    returns views; cropping moves a counter.
     """
 
     keys: torch.Tensor
@@ -52,7 +52,7 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self._filled
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove as many tokens as the number, given negative, says."""
+        """Remove the last ``-tokens_to_remove`` tokens."""
         self._filled = max(0, self._filled - abs(tokens_to_remove))
 
     def reset(self) -> None:
@@ -69,11 +69,11 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class Cursor:
-    """Where the pass at hand writes in a cache of `FixedLayer` and how far it looks; one for all layers.
+    """Where the current pass writes in a cache of `FixedLayer` and how far it attends; one for all layers.
 
     Attributes:
-        positions: ``(T,)`` int64, where the pass's tokens stand.
-        span: how many places its tokens may look at; what lies ahead of them is masked.
+        positions: ``(T,)`` int64, the slots of the pass's tokens.
+        span: how many slots its tokens may attend to; those ahead of a token are masked.
     """
 
     positions: torch.Tensor
@@ -81,7 +81,7 @@ class Cursor:
 
 
 class FixedLayer(CacheLayerMixin):
-    """A full-attention layer that is told where to write: ``(1, heads, capacity, head_dim)``, in place."""
+    """A full-attention layer that writes in place, where a cursor points: ``(1, heads, capacity, head_dim)``."""
 
     is_compileable = True
     is_sliding = False
@@ -93,7 +93,7 @@ class FixedLayer(CacheLayerMixin):
         self._cursor, self._capacity = cursor, capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # Zeros: a masked place still meets the values, and what memory happens to hold may be no number.
+        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
         self.keys, self.values = (
             states.new_zeros(1, states.shape[1], self._capacity, states.shape[3])
             for states in (key_states, value_states)
@@ -107,7 +107,7 @@ class FixedLayer(CacheLayerMixin):
         *args: Any,  # noqa: ARG002 - the layer's signature
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write ``(1, heads, T, head_dim)`` states where the cursor says; returns what the pass may look at."""
+        """Write ``(1, heads, T, head_dim)`` states where the cursor points; returns the slots to attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys.index_copy_(2, self._cursor.positions, key_states)
@@ -115,7 +115,7 @@ class FixedLayer(CacheLayerMixin):
         return self.keys[:, :, : self._cursor.span], self.values[:, :, : self._cursor.span]
 
     def grow(self, capacity: int, filled: int) -> None:
-        """Move to larger buffers, taking the first ``filled`` tokens along."""
+        """Move the first ``filled`` tokens to larger buffers."""
         self._capacity = capacity
         if self.is_initialized:
             old = self.keys, self.values
@@ -136,10 +136,10 @@ class FixedLayer(CacheLayerMixin):
 def empty_cache(config: PreTrainedConfig) -> DynamicCache:
     """A cache for one sequence that can be rolled back."""
     cache = DynamicCache(config=config)
-    for place, layer in enumerate(cache.layers):
+    for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[place] = BufferedLayer()
+            cache.layers[index] = BufferedLayer()
         elif hasattr(layer, "activate_past_recording"):
-            # Sliding-window layers throw old entries away unless told that they may have to come back.
+            # Sliding-window layers drop old entries, and a rollback may need them again.
             layer.activate_past_recording()
     return cache

@@ -1,4 +1,4 @@
-"""Passes turned into compiled code, once each, or left as they are with a word of why."""
+"""Passes are compiled with torch.compile, once each; where that fails they run uncompiled, with a notice."""
 
 import inspect
 import os
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 Pass = Callable[..., Any]
-_ARGUMENTS = ("ids", "positions", "places", "arrivals", "previous")
+_ARGUMENTS = ("ids", "positions", "slots", "arrivals", "previous")
+"""Names of a pass's arguments in `StaticRunner`."""
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile lacks on this machine, as the end of a sentence; None where nothing is missing."""
+    """What torch.compile lacks on this machine, as the end of a sentence; None if nothing is missing."""
     if device.type == "cpu":
         wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
         if not any(map(shutil.which, wanted)):
@@ -30,8 +31,8 @@ class Compiler:
     """Compiles passes with torch.compile.
 
     Args:
-        notice: told in one line when a pass cannot be compiled and runs as it is.
-        progress: told what is being compiled.
+        notice: called with one line when a pass cannot be compiled and runs uncompiled.
+        progress: called with what is being compiled.
 
     Attributes:
         name: the model, for messages.
@@ -52,21 +53,20 @@ class Compiler:
     def compiled(
         self, step: Pass, given: Sequence[torch.Tensor | None], buffers: Sequence[torch.Tensor], single: bool
     ) -> Pass:
-        """A faster equal of ``step``, good for every length of sequence and capacity of the cache.
+        """``step`` compiled, for every length of sequence and capacity of the cache; ``step`` itself where that fails.
 
         Args:
-            step: may be repeated; called here with ``given``: ids ``(1, T)``, positions ``(T,)``, places ``(S,)`` and
-                whatever else.
-            given: arguments of the pass at hand.
+            step: gives the same when repeated, as it is here with ``given``.
+            given: arguments of the current pass: ids ``(1, T)``, positions ``(T,)``, slots ``(S,)``, and a reader's.
             buffers: keys and values ``(1, heads, capacity, head_dim)`` that the pass writes to.
-            single: whether T is 1 for good; otherwise it is any number above.
+            single: whether T is always 1; otherwise it is any greater number.
         """
         if self._failed:
             return step
         self._progress(f"compiling {self.name} (passes of {'one token' if single else 'several tokens'})")
         began = perf_counter()
-        ids, positions, places = given[:3]
-        sizes = [(places, 0), *((buffer, 2) for buffer in buffers)]
+        ids, positions, slots = given[:3]
+        sizes = [(slots, 0), *((buffer, 2) for buffer in buffers)]
         if not single:
             sizes += [(ids, 1), (positions, 0)]
         for tensor, dimension in sizes:
@@ -76,7 +76,7 @@ class Compiler:
                 warnings.simplefilter("ignore")
                 fast = _torch_compile(step)
                 fast(*given)
-        except Exception as error:  # whatever it trips over, the pass itself is sound
+        except Exception as error:  # any failure of the compiler: the pass itself still works
             self._give_up(error)
             return step
         finally:
@@ -86,7 +86,7 @@ class Compiler:
             if not self._failed:
                 try:
                     return fast(*given)
-                except torch._dynamo.exc.TorchDynamoException as error:  # a size that it would compile for once more
+                except torch._dynamo.exc.TorchDynamoException as error:  # a size that would need another compilation
                     self._give_up(error)
             return step(*given)
 
@@ -99,10 +99,10 @@ class Compiler:
 
 
 def _torch_compile(step: Pass) -> Pass:
-    """Without the guards on the model, where this torch can tell the compiled passes of several models apart.
+    """Compile without guards on the model, if this torch keeps the compiled passes of several models apart.
 
     Checking that no attribute of any layer has changed takes longer than a small model's whole pass, and here nothing
-    changes: weights and buffers are found anew at each call, and only sizes marked as such vary.
+    changes: weights and buffers are looked up at each call, and only sizes marked as dynamic vary.
     """
     settings: dict[str, Any] = {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:

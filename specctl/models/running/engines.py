@@ -1,4 +1,4 @@
-"""Which runner a model gets."""
+"""The runner for a model and an engine setting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from specctl.models.running.compilation import Compiler
 
 LONG_RUN = 50_000
-"""Tokens to generate from which on compiling pays even for small models."""
+"""Compiling pays from this many tokens to generate, even for small models."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What a profile and the work at hand ask for.
+    """The engine that a profile and a command ask for.
 
     Attributes:
         engine, compile, deterministic: as in the profile.
-        expected_tokens: what is to be generated in all, as far as is known.
-        notice: told in one line when something asked for cannot be had.
-        progress: told what takes time.
+        expected_tokens: how many will be generated in all, as far as is known.
+        notice: called with one line when a setting cannot be honoured.
+        progress: called with what is being prepared.
     """
 
     engine: Literal["auto", "eager", "static", "graph"] = "auto"
@@ -51,17 +51,17 @@ class EngineSettings:
 
 
 def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Runner:
-    """The fastest runner that the settings allow and the model can have.
+    """The fastest runner that the settings allow and the model supports.
 
     Args:
         model: in eval mode, on its device or devices.
         vocabulary: the pair's shared vocabulary.
-        name: what messages call the model.
-        settings: `EngineSettings`.
+        name: the model's, in messages.
+        settings: which engine, and whether to compile.
     """
     if settings.engine == "eager" or (settings.engine == "auto" and not settings.compiles):
         return EagerRunner(model, vocabulary)
-    # Imported here: a single prompt needs none of it.
+    # Imported here because a single prompt needs none of it.
     from specctl.models.running.static import StaticRunner, obstacle
 
     if why := obstacle(model):
@@ -90,10 +90,10 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
 
 
 def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
-    """A verifier whose logits do not depend on the policy.
+    """A verifier whose logits do not depend on how many tokens it verifies at once.
 
     Raises:
-        ModelError: the model has layers whose state cannot be taken back to where a block begins.
+        ModelError: the model has layers that cannot be rolled back to the start of a block.
     """
     if not attends_to_everything(model):
         raise ModelError(
@@ -105,7 +105,7 @@ def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
 
 
 def engine_name(runner: Runner) -> str:
-    """What a runner is, for reports."""
+    """A runner's engine, for reports."""
     if isinstance(runner, FixedWidthRunner):
         return f"{engine_name(runner.runner)}, blocks of {runner.width}"
     if isinstance(runner, EagerRunner):
@@ -114,7 +114,7 @@ def engine_name(runner: Runner) -> str:
 
 
 def preparing_seconds(runner: Runner) -> float | None:
-    """Wall time a runner has spent on compiling or capturing; None for one that does neither."""
+    """Wall time that a runner has spent compiling or capturing; None if it does neither."""
     if isinstance(runner, FixedWidthRunner):
         return preparing_seconds(runner.runner)
     return runner.preparing_seconds if isinstance(runner, PreparedRunner) and runner.prepares else None

@@ -1,4 +1,4 @@
-"""Passes of one shape only, so that a token's logits never depend on how many others were verified with it."""
+"""Passes of one shape only, so that a token's logits never depend on how many others are verified with it."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ class FixedWidthRunner:
 
     Kernels round differently for different shapes, and even for different rows of one matrix. So the sequence is cut
     into blocks of ``width`` tokens that begin at multiples of it, and a pass is always one whole block, from its first
-    token on, padded behind the last: a token has the same row, the same shape and the same span of keys in every pass
-    that it is in. Only what comes before the block of the first token whose logits are wanted goes through at once;
-    prompts, which are cached the same way by everyone.
+    token on, padded behind the last. A token then has the same row, the same shape and the same span of keys in every
+    pass that contains it. Only the tokens before the first block with wanted logits run in one pass: those of the
+    prompt, which every policy caches the same way.
 
     Args:
-        runner: rolls back to any length, and gives the same logits for the same pass.
+        runner: one that can roll back to any length and repeats a pass bit for bit.
         width: tokens of a block.
     """
 
@@ -35,7 +35,7 @@ class FixedWidthRunner:
         return len(self._tokens)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As for every `Runner`; costs a whole block a pass, and one pass more for each block that is entered."""
+        """As in `Runner`; every pass costs a whole block, and tokens in several blocks cost a pass for each."""
         self._tokens.extend(tokens)
         end = len(self._tokens)
         if not keep:

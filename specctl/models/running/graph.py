@@ -15,18 +15,18 @@ from specctl.models.running.static import PassKind, StaticRunner
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
 SHORTEST = 256
-"""Spans are powers of two from here on: a graph looks at a fixed number of places."""
+"""Spans are powers of two from here on, because a graph attends to a fixed number of slots."""
 
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
-"""Runs a pass over fixed tensors and gives what runs it again, leaving its results in the same places."""
+"""Runs a pass over fixed tensors; returns a function that runs it again and leaves its results in the same tensors."""
 
 
 def width_class(width: int) -> int:
     return next(known for known in WIDTHS if known >= width)
 
 
-def span_class(places: int) -> int:
-    return max(SHORTEST, 1 << (places - 1).bit_length())
+def span_class(slots: int) -> int:
+    return max(SHORTEST, 1 << (slots - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Captured:
 
     Attributes:
         ids, positions: ``(1, T)`` and ``(T,)`` int64.
-        more: what a reader is given beside them.
-        replay: runs it; its results are overwritten by the next replay.
+        more: a reader's arguments.
+        replay: runs the pass; the next replay overwrites its results.
     """
 
     ids: torch.Tensor
@@ -54,7 +54,7 @@ class CudaCapture:
     def __call__(self, step: Callable[[], Any]) -> Callable[[], Any]:
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries set themselves up at their first calls, which cannot be captured
+        with torch.cuda.stream(aside):  # libraries initialise in their first calls, which cannot be captured
             for _ in range(2):
                 step()
         torch.cuda.current_stream().wait_stream(aside)
@@ -70,21 +70,21 @@ class CudaCapture:
 
 
 class GraphRunner(StaticRunner):
-    """A `StaticRunner` that captures each class of pass when it is first met and from then on replays it.
+    """A `StaticRunner` that captures each class of pass when it first runs and replays it from then on.
 
     A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
-    nothing looks and later tokens write anew. A span is a number of places that covers the sequence, those ahead of
-    a token being masked. A draft step is captured with its reader, so that a drafted token and its signals are one
-    replay and one small transfer; the draw's randomness and what the last replay found are written in before.
+    nothing attends to it and later tokens overwrite it. A span is a number of slots that covers the sequence; those
+    ahead of a token are masked. A draft step is captured with its reader, so that a draft token and its signals are
+    one replay and one small transfer; the draw's randomness and the previous numbers are copied in before a replay.
 
     Args:
         model: one without an `obstacle`.
         vocabulary: as for `EagerRunner`.
         capture: `CudaCapture`, or a stand-in for it.
-        name: for messages.
-        compiler: compiles what is captured; None for none.
-        notice: told in one line when a pass cannot be captured; from then on passes run uncaptured.
-        progress: told what is being captured.
+        name: the model's, in messages.
+        compiler: compiles passes before they are captured; None to capture them uncompiled.
+        notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
+        progress: called with what is being captured.
     """
 
     _slack = WIDEST
@@ -133,27 +133,27 @@ class GraphRunner(StaticRunner):
             captured.ids.fill_(tokens[0])  # no copy from the host
         else:
             captured.ids.copy_(torch.tensor([[*tokens, *[0] * (width - len(tokens))]]))
-        captured.positions.copy_(self._places[self.length : self.length + width])
-        for place, value in zip(captured.more, given, strict=True):
-            if place is not None and value is not None:
-                place.copy_(value)
+        captured.positions.copy_(self._slots[self.length : self.length + width])
+        for argument, value in zip(captured.more, given, strict=True):
+            if argument is not None and value is not None:
+                argument.copy_(value)
         first, second = captured.replay()
         if kind.reader is None:
             first, second = first[: len(tokens)], None if second is None else second[: len(tokens)]
         return first.clone(), None if second is None else second.clone()
 
     def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | None]) -> Captured | None:
-        """Capture a class of pass at the place where the sequence is; None, and never again, where that fails."""
+        """Capture a class of pass at the end of the sequence; None if that fails, and then for every later pass."""
         if self._capture is None:
             return None
-        self._progress(f"capturing {self._name} ({kind.width} tokens, {span} places)")
+        self._progress(f"capturing {self._name} ({kind.width} tokens, {span} slots)")
         began = perf_counter()
         ids = torch.zeros(1, kind.width, dtype=torch.int64, device=self.device)
-        positions = self._places[self.length : self.length + kind.width].clone()
+        positions = self._slots[self.length : self.length + kind.width].clone()
         more = tuple(None if value is None else value.clone() for value in given)
-        places = self._places[:span]
+        slots = self._slots[:span]
         try:
-            replay = self._capture(lambda: self._best(kind, ids, positions, places, *more))
+            replay = self._capture(lambda: self._best(kind, ids, positions, slots, *more))
         except (RuntimeError, torch.OutOfMemoryError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             self._notice(f"{self._name} runs uncaptured from here on: {reason[:200]}")
@@ -169,4 +169,4 @@ class GraphRunner(StaticRunner):
         before = self._capacity
         super()._reserve(tokens)
         if self._capacity != before:
-            self._captured.clear()  # they write to the old buffers
+            self._captured.clear()  # captured passes write to the old buffers

@@ -1,4 +1,4 @@
-"""Positions and attention masks given to a model ready-made, so that it does not work them out at every step."""
+"""Ready-made positions and attention masks, so that a model does not compute them at every step."""
 
 import inspect
 from typing import Any
@@ -8,7 +8,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 WIDEST = 64
-"""Most tokens in a pass that gets a ready-made mask; longer are prompts, where a kernel's own causal mask is best."""
+"""Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest."""
 
 
 def attends_to_everything(model: PreTrainedModel) -> bool:
@@ -17,11 +17,11 @@ def attends_to_everything(model: PreTrainedModel) -> bool:
 
 
 def takes_masks(model: PreTrainedModel) -> bool:
-    """Whether a ready-made ``(1, 1, T, S)`` mask and positions mean to this model what they say.
+    """Whether a model takes a ready-made ``(1, 1, T, S)`` boolean mask, and positions.
 
-    True of decoders without windows that go through torch's scaled dot-product attention. Others read the mask
+    It is so for decoders without windows that go through torch's scaled dot-product attention. Others read the mask
     differently (additive in the models' own attention, ``(1, S)`` in flash attention) or need one for each kind of
-    layer; models that place tokens by counting the ones of a mask (OPT, Bloom) take no positions or ignore them.
+    layer; models that count the ones of a mask to find positions (OPT, Bloom) take no positions or ignore them.
     """
     known = inspect.signature(model.forward).parameters
     return (
@@ -37,22 +37,22 @@ class MaskMaker:
     """Ready-made arguments for passes over a cached prefix.
 
     Args:
-        model: on its device or devices; those that take no ready-made masks are left to make their own.
+        model: on its device or devices; one that takes no ready-made masks computes its own.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._active = takes_masks(model)
-        self._places = torch.arange(0, device=next(model.parameters()).device)
+        self._slots = torch.arange(0, device=next(model.parameters()).device)
 
     def arguments(self, length: int, width: int) -> dict[str, Any]:
-        """``position_ids`` and ``attention_mask`` of ``width`` tokens after ``length`` cached ones, or nothing."""
+        """``position_ids`` and ``attention_mask`` of ``width`` tokens after ``length`` cached ones, if wanted."""
         if not self._active or width > WIDEST:
             return {}
         end = length + width
-        if end > len(self._places):
-            self._places = torch.arange(2 * end, device=self._places.device)
-        positions = self._places[length:end]
+        if end > len(self._slots):
+            self._slots = torch.arange(2 * end, device=self._slots.device)
+        positions = self._slots[length:end]
         found: dict[str, Any] = {"position_ids": positions[None]}  # (1, T)
         if width > 1:
-            found["attention_mask"] = (self._places[:end] <= positions[:, None])[None, None]  # (1, 1, T, S)
+            found["attention_mask"] = (self._slots[:end] <= positions[:, None])[None, None]  # (1, 1, T, S)
         return found

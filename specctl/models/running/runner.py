@@ -13,11 +13,11 @@ from specctl.models.running.masks import MaskMaker
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What one forward pass found.
+    """The outputs of one forward pass.
 
     Attributes:
         logits: ``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary.
-        hidden: ``(keep, D)`` last hidden states of the same tokens, if they were asked for.
+        hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
     """
 
     logits: torch.Tensor
@@ -52,12 +52,12 @@ class TokenReader(Protocol):
 
 
 class Runner(Protocol):
-    """A model that extends and rolls back one sequence; it is never told about rounds.
+    """A model that extends and rolls back one sequence; it knows nothing of rounds.
 
     Attributes:
         length: tokens in the cache, always a prefix of the sequence.
         context: the most tokens the cache may hold.
-        device: where logits come out.
+        device: of the logits.
     """
 
     @property
@@ -70,12 +70,12 @@ class Runner(Protocol):
     def device(self) -> torch.device: ...
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """Run ``tokens`` after the cached prefix and cache them; logits of the last ``keep`` of them only."""
+        """Run ``tokens`` after the cached prefix and cache them; gives logits of the last ``keep`` of them only."""
 
     def rollback(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens; a longer length than cached is a no-op.
+        """Drop all but the first ``length`` tokens; no effect if fewer are cached.
 
-        A cache that cannot go back that far may forget more: what counts is ``length`` afterwards.
+        A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards.
         """
 
 
@@ -102,8 +102,8 @@ class PreparedRunner(Protocol):
 
     Attributes:
         engine: its name in reports.
-        prepares: whether that is so.
-        preparing_seconds: wall time it has taken so far.
+        prepares: whether it compiles or captures passes.
+        preparing_seconds: wall time spent on that so far.
     """
 
     @property
@@ -132,7 +132,7 @@ class EagerRunner:
             filter(None, (getattr(layer, "sliding_window", 0) for layer in self._cache.layers)), default=0
         )
         self._masks = MaskMaker(model)
-        self._floor = 0  # sliding-window layers cannot go back behind it any more
+        self._floor = 0  # sliding-window layers cannot go back to before it
         self.length = 0
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
@@ -157,25 +157,25 @@ class EagerRunner:
 
     @property
     def holds_everything(self) -> bool:
-        """Whether every layer keeps the whole sequence, as `extend_branches` needs."""
+        """Whether every layer keeps the whole sequence, which `extend_branches` requires."""
         return not self._window
 
     def extend_branches(
         self, tokens: Sequence[int], starts: Sequence[int], step: int, *, hidden: bool = False
     ) -> Forward:
-        """One more token of B branches that leave the sequence at different places.
+        """One more token of B branches that leave the sequence at different positions.
 
-        Each branch reads the first ``start`` tokens of the sequence and what it has been given itself; `rollback` ends
-        all of them.
+        Each branch attends to the first ``start`` tokens of the sequence and to its own tokens; `rollback` ends all
+        branches.
 
         Args:
-            tokens: one of each branch.
-            starts: how many tokens of the sequence each of them follows.
-            step: how many tokens each has been given before.
+            tokens: B ids, the next of each branch.
+            starts: how many tokens of the sequence each branch keeps.
+            step: how many tokens each branch already has.
             hidden: whether hidden states are wanted.
 
         Returns:
-            A row of each branch.
+            A row for each branch: logits ``(B, V)``.
         """
         count, prefix = len(tokens), self.length - step * len(tokens)
         columns = torch.arange(self.length + count, device=self.device)

@@ -1,4 +1,4 @@
-"""Last hidden states of whole sequences, for training what reads them."""
+"""Last hidden states of whole sequences, for training acceptance heads."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ TOKENS_AT_ONCE = 8192
 
 
 def last_hidden_states(model: PreTrainedModel, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What `Runner.extend` gives as ``hidden``, for several sequences at once and without logits.
+    """The ``hidden`` states of `Runner.extend`, for several sequences at once and without logits.
 
     Args:
         model: a causal language model in eval mode.
@@ -21,20 +21,20 @@ def last_hidden_states(model: PreTrainedModel, sequences: Sequence[torch.Tensor]
     """
     device = next(model.parameters()).device
     states: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
-    for places in _groups([len(sequence) for sequence in sequences]):
-        # Padded on the right only: what follows a token does not change its state.
-        ids = pad_sequence([sequences[place].long() for place in places], batch_first=True).to(device)  # (B, T)
+    for group in _groups([len(sequence) for sequence in sequences]):
+        # Padded on the right only: later tokens do not change a token's state.
+        ids = pad_sequence([sequences[index].long() for index in group], batch_first=True).to(device)  # (B, T)
         output = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
-        for row, place in enumerate(places):
-            states[place] = output[row, : len(sequences[place])].to(device)
+        for row, index in enumerate(group):
+            states[index] = output[row, : len(sequences[index])].to(device)
     return states
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Places of sequences of like length, so many as padded make `TOKENS_AT_ONCE` or a single one."""
+    """Indices of sequences in groups of similar length: at most `TOKENS_AT_ONCE` when padded, or a single sequence."""
     groups: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > TOKENS_AT_ONCE:
             groups.append([])
-        groups[-1].append(place)
+        groups[-1].append(index)
     return groups

@@ -1,4 +1,4 @@
-"""A runner over a KV cache at fixed addresses, whose passes can be compiled."""
+"""A runner over a KV cache at fixed addresses, so that its passes can be compiled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ PIECE = 512
 
 @dataclass(frozen=True, slots=True)
 class PassKind:
-    """What tells passes apart that need code of their own.
+    """The properties by which passes need different compiled code.
 
     Attributes:
-        width: tokens in the pass; 0 for any number above 1, which compiled code does not tell apart.
+        width: tokens in the pass; 0 for any number above 1, which one compiled pass covers.
         hidden: whether hidden states are wanted.
-        reader: reads a pass of one token within it; None where logits themselves are wanted.
+        reader: reads one token's pass within it; None for a pass that gives logits.
     """
 
     width: int
@@ -33,7 +33,7 @@ class PassKind:
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
-    """Why a model cannot run over fixed buffers, as the end of a sentence; None where it can."""
+    """Why a model cannot run over fixed buffers, as the end of a sentence; None if it can."""
     spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
     if spread or len({parameter.device for parameter in model.parameters()}) > 1:
         return "it is spread over several devices"
@@ -53,10 +53,10 @@ class StaticRunner:
         model: one without an `obstacle`, in eval mode, on one device.
         vocabulary: as for `EagerRunner`.
         capacity: tokens to make room for at first.
-        compiler: turns each kind of pass into faster code when it is first met; None for none.
+        compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
-    _slack = 0  # places beyond a sequence's end that a pass may write to
+    _slack = 0  # slots beyond a sequence's end that a pass may write to
 
     def __init__(
         self, model: PreTrainedModel, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -71,10 +71,10 @@ class StaticRunner:
         self._compiled: dict[PassKind, Callable[..., Any]] = {}
         self._cursor = Cursor()
         self._capacity = min(capacity, self.context) + self._slack
-        # A place more than any pass looks at: passes over a whole buffer would be compiled for by themselves.
+        # One slot more than any pass attends to: a pass over the whole buffer would be compiled separately.
         self._layers = [FixedLayer(self._cursor, self._capacity + 1) for _ in range(text.num_hidden_layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._places = self._numbered()
+        self._slots = self._numbered()
         self._watched = False
         self._states = torch.empty(0)  # (1, T, D)
 
@@ -92,7 +92,7 @@ class StaticRunner:
 
     @property
     def prepares(self) -> bool:
-        """Whether the first pass of each kind takes long."""
+        """Whether the first pass of each kind is compiled."""
         return self._compiler is not None
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
@@ -114,7 +114,7 @@ class StaticRunner:
 
         Args:
             token: the id.
-            reader: the same one for the whole of a sequence, or a pass is compiled for each.
+            reader: the same one for a whole sequence, because each reader has a pass compiled for it.
             arrivals: ``(V,)`` for the reader, or None.
             previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
 
@@ -131,27 +131,27 @@ class StaticRunner:
         self.length = min(self.length, length)
 
     def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
-        """One short pass; compiled where there is a compiler, and a first pass has made the buffers.
+        """One short pass, compiled if there is a compiler and an earlier pass has made the buffers.
 
-        ``given`` are the reader's arrivals and what came before, where there is a reader.
+        ``given`` are a reader's arrivals and previous numbers; nothing without a reader.
         """
         ids = torch.tensor([tokens], device=self.device)  # (1, T)
         end = self.length + len(tokens)
-        # A copy, for compiled code tells views that begin at 0 from others.
-        return self._best(kind, ids, self._places[self.length : end].clone(), self._places[:end], *given)
+        # A copy, because a view that begins at 0 would be compiled separately.
+        return self._best(kind, ids, self._slots[self.length : end].clone(), self._slots[:end], *given)
 
     def _best(
         self,
         kind: PassKind,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        places: torch.Tensor,
+        slots: torch.Tensor,
         *more: torch.Tensor | None,
     ) -> Any:
-        given = (ids, positions, places, *more)
+        given = (ids, positions, slots, *more)
         kind = replace(kind, width=1 if kind.width == 1 else 0)
-        # Sizes of 1 would be compiled for by themselves: a sequence's first token is not worth it.
-        if self._compiler is None or not self._layers[0].is_initialized or len(places) == 1:
+        # A size of 1 would be compiled separately, which a sequence's first token is not worth.
+        if self._compiler is None or not self._layers[0].is_initialized or len(slots) == 1:
             return self._pass(kind)(*given)
         step = self._compiled.get(kind)
         if step is None:
@@ -160,22 +160,22 @@ class StaticRunner:
         return step(*given)
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
-        """The pass itself as a function of ids ``(1, T)``, positions ``(T,)`` and places ``(S,)`` from 0 on.
+        """A function of ids ``(1, T)``, positions ``(T,)``, slots ``(S,)`` from 0 on, and a reader's arguments.
 
-        With a reader, of its arrivals and of what came before too. It may be repeated: it writes what it wrote before.
-        Gives logits of the last ``keep`` tokens, or of all for 0.
+        Repeating it has no further effect, since it writes the same entries again. Without a reader it gives logits of
+        the last ``keep`` tokens, or of all for 0, and their hidden states or None.
         """
 
         def logits_of(
-            ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor
+            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            self._cursor.positions, self._cursor.span = positions, places.shape[0]
-            # Padding, where there is any, may stand beyond what learned position embeddings know.
+            self._cursor.positions, self._cursor.span = positions, slots.shape[0]
+            # Padding may have positions beyond the range of learned position embeddings.
             known = positions.clamp_max(self.context - 1) if self._slack else positions
             output = self._model(
                 input_ids=ids,
                 position_ids=known[None],
-                attention_mask=(places <= positions[:, None])[None, None],  # (1, 1, T, S)
+                attention_mask=(slots <= positions[:, None])[None, None],  # (1, 1, T, S)
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=keep,
@@ -183,7 +183,7 @@ class StaticRunner:
             return output.logits[0, :, : self.vocabulary], self._states[0] if kind.hidden else None
 
         if kind.hidden and not self._watched:
-            # What the output layer is given: torch.compile cannot see through transformers' own way of keeping states.
+            # The output layer's input: torch.compile cannot trace transformers' own way of keeping hidden states.
             head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
             head.register_forward_pre_hook(self._remember)
             self._watched = True
@@ -194,17 +194,17 @@ class StaticRunner:
         def reading_of(
             ids: torch.Tensor,
             positions: torch.Tensor,
-            places: torch.Tensor,
+            slots: torch.Tensor,
             arrivals: torch.Tensor | None,
             previous: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            logits, states = logits_of(ids, positions, places)
+            logits, states = logits_of(ids, positions, slots)
             return reader(logits[0], arrivals, None if states is None else states[0], previous)
 
         return reading_of
 
     def _prompt(self, tokens: Sequence[int], keep: int, hidden: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A long pass as it is, in pieces that keep masks small; logits and hidden states of at least the last one."""
+        """A long pass, uncompiled, in pieces that keep masks small; outputs of at least the last token."""
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         for start in range(0, len(tokens), PIECE):
             piece = tokens[start : start + PIECE]
@@ -212,22 +212,22 @@ class StaticRunner:
             begin, end = self.length + start, self.length + start + len(piece)
             step = self._pass(PassKind(0, hidden), keep=max(1, min(keep - after, len(piece))))
             ids = torch.tensor([piece], device=self.device)
-            part = step(ids, self._places[begin:end], self._places[:end])
+            part = step(ids, self._slots[begin:end], self._slots[:end])
             if keep > after or not after:
                 found.append(part)
         logits = torch.cat([part for part, _ in found])
         return logits, torch.cat([states for _, states in found if states is not None]) if hidden else None
 
     def _reserve(self, tokens: int) -> None:
-        """Make room for so many tokens."""
+        """Grow the buffers to hold this many tokens."""
         if tokens + self._slack <= self._capacity:
             return
         self._capacity = tokens + max(SPARE, tokens // 2) + self._slack
         for layer in self._layers:
             layer.grow(self._capacity + 1, self.length)
-        self._places = self._numbered()
+        self._slots = self._numbered()
 
     def _numbered(self) -> torch.Tensor:  # (capacity,)
-        # In inference mode they would be of another kind than the first ones, and passes be compiled anew for them.
+        # Inference tensors differ from the first, normal ones, and passes would be compiled again for them.
         with torch.inference_mode(False):
             return torch.arange(self._capacity, device=self.device)

@@ -1,4 +1,4 @@
-"""Proposals and their chance of acceptance, against enumeration on a toy model."""
+"""Draft tokens and their acceptance probability, against enumeration on a toy model."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from toys import FAMILIES, TableRunner, noisy_copy, random_head, random_model, related_table, seeded, table
 
 from specctl.decoding.along import CHUNK
-from specctl.decoding.proposals import foretell, propose
+from specctl.decoding.draft_tokens import draw_draft_tokens, predict_acceptance
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import EagerRunner
 
@@ -19,7 +19,7 @@ PAPER = Sampling(temperature=1.0, top_k=3)
 
 
 def proposed(sampling: Sampling, seed: int = 0, answer: list[int] = ANSWER) -> list[list[float]]:
-    found = propose(TableRunner(TARGET), TableRunner(DRAFT), PROMPT, answer, sampling, seeded(seed))
+    found = draw_draft_tokens(TableRunner(TARGET), TableRunner(DRAFT), PROMPT, answer, sampling, seeded(seed))
     return [column.tolist() for column in (found.tokens, found.acceptance, *found.signals.unbind(1))]
 
 
@@ -39,7 +39,7 @@ def test_each_number_is_that_of_the_text_before_it(sampling: Sampling) -> None:
         assert (top, own) == pytest.approx((float(raw.max()), float(raw[int(token)])), abs=1e-5)
 
 
-def test_proposals_follow_the_draft() -> None:
+def test_draft_tokens_follow_the_draft() -> None:
     counts = Counter(proposed(PAPER, seed)[0][0] for seed in range(600))
     expected = PAPER.probs(DRAFT[PROMPT[0], PROMPT[1]])
     seen = [counts[token] for token in range(5) if expected[token] > 0]
@@ -59,17 +59,17 @@ def test_long_answers_are_read_in_chunks() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_head_judges_each_proposal_after_the_text_before_it(family: str) -> None:
+def test_a_head_predicts_each_draft_token_after_the_text_before_it(family: str) -> None:
     draft, head = EagerRunner(random_model(family), 64), random_head(32, spread=0.2)
     prompt, answer = [3, 1], torch.randint(1, 64, (20,), generator=seeded(6)).tolist()
-    proposals = propose(EagerRunner(noisy_copy(family), 64), draft, prompt, answer, PAPER, seeded(0))
-    said = foretell(draft, head, prompt, answer, proposals)
+    drawn = draw_draft_tokens(EagerRunner(noisy_copy(family), 64), draft, prompt, answer, PAPER, seeded(0))
+    predicted = predict_acceptance(draft, head, prompt, answer, drawn)
     text = [*prompt, *answer]
     for place in (0, 7, 19):
         fresh = EagerRunner(random_model(family), 64)
         with torch.inference_mode():
-            ids = [*text[: len(prompt) + place], int(proposals.tokens[place])]
+            ids = [*text[: len(prompt) + place], int(drawn.tokens[place])]
             hidden = fresh.extend(ids, keep=1, hidden=True).hidden
             assert hidden is not None
-            expected = head.accept_prob(hidden[0], proposals.signals[place])
-        assert said[place].item() == pytest.approx(expected.item(), abs=1e-4)
+            expected = head.accept_prob(hidden[0], drawn.signals[place])
+        assert predicted[place].item() == pytest.approx(expected.item(), abs=1e-4)
