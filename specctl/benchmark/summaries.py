@@ -1,4 +1,4 @@
-"""What an entrant did, over all prompts or a part of them, with intervals from a bootstrap over prompts."""
+"""Speed and rates of each entrant over some prompts, with intervals from a bootstrap over prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ class Speedup(NamedTuple):
     """Speed over the baseline's on the prompts that both finished.
 
     Attributes:
-        of_totals: all tokens by all seconds, divided by the same of the baseline.
-        of_prompts: the mean of each prompt's own ratio of tokens/s.
+        of_totals: total tokens/s divided by the baseline's total tokens/s.
+        of_prompts: mean over prompts of the ratio of tokens/s.
         prompts: how many were paired.
     """
 
@@ -35,13 +35,13 @@ class Speedup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One entrant over some prompts. Repeats of a prompt count as one, their mean; what cannot be known is None.
+    """One entrant over some prompts. Repeats of a prompt count as one, their mean; unknown values are None.
 
     Attributes:
         prompts, runs: how many it finished.
         speedup: None without a prompt that the baseline finished too.
         acceptance_rate, redundancy, draft_length, accepted_length: None where nothing was drafted.
-        draft_length, accepted_length: over the rounds of a draft.
+        draft_length, accepted_length: over the rounds in which a draft ran.
         stops: share of those rounds by stop reason.
         wall: share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer.
         first_token_ms: mean time to the first tokens, i.e. to the end of the first round.
@@ -89,7 +89,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
         speedup=speed,
         acceptance_rate=metrics.acceptance_rate if drafted else None,
         mean_acceptance_length=metrics.mean_acceptance_length if seen else None,
-        # A peer's passes may have been counted from outside.
+        # The passes of a peer are counted by hooks on the models, since its rounds are not visible.
         verification_rate=passes / metrics.generated_tokens if passes and metrics.generated_tokens else None,
         discard_rate=metrics.discard_rate if seen else None,
         redundancy=1 - metrics.acceptance_rate if drafted else None,
@@ -102,7 +102,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
 
 
 def evened(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each as often as it takes for every prompt and length to count the same whatever its repeats."""
+    """The runs, duplicated so that every prompt and length counts the same however many repeats it has."""
     cells = list(_cells(runs).values())
     times = lcm(*map(len, cells))
     return [run for repeats in cells for run in repeats * (times // len(repeats))]
@@ -135,7 +135,7 @@ def count(run: Run, metrics: Metrics) -> None:
 
 
 def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
-    """Compare on the prompts (and lengths) that both finished; None where there are none."""
+    """The speedup on the prompts and lengths that both finished; None where there are none."""
     mine, theirs = _means(runs), _means(baseline)
     by_prompt: dict[str, Floats] = {}
     for cell, figures in mine.items():
@@ -165,7 +165,7 @@ def _cells(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
 
 
 def _means(runs: Iterable[Run]) -> dict[tuple[str, int], Floats]:
-    """Tokens and seconds by prompt and length, repeats averaged; what generated nothing has no speed to compare."""
+    """Tokens and seconds by prompt and length, repeats averaged; without those that generated nothing."""
     means = {
         cell: np.mean([(run.tokens, run.seconds) for run in repeats], axis=0) for cell, repeats in _cells(runs).items()
     }

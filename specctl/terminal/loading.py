@@ -1,4 +1,4 @@
-"""What to look at while something takes its time: a spinner, or a bar with the time left."""
+"""Progress of long work: a spinner, or a bar with the time left."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ from specctl.printable import one_line
 
 
 def note(console: Console, text: str) -> None:
-    """One line of something worth knowing, whole however narrow the terminal."""
+    """Print one line, never cut however narrow the terminal."""
     console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
-    """Show a message with a spinner and the elapsed time while the block runs; silent where nobody watches.
+    """Show a message with a spinner and the elapsed time while the block runs; silent on a console that is no terminal.
 
     Yields a function that replaces the message.
     """
@@ -45,7 +45,7 @@ def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def counting(console: Console, what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Show a bar with the elapsed time and the time left while the block runs; silent where nobody watches.
+    """Show a bar with the elapsed time and the time left while the block runs; silent on a console that is no terminal.
 
     Yields a function that counts one more. What an earlier run has ``done`` does not count for the speed.
     """
