@@ -167,7 +167,7 @@ def _ratio(theory: Theory) -> Table:
     return Table(
         "H_{q,p} / H_q",
         tuple(shown),
-        (tuple(f"{ratio.deciles[place]:.3f}" for place in shown.values()),),
+        (tuple(f"{ratio.deciles[index]:.3f}" for index in shown.values()),),
         labels=0,
         note=f"Constant c of the estimate: {ratio.implied_c:.3g} by the median, {theory.fitted_c:.3g} by least "
         f"squares.{left_out}",

@@ -104,9 +104,9 @@ def draft_length_over_rounds(digest: Digest, look: dict[str, Look]) -> Picture:
     )
     for axes, name in zip(panels(picture, len(shown), 1, "round"), shown, strict=True):
         drawn = rounds[name][:most]
-        places = range(1, len(drawn) + 1)
-        axes.bar(places, [round_.drafted for round_ in drawn], 0.9, color=tint(look[name].colour, 0.65))
-        axes.bar(places, [round_.accepted for round_ in drawn], 0.9, color=look[name].colour)
+        numbers = range(1, len(drawn) + 1)
+        axes.bar(numbers, [round_.drafted for round_ in drawn], 0.9, color=tint(look[name].colour, 0.65))
+        axes.bar(numbers, [round_.accepted for round_ in drawn], 0.9, color=look[name].colour)
         axes.set_title(f"{shorten(name, 40)}: {len(rounds[name])} rounds for {runs[name].tokens} tokens")
         axes.set_xlim(0.4, most + 0.6)
         axes.grid(axis="y")
