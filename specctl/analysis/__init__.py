@@ -1,1 +1,1 @@
-"""What a draft's signals say about acceptance: the readers behind `specctl analyze`."""
+"""How well a draft's signals predict acceptance: what `specctl analyze` computes and shows."""

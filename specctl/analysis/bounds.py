@@ -25,7 +25,7 @@ def estimate(entropy: Floats, c: float) -> Floats:
 
 
 def fit_c(entropy: Floats, acceptance: Floats) -> float:
-    """The c that brings `estimate` nearest to the acceptance probabilities, by least squares."""
+    """The c for which `estimate` fits the acceptance probabilities best, by least squares."""
     total = float(entropy.sum())
     slope = float(((1 - acceptance) * np.sqrt(entropy)).sum()) / total if total else 0.0
     return slope**2

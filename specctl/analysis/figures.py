@@ -1,4 +1,4 @@
-"""The figures of an analysis, each readable by itself. Needs matplotlib, imported when a figure is drawn."""
+"""The figures of an analysis. Matplotlib is imported when a figure is drawn."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -45,8 +45,8 @@ def acceptance_probability(analysis: Analysis, theory: Theory) -> Picture:
     picture = page(
         "entropy-acceptance",
         "Acceptance probability by draft entropy",
-        "What to see: whether entropy alone foretells acceptance, and which constant c fits this pair. Points are "
-        "means over equally many tokens, the band holds their middle half; the curves are the estimate 1 - sqrt(c H). "
+        "What to see: whether entropy alone predicts acceptance, and which constant c fits this pair. Points are "
+        "means over equally many tokens, the band is their middle half; the curves are the estimate 1 - sqrt(c H). "
         f"Spearman correlation {_shown(theory.spearman)}; {_n(analysis)}.",
         3.8,
     )
@@ -69,9 +69,9 @@ def acceptance_by_signal(analysis: Analysis, judged: Judged) -> Picture:
     best = max(analysis.predictors, key=lambda name: analysis.predictors[name].auroc or 0)
     picture = page(
         "acceptance-by-signal",
-        "How often a token is accepted, by what the draft knew of it",
-        f"What to see: a steep, monotone curve is a signal worth stopping by; {SIGNAL_NAMES[best]} tells accepted from "
-        f"rejected best. Points hold equally many tokens, lines are {within}. AUROC: 1 tells all apart, 0.5 none; "
+        "How often a token is accepted, by each signal of the draft",
+        f"What to see: a steep, monotone curve is a signal worth stopping by; {SIGNAL_NAMES[best]} separates accepted "
+        f"and rejected tokens best. Points are equally many tokens, lines {within}. AUROC: 1 is perfect, 0.5 useless; "
         f"{_n(analysis)}.",
         3.0,
     )
@@ -102,7 +102,7 @@ def entropy_by_verdict(analysis: Analysis, judged: Judged) -> Picture:
         "entropy-by-verdict",
         "Draft entropy of accepted and rejected tokens",
         f"What to see: the less the distributions overlap, the better a threshold on entropy works. Dashed lines are "
-        f"means ({means} nats); the last bar holds everything beyond.{after}",
+        f"means ({means} nats); the last bar contains everything beyond.{after}",
         1.3 * len(shown) + 0.3,
     )
     everything = [samples[name] for name in shown]
@@ -125,8 +125,8 @@ def run_by_entropy(analysis: Analysis) -> Picture:
     picture = page(
         "entropy-run-length",
         "Accepted tokens in a row, by draft entropy of the first",
-        "What to see: a falling curve means that entropy foretells how far a draft can run. Points are means over "
-        "equally many tokens, the band holds their middle half; a run ends with its "
+        "What to see: a falling curve means that entropy predicts how far a draft can run. Points are means over "
+        "equally many tokens, the band is their middle half; a run ends with its "
         f"{'round' if analysis.theory is None else 'output'} at the latest. "
         f"Spearman correlation {_shown(analysis.run_spearman)}; {_n(analysis)}.",
         3.6,
@@ -147,25 +147,25 @@ def bounds_sorted(theory: Theory, readings: Readings) -> Picture:
     tightest = min(theory.bounds[:2], key=lambda bound: bound.gap)
     verdict = f"{tightest.name} is the tighter of the two bounds, with a mean gap of {tightest.gap:.3f}"
     if tightest.vacuous == 1:
-        verdict = "here both say nothing at all"
+        verdict = "here both are at most 0 for every token"
     picture = page(
         "bounds",
-        "Acceptance probability against its bounds and estimates, tokens sorted by it",
-        "What to see: a bound (a dot a token) must stay under the black curve, and the nearer the better; "
+        "Acceptance probability against its bounds and estimates, tokens sorted by acceptance probability",
+        "What to see: a bound (one dot per token) must stay under the black curve, and the nearer the better; "
         f"{verdict}. An estimate may "
-        "cross it. The coloured line is the mean of neighbouring tokens. What is below 0 says nothing and "
-        f"is drawn at 0; n = {len(truth)} tokens.",
+        "cross it. The coloured line is the mean of neighbouring tokens. Negative values are "
+        f"drawn at 0; n = {len(truth)} tokens.",
         5.4,
     )
     grid = panels(picture, 4, 2, "tokens, % of all", "probability")
     drawn = bounds(reading, theory.fitted_c)
     colours = (BLUE, GREEN, ORANGE, PINK)
     for axes, facts, values, colour in zip(grid, theory.bounds, drawn.values(), colours, strict=True):
-        said = np.maximum(values[order], 0)
+        shown = np.maximum(values[order], 0)
         faint = max(0.1, min(0.7, 600 / len(order)))
-        axes.plot(across, said, "o", color=colour, markersize=3, markeredgewidth=0, alpha=faint, rasterized=True)
+        axes.plot(across, shown, "o", color=colour, markersize=3, markeredgewidth=0, alpha=faint, rasterized=True)
         stripes = np.array_split(np.arange(len(order)), min(_STRIPES, len(order)))
-        middles, means = zip(*((across[part].mean(), said[part].mean()) for part in stripes), strict=True)
+        middles, means = zip(*((across[part].mean(), shown[part].mean()) for part in stripes), strict=True)
         axes.plot(middles, means, color=colour, linewidth=1.8)
         axes.plot(across, truth, color=INK, linewidth=1.5)
         axes.set_title(f"{facts.name}: mean |gap| {facts.absolute_gap:.3f}, vacuous {facts.vacuous:.0%}")
@@ -178,13 +178,13 @@ def ratio_histogram(theory: Theory) -> Picture:
     ratio = theory.ratio
     assert ratio is not None
     median = ratio.deciles[4]
-    left_out = f" {ratio.left_out} tokens with next to no entropy are left out." if ratio.left_out else ""
+    left_out = f" {ratio.left_out} tokens with almost no entropy are left out." if ratio.left_out else ""
     picture = page(
         "entropy-ratio",
         "Cross-entropy over draft entropy",
-        "What to see: SVIP takes this ratio for a constant, so that entropy alone bounds acceptance; the narrower "
-        f"the histogram, the truer that is. Dashed: the median {median:.2f}, from which c = {ratio.implied_c:.3g}; the "
-        f"last bar holds everything beyond.{left_out}",
+        "What to see: SVIP takes this ratio to be constant, so that entropy alone bounds acceptance; the narrower "
+        f"the histogram, the better this holds. Dashed: the median {median:.2f}, from which c = {ratio.implied_c:.3g}; "
+        f"the last bar holds everything beyond.{left_out}",
         3.2,
     )
     (axes,) = panels(picture, 1, 1, "H(q, p) / H(q)", "% of the tokens")

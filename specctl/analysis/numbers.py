@@ -1,4 +1,4 @@
-"""What the draft's signals say about acceptance, and how tight the bounds on it are: numbers only. No torch here."""
+"""How well the draft's signals predict acceptance, and how tight the bounds on it are. No torch here."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,9 +12,9 @@ from specctl.statistics.association import Bin, auroc, binned, quantiles, spearm
 from specctl.statistics.intervals import Floats, Interval, bootstrap
 
 ROUNDING = 1e-5
-"""How far float32 may carry a bound over what it bounds."""
+"""By how much rounding in float32 may lift a bound above what it bounds."""
 _LEAST_ENTROPY = 1e-4
-"""Nats below which H_{q,p}/H_q is a quotient of rounding errors."""
+"""Nats of H_q below which H_{q,p}/H_q is a quotient of rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """How well one signal tells accepted from refused, on the tokens that have it.
+    """How well one signal separates accepted from rejected tokens.
 
-    ``auroc`` is None where only one of the two occurred.
+    Attributes:
+        auroc: None where no token was accepted or none was rejected.
+        bins: acceptance by the signal.
+        tokens: how many have the signal.
     """
 
     auroc: float | None
@@ -41,9 +44,10 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound or estimate of the acceptance probability. Below 0 it says nothing and counts as 0.
+    """A bound on the acceptance probability, or an estimate of it; negative values count as 0.
 
     Attributes:
+        name: shown in tables and figures.
         mean: of the bound.
         gap, absolute_gap: mean of acceptance probability minus bound, and of its absolute value.
         vacuous: share of tokens where it is 0 or less.
@@ -60,7 +64,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """H_{q,p}/H_q; ``left_out`` tokens have next to no entropy to divide by, ``implied_c`` is (median - 1) / 2."""
+    """The distribution of H_{q,p}/H_q over tokens.
+
+    Attributes:
+        deciles: the nine of them.
+        implied_c: (median - 1) / 2.
+        left_out: tokens with almost no entropy to divide by.
+        edges, shares: a histogram; the last bin contains the long tail.
+    """
 
     deciles: list[float]
     implied_c: float
@@ -71,7 +82,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Of the tokens of one category, or of all; ``divergence`` is None where it is infinite."""
+    """Means over the tokens of one category, or of all; ``divergence`` is None where it is infinite."""
 
     category: str
     prompts: int
@@ -85,12 +96,12 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What can be told only with both distributions at hand.
+    """The numbers that need both distributions at each token.
 
     Attributes:
         bins: acceptance probability by draft entropy.
-        spearman: of draft entropy and acceptance probability.
-        fitted_c: of 1 - sqrt(c H_q), by least squares.
+        spearman: rank correlation of draft entropy and acceptance probability.
+        fitted_c: constant c of the estimate 1 - sqrt(c H_q), by least squares.
         infinite_divergence: share of tokens with an infinite KL, which filters make.
         ratio: None where no token has entropy to divide by.
     """
@@ -112,8 +123,8 @@ class Analysis:
         acceptance: share of judged tokens accepted, with a 95% bootstrap interval over prompts.
         verdicts: draft entropy of tokens ``accepted``, ``rejected`` and ``discarded``, those that occurred.
         runs: tokens accepted in a row by draft entropy of the first.
-        run_spearman: of the same two.
-        theory: None where only traces are known.
+        run_spearman: rank correlation of draft entropy and tokens accepted in a row.
+        theory: None for traces.
     """
 
     prompts: int
@@ -127,7 +138,7 @@ class Analysis:
 
 
 def analyse(judged: Judged, readings: Readings | None = None) -> Analysis:
-    """Work everything out; there must be at least one judged token."""
+    """Compute every number; there must be at least one judged token."""
     entropy = judged.signals.get("entropy")
     return Analysis(
         prompts=len(np.unique(judged.prompt)),
@@ -142,13 +153,13 @@ def analyse(judged: Judged, readings: Readings | None = None) -> Analysis:
 
 
 def ratios(reading: Reading) -> Floats:
-    """H_{q,p}/H_q of the tokens that have an entropy to divide by."""
+    """H_{q,p}/H_q of each token whose entropy is not almost 0."""
     some = reading.entropy > _LEAST_ENTROPY
     return reading.cross_entropy[some] / reading.entropy[some]
 
 
 def plain(analysis: Analysis) -> dict[str, Any]:
-    """All numbers as JSON takes them."""
+    """All numbers as values that any JSON writer accepts."""
     document = _plain(analysis)
     assert isinstance(document, dict)
     return document
@@ -167,8 +178,8 @@ def _plain(value: Any) -> Any:
 
 
 def _mean_over_prompts(values: Floats, prompt: Ints) -> Interval:
-    _, place = np.unique(prompt, return_inverse=True)
-    sums, counts = np.bincount(place, values), np.bincount(place)
+    _, position = np.unique(prompt, return_inverse=True)
+    sums, counts = np.bincount(position, values), np.bincount(position)
 
     def mean(weights: Floats) -> Floats:
         found: Floats = (weights @ sums) / (weights @ counts)
@@ -241,14 +252,14 @@ def _means(name: str, readings: Readings, chosen: npt.NDArray[np.bool_]) -> Mean
 
 
 def _bound(name: str, values: Floats, acceptance: Floats) -> Bound:
-    said = np.maximum(values, 0)
+    bound = np.maximum(values, 0)
     return Bound(
         name=name,
-        mean=float(said.mean()),
-        gap=float((acceptance - said).mean()),
-        absolute_gap=float(np.abs(acceptance - said).mean()),
+        mean=float(bound.mean()),
+        gap=float((acceptance - bound).mean()),
+        absolute_gap=float(np.abs(acceptance - bound).mean()),
         vacuous=float((values <= 0).mean()),
-        violated=float((said > acceptance + ROUNDING).mean()),
+        violated=float((bound > acceptance + ROUNDING).mean()),
     )
 
 
@@ -257,7 +268,7 @@ def _ratio(reading: Reading) -> Ratio | None:
     if not len(found):
         return None
     deciles = [float(value) for value in np.quantile(found, np.linspace(0.1, 0.9, 9))]
-    # The long tail goes into the last bin: it would press all others together.
+    # The long tail goes into the last bin: a wider scale would hide the shape of the rest.
     top = max(2.0, float(np.quantile(found, 0.98)))
     edges = np.linspace(1, top, 41)
     counts, _ = np.histogram(np.clip(found, 1, top), edges)

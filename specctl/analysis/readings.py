@@ -1,4 +1,4 @@
-"""What is known of tokens: how a verifier judged drafted ones, how both models read the target's own. No torch here."""
+"""Draft tokens with their verdicts, and the target's own tokens as both models read them. No torch here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +11,7 @@ from specctl.statistics.intervals import Floats
 Ints = npt.NDArray[np.int64]
 
 RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0, "accept_prob": 1.0}
-"""Signals, with whether acceptance should rise or fall with them."""
+"""The sign of the expected correlation of each signal with acceptance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Judged:
 
     Attributes:
         prompt: which prompt, counted from 0.
-        signals: by name, those of `RISING` that are known. ``accept_prob``, a head's prediction, is of the token itself
-            and NaN where the head never judged it.
-        accepted: 1 or 0; where the verdict is a coin, the probability of 1.
+        signals: by name, those of `RISING` that are known. ``accept_prob`` is the prediction of a head for the token
+            itself, NaN where there is none.
+        accepted: 1 or 0; where the verdict is random, the probability of 1.
         run: (expected) tokens accepted in a row from this one on.
-        discarded: ``(M,)`` entropies of tokens after a refused one, which were never judged.
-        verdicts: ``(N,)`` by name, for signals of another token than the others, what became of that one.
+        discarded: ``(M,)`` draft entropies of tokens after a rejected one, which were never judged.
+        verdicts: ``(N,)`` by name, for signals of another token than ``accepted``, the verdict on that other token.
     """
 
     prompt: Ints
@@ -43,18 +43,19 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What target and draft make of each token of outputs the target wrote; all arrays ``(T,)``, entropies in nats.
+    """Target and draft at each token of the target's own outputs; all arrays ``(T,)``, entropies in nats.
 
     Attributes:
         entropy, cross_entropy, top_prob: H_q, H_{q,p} and max q, of the softmaxes at temperature 1 of the raw logits.
         acceptance: the probability sum(min(p, q)) that a token drawn from q is accepted.
-        divergence: KL(q||p) of the same two distributions; infinite where q has a token that p has not.
+        divergence: KL(q||p) of the distributions in ``acceptance``; infinite where q has a token that p lacks.
         agrees: 1 where target and draft have the same best token, else 0.
-        kept: probability that the output's token came as an accepted draft: greedy 0 or 1, else min(1, q/p) of it.
-        run: expected tokens so accepted in a row from this one to at most the output's end.
+        kept: probability that the token of the output was an accepted draft token: 0 or 1 in greedy decoding, else
+            min(1, q/p) at that token.
+        run: expected number of tokens accepted in a row from this one on, at most to the end of the output.
         judged: in greedy decoding ``kept``, else ``acceptance``.
-        predicted: a head's word on a token drawn from the draft in place of this one; empty where there is no head.
-        predicted_of: min(1, p/q) of that token; empty likewise.
+        predicted: a head's prediction for a token drawn from the draft at this position; empty where there is no head.
+        predicted_of: min(1, p/q) of the token that ``predicted`` is about; empty where there is no head.
     """
 
     entropy: Floats
@@ -79,9 +80,9 @@ class Readings:
     """Readings of several prompts.
 
     Attributes:
-        all: every token of them.
+        all: every token of all prompts.
         prompt: ``(T,)`` which prompt, counted from 0.
-        categories: of the prompts.
+        categories: one per prompt.
     """
 
     all: Reading
@@ -90,7 +91,7 @@ class Readings:
 
 
 def judge(readings: Readings) -> Judged:
-    """The readings' tokens as verdicts, as if each were the first of a draft."""
+    """Readings as verdicts, as if each token were the first of a draft."""
     reading = readings.all
     signals = {"entropy": reading.entropy, "top_prob": reading.top_prob}
     verdicts: dict[str, Floats] = {}
@@ -100,8 +101,12 @@ def judge(readings: Readings) -> Judged:
 
 
 def run_lengths(kept: Floats) -> Floats:
-    """Expected tokens accepted in a row from each position on, from the chance of each given those before it."""
+    """Expected tokens accepted in a row from each position on.
+
+    Args:
+        kept: ``(T,)`` probability that each token is accepted, given that those before it were.
+    """
     runs = np.zeros(len(kept) + 1)
-    for place in reversed(range(len(kept))):
-        runs[place] = kept[place] * (1 + runs[place + 1])
+    for position in reversed(range(len(kept))):
+        runs[position] = kept[position] * (1 + runs[position + 1])
     return runs[:-1]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specctl.analysis.numbers import ROUNDING, Analysis, Bound, Theory
 from specctl.analysis.readings import RISING
-from specctl.reporting.table import UNKNOWN, Table, show_interval
+from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, number, show_interval
 from specctl.statistics.association import Bin
 
 SIGNAL_NAMES = {
@@ -20,7 +20,7 @@ def analysis_tables(analysis: Analysis, *, greedy: bool | None = None) -> list[T
 
     Args:
         analysis: the numbers.
-        greedy: how the tokens were chosen; None for traces, which do not tell.
+        greedy: whether decoding was greedy; None for traces, which do not record it.
     """
     theory = analysis.theory
     found = [_predictors(analysis)]
@@ -35,7 +35,7 @@ def analysis_tables(analysis: Analysis, *, greedy: bool | None = None) -> list[T
 
 
 def distributions(greedy: bool) -> str:
-    """Which distributions the acceptance probability belongs to."""
+    """A sentence that names the distributions which acceptance probability and KL were computed from."""
     if greedy:
         return (
             "Greedy output. Acceptance probability and KL are of the softmaxes at temperature 1, as in the papers; "
@@ -46,24 +46,18 @@ def distributions(greedy: bool) -> str:
 
 def _predictors(analysis: Analysis) -> Table:
     rows = tuple(
-        (SIGNAL_NAMES[name], "falls" if RISING[name] < 0 else "rises", str(found.tokens), _number(found.auroc, 3))
+        (SIGNAL_NAMES[name], "falls" if RISING[name] < 0 else "rises", str(found.tokens), number(found.auroc, 3))
         for name, found in analysis.predictors.items()
     )
     share = show_interval(analysis.acceptance)
-    seen = " Only what the traced policy drafted is seen." if analysis.theory is None else ""
-    if "accept_prob" in analysis.predictors:
-        seen += (
-            " A head judges a token that was fed to the draft: not the last of a round."
-            if analysis.theory is None
-            else " A head judges a token drawn from the draft at each place, by what becomes of that token."
-        )
+    source = " Traces contain only what their policy drafted." if analysis.theory is None else ""
     return Table(
-        "How well each signal tells accepted from rejected",
-        ("signal", "acceptance", "tokens", "AUROC"),
+        "How well each signal separates accepted from rejected tokens",
+        ("signal", "acceptance", "tokens", f"AUROC{UP}"),
         rows,
         labels=2,
-        note=f"{analysis.tokens} judged tokens of {analysis.prompts} prompts, {share} of them accepted "
-        "(95% interval by bootstrap over prompts). AUROC 1 tells all apart, 0.5 none." + seen,
+        note=f"{DEFINITIONS} {analysis.tokens} judged tokens of {analysis.prompts} prompts, {share} of them accepted."
+        + source,
     )
 
 
@@ -76,14 +70,11 @@ def _verdicts(analysis: Analysis) -> Table:
         "Draft entropy by verdict (nats)",
         ("verdict", "tokens", "mean", "sd", "25%", "median", "75%"),
         rows,
-        note="Discarded tokens follow a rejected one and were never judged."
-        if "discarded" in analysis.verdicts
-        else "",
     )
 
 
 def _by_entropy(analysis: Analysis, sampled: bool) -> Table:
-    columns = ["draft entropy (nats)", "tokens", "mean run of accepted"]
+    columns = ["draft entropy (nats)", "tokens", "mean accepted in a row"]
     rows: list[tuple[str, ...]] = [
         (f"{one.low:.3f} to {one.high:.3f}", str(one.count), f"{one.value:.2f}") for one in analysis.runs
     ]
@@ -97,17 +88,14 @@ def _by_entropy(analysis: Analysis, sampled: bool) -> Table:
         rows = [
             (*row, f"{one.value:.3f} [{one.lower:.3f}, {one.upper:.3f}]") for row, one in zip(rows, bins, strict=True)
         ]
-    end = "round" if analysis.theory is None else "output"
-    correlations = [f"run of accepted tokens {_number(analysis.run_spearman, 3)}"]
+    correlations = [f"accepted tokens in a row {number(analysis.run_spearman, 3)}"]
     if analysis.theory is not None:
-        correlations.append(f"acceptance probability {_number(analysis.theory.spearman, 3)}")
+        correlations.append(f"acceptance probability {number(analysis.theory.spearman, 3)}")
     return Table(
         "Acceptance by draft entropy",
         tuple(columns),
         tuple(rows),
-        note="In brackets the Wilson 95% interval of a frequency, which takes tokens for independent, or the quartiles "
-        f"of a probability. A run ends with its {end} at the latest. "
-        f"Spearman correlation of draft entropy with {', with '.join(correlations)}.",
+        note=f"Spearman correlation of draft entropy with {', with '.join(correlations)}.",
     )
 
 
@@ -140,22 +128,28 @@ def _means(theory: Theory, greedy: bool) -> Table:
 
 def _bounds(theory: Theory) -> Table:
     rows = tuple(_bound(bound) for bound in theory.bounds)
-    columns = ("bound or estimate", "mean", "mean gap", "mean |gap|", "vacuous", "above the truth")
+    columns = (
+        "bound or estimate",
+        "mean",
+        f"mean gap{DOWN}",
+        f"mean |gap|{DOWN}",
+        f"vacuous{DOWN}",
+        f"above the truth{DOWN}",
+    )
     broken = any(bound.violated for bound in theory.bounds if not bound.name.startswith("estimate"))
-    unlike = ""
+    notes = []
     if theory.infinite_divergence:
-        unlike = (
-            f" KL is infinite for {theory.infinite_divergence:.1%} of the tokens: the draft's filter lets through what "
+        notes.append(
+            f"KL is infinite for {theory.infinite_divergence:.1%} of the tokens: the draft's filter lets through what "
             "the target's does not."
         )
+    if broken:
+        notes.append(f"A BOUND WAS BROKEN by more than {ROUNDING:g}: these are not the distributions they claim to be.")
     return Table(
         "Bounds on the acceptance probability",
         columns,
         rows,
-        note="Gap is the acceptance probability minus the bound, which counts as 0 where it is vacuous, that is 0 or "
-        f"less. Above the truth by more than {ROUNDING:g} must not happen to a bound and may to an estimate."
-        + unlike
-        + (" A BOUND WAS BROKEN: these are not the distributions they claim to be." if broken else ""),
+        note=" ".join(notes),
         alarm=broken,
     )
 
@@ -169,16 +163,12 @@ def _ratio(theory: Theory) -> Table:
     ratio = theory.ratio
     assert ratio is not None
     shown = {"10%": 0, "30%": 2, "median": 4, "70%": 6, "90%": 8}
-    left_out = f" {ratio.left_out} tokens with next to no entropy are left out." if ratio.left_out else ""
+    left_out = f" {ratio.left_out} tokens with almost no entropy are left out." if ratio.left_out else ""
     return Table(
         "H_{q,p} / H_q",
         tuple(shown),
-        (tuple(f"{ratio.deciles[place]:.3f}" for place in shown.values()),),
+        (tuple(f"{ratio.deciles[index]:.3f}" for index in shown.values()),),
         labels=0,
-        note=f"By its median the constant c of the estimate would be (median - 1) / 2 = {ratio.implied_c:.3g}; least "
-        f"squares give {theory.fitted_c:.3g}.{left_out}",
+        note=f"Constant c of the estimate: {ratio.implied_c:.3g} by the median, {theory.fitted_c:.3g} by least "
+        f"squares.{left_out}",
     )
-
-
-def _number(value: float | None, decimals: int) -> str:
-    return UNKNOWN if value is None else f"{value:.{decimals}f}"

@@ -1,4 +1,4 @@
-"""Has target and draft read what the target wrote: both distributions at every token."""
+"""Target and draft read what the target wrote: both distributions at every token."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -76,7 +76,7 @@ class ReadingRun:
 
 
 def read(target: Runner, draft: Runner, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Reading:
-    """What both models make of an output of at least one token that followed a prompt."""
+    """Read an output of at least one token, which followed a prompt, with both models."""
     parts: list[torch.Tensor] = []
     with torch.inference_mode():
         for part, (by_target, by_draft) in read_along([target, draft], prompt, output):
@@ -116,7 +116,7 @@ def compare(
         draft_logits: ``(T, V)``, on the same device.
         tokens: ``(T,)`` what the target wrote there.
         sampling: acceptance and divergence are of the distributions it makes; when greedy, as in the papers, of the
-            softmaxes at temperature 1, since one-hot distributions say nothing.
+            softmaxes at temperature 1, since one-hot distributions carry no information.
 
     Returns:
         ``(7, T)``: the first seven fields of `Reading`.

@@ -26,7 +26,7 @@ class TracedStep(BaseModel):
 
 
 class TracedRound(BaseModel):
-    """One line of a trace, as far as it is needed here."""
+    """The fields of a trace line that the analysis needs."""
 
     id: Any
     accepted: Annotated[int, Field(ge=0)]
@@ -58,7 +58,7 @@ def read_traces(paths: Iterable[Path]) -> Judged:
                 prompt.append(place)
                 accepted.append(float(index < round_.accepted))
                 run.append(float(round_.accepted - index))
-                # A head judges a token once it is fed, so its prediction stands at the step after.
+                # A head predicts for a token once the draft has read it: the prediction is part of the next step.
                 after = round_.steps[index + 1] if index + 1 < len(round_.steps) else None
                 for name, values in signals.items():
                     source = after if name == "accept_prob" else step
@@ -67,10 +67,10 @@ def read_traces(paths: Iterable[Path]) -> Judged:
             never = round_.steps[round_.accepted + 1 :]
             discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
     if not accepted:
-        raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
+        raise UsageError("the traces contain no drafted token", "trace a run with a policy other than none")
     known = {name: np.array(values) for name, values in signals.items() if not np.isnan(values).all()}
     if not known:
-        raise UsageError("the traces hold no signals", "write them with `specctl generate --trace FILE`")
+        raise UsageError("the traces contain no signals", "write them with `specctl generate --trace FILE`")
     own = [values for name, values in known.items() if name != "accept_prob"] or list(known.values())
     whole = np.isfinite(np.stack(own)).all(axis=0)
     if not whole.any():
@@ -85,7 +85,7 @@ def read_traces(paths: Iterable[Path]) -> Judged:
 
 
 def _cleaned(name: str, values: Floats) -> Floats:
-    """Without what float32 adds beyond the possible."""
+    """The values without what rounding in float32 adds beyond the possible range."""
     return np.clip(values, 0, None if name == "entropy" else 1)
 
 
@@ -94,7 +94,7 @@ def _rounds(path: Path) -> Iterator[TracedRound]:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    # What follows the last newline is a write that a kill interrupted.
+    # What follows the last newline is an interrupted write.
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""Everything that tables, JSON and figures show, worked out once from the results."""
+"""Everything that tables, JSON and figures show, computed once from the results."""
 
 from dataclasses import dataclass
 
@@ -20,16 +20,16 @@ from specctl.observing.results import BASELINE, Difference, Run, RunSet
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The results with what follows from them.
+    """The results with everything computed from them.
 
     Attributes:
         overall, by_category, by_length: one summary for each entrant that has runs there.
         model: fitted to the runs, or None.
         bare: from bare forward times, or None where they were not measured.
-        signal_speed: tokens/s that the draft's signals allow, by the fit; None where that was not asked for.
-        compared: greedy runs whose tokens were held against the baseline's; None when sampling.
-        differing: those among them that were not the same.
-        levels: where several drafts are loaded, every entrant's passes by model.
+        signal_speed: tokens/s of the best stopping rule on the draft's signals, by the fit; None if not computed.
+        compared: how many greedy runs were compared with the baseline, token by token; None when sampling.
+        differing: compared runs whose tokens were not those of the baseline.
+        levels: every entrant's passes by model; empty unless several drafts are loaded.
     """
 
     results: RunSet
@@ -47,7 +47,7 @@ class Digest:
 
     @property
     def expected_runs(self) -> int | None:
-        """How many runs make the benchmark whole; None where the header does not tell."""
+        """How many runs make the benchmark whole; None where the header does not contain the number of prompts."""
         header, count = self.results.header, self.results.header.suite.get("count")
         if not isinstance(count, int):
             return None

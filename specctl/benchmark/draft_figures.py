@@ -22,12 +22,12 @@ def lengths_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
     parts = [(name, [summary for summary in summaries if summary.draft_length]) for name, summaries in parts_of(digest)]
     names = [summary.entrant for summary in parts[0][1]]
     if not names:
-        raise MissingDataError("nobody drafted")
+        raise MissingDataError("no entrant drafted a token")
     keenest = max(parts[0][1], key=lambda summary: summary.acceptance_rate or 0)
     picture = page(
         "lengths-by-category",
         "Drafted and accepted tokens per round, and the acceptance rate",
-        f"What to see: the dark part of a bar is what verification kept, the pale rest was drafted in vain; "
+        f"What to see: the dark part of a bar was accepted, the pale part was discarded; "
         f"{keenest.entrant} wastes least, {keenest.acceptance_rate:.0%} accepted overall. Means over rounds; the "
         "percentage at the right is accepted / drafted.",
         panel_height(parts, names),
@@ -52,16 +52,16 @@ def accepted_histogram(digest: Digest, look: dict[str, Look]) -> Picture:
 
     shown = {summary.entrant: summary.accepted_length for summary in digest.overall if summary.accepted_length}
     if not shown:
-        raise MissingDataError("no entrant had a draft accepted in rounds that can be seen")
+        raise MissingDataError("no entrant has visible rounds with accepted draft tokens")
     lengths = {
         name: [round_.accepted for run in digest.results.of(name) for round_ in drafting_rounds(run)] for name in shown
     }
     longest = max(int(np.quantile(values, 0.99, method="higher")) for values in lengths.values())
-    more = f"; the last bar holds {longest} and more" if longest < max(map(max, lengths.values())) else ""
+    more = f"; the last bar contains {longest} and more" if longest < max(map(max, lengths.values())) else ""
     widest, spread = max(shown.items(), key=lambda item: item[1].sd)
     picture = page(
         "accepted-lengths",
-        "How many drafts a round gets accepted",
+        "Accepted tokens per round",
         f"What to see: the wider the distribution, the more there is to gain from stopping at the right moment; widest "
         f"for {widest} (sd {spread.sd:.1f}). The dashed line is the mean; the target's own token is not counted{more}.",
         1.35 * -(-len(shown) // panel_columns(shown)) + 0.3,
@@ -84,13 +84,13 @@ def draft_length_over_rounds(digest: Digest, look: dict[str, Look]) -> Picture:
         if run.entrant in names and any(drafting_rounds(run)):
             candidates.setdefault((run.prompt, run.length), {}).setdefault(run.entrant, run)
     if not candidates:
-        raise MissingDataError("nobody drafted in rounds that can be seen")
+        raise MissingDataError("no entrant has visible rounds with draft tokens")
     fullest = max(map(len, candidates.values()))
     ordered = sorted(
         (item for item in candidates.items() if len(item[1]) == fullest),
         key=lambda item: sum(len(drafting_rounds(run)) for run in item[1].values()),
     )
-    (prompt, _), runs = ordered[len(ordered) // 2]  # Neither the easiest nor the hardest.
+    (prompt, _), runs = ordered[len(ordered) // 2]  # Neither the easiest prompt nor the hardest.
     shown = [name for name in names if name in runs]
     rounds = {name: drafting_rounds(runs[name]) for name in shown}
     most = min(MOST_ROUNDS, max(map(len, rounds.values())))
@@ -98,15 +98,15 @@ def draft_length_over_rounds(digest: Digest, look: dict[str, Look]) -> Picture:
     picture = page(
         "draft-length-over-rounds",
         f"Draft length round by round, prompt {shorten(prompt)}",
-        f"What to see: a policy that reads the text has a ragged outline, long where drafting is easy; a constant "
-        f"one is flat. One bar a round{cut}: dark accepted, pale discarded. Fewer rounds is fewer target passes.",
+        f"What to see: an adaptive policy has a ragged outline, long where drafting is easy; a constant one is "
+        f"flat. One bar per round{cut}: dark accepted, pale discarded. Fewer rounds are fewer target passes.",
         0.85 * len(shown) + 0.3,
     )
     for axes, name in zip(panels(picture, len(shown), 1, "round"), shown, strict=True):
         drawn = rounds[name][:most]
-        places = range(1, len(drawn) + 1)
-        axes.bar(places, [round_.drafted for round_ in drawn], 0.9, color=tint(look[name].colour, 0.65))
-        axes.bar(places, [round_.accepted for round_ in drawn], 0.9, color=look[name].colour)
+        numbers = range(1, len(drawn) + 1)
+        axes.bar(numbers, [round_.drafted for round_ in drawn], 0.9, color=tint(look[name].colour, 0.65))
+        axes.bar(numbers, [round_.accepted for round_ in drawn], 0.9, color=look[name].colour)
         axes.set_title(f"{shorten(name, 40)}: {len(rounds[name])} rounds for {runs[name].tokens} tokens")
         axes.set_xlim(0.4, most + 0.6)
         axes.grid(axis="y")

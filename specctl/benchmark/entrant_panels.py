@@ -17,19 +17,23 @@ ROW = 0.24
 
 
 def parts_of(digest: Digest) -> list[tuple[str, list[Summary]]]:
+    """All prompts, then each category where there are several: its name and the summaries."""
     parts = list(digest.by_category.items()) if len(digest.by_category) > 1 else []
     return [("all prompts", digest.overall), *parts]
 
 
 def panel_height(parts: Sized, names: Sequence[str]) -> float:
+    """Inches that a page of one panel per part needs, with one row per name in each."""
     return (ROW * len(names) + 0.85) * -(-len(parts) // panel_columns(parts))
 
 
 def panel_columns(parts: Sized) -> int:
+    """How many panels stand side by side."""
     return 3 if len(parts) in (3, 5, 6, 9) else min(4, len(parts))
 
 
 def entrant_panel(axes: "Axes", title: str, names: Sequence[str]) -> None:
+    """Prepare axes with one row per entrant, the first on top."""
     axes.set_title(title)
     axes.set_yticks(range(len(names)), [shorten(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -38,8 +42,10 @@ def entrant_panel(axes: "Axes", title: str, names: Sequence[str]) -> None:
 
 
 def note_right(axes: "Axes", row: int, text: str) -> None:
+    """Write a text to the right of a row."""
     axes.text(1.01, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
 
 
 def drafting_rounds(run: Run) -> list[RoundSummary]:
+    """The rounds of a run in which a draft ran."""
     return [round_ for round_ in run.rounds if round_.stop is not None]

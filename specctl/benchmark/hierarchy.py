@@ -1,4 +1,4 @@
-"""What a hierarchy of drafts does at each level, and from what costs on it pays."""
+"""Forward passes and rates at each level of a hierarchy of drafts, and the costs from which on it pays."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class DraftLevel:
 
     Attributes:
         draft: which of the loaded drafts.
-        redundancy: HSDDW's sigma, the share of its drafts that its verifier refused; None where it drafted nothing.
-        utilisation: HSDDW's eta, its forward passes for each token it handed up; None likewise.
+        redundancy: HSDDW's sigma, the share of its tokens that its verifier rejected; None where it drafted nothing.
+        utilisation: HSDDW's eta, its forward passes per token passed to its verifier; None where it drafted nothing.
     """
 
     draft: int
@@ -31,11 +31,11 @@ class EntrantLevels:
     """An entrant's forward passes, by model.
 
     Attributes:
-        passes: for each generated token, by loaded draft and last the target, whose share is HSDDW's eta of it.
+        passes: per generated token, of each loaded draft and last of the target (HSDDW's eta of the target).
         levels: its drafts, the one that the target verifies first.
-        pays_ms: of a hierarchy, the times of a target pass between which it is predicted to be faster than every
-            entrant with one draft or none, the drafts' times being as fitted; without an upper end where it stays so,
-            None where there are no such times.
+        pays_ms: the range of target pass times in milliseconds in which a hierarchy is predicted to be faster than
+            every entrant with one draft or none, given the fitted times of the drafts. The upper end is None where
+            there is no limit; None without such a range.
     """
 
     entrant: str
@@ -53,7 +53,7 @@ class EntrantLevels:
 
 
 def entrant_levels(results: RunSet, model: CostModel | None) -> list[EntrantLevels]:
-    """Of every entrant with runs whose passes are known; empty where all share a single draft."""
+    """One per entrant with runs whose passes are known; empty where a single draft is loaded."""
     if not results.header.drafts:
         return []
     found = [_levels(results, entrant) for entrant in results.header.entrants if results.of(entrant.label)]
@@ -71,10 +71,14 @@ def entrant_levels(results: RunSet, model: CostModel | None) -> list[EntrantLeve
 def break_even(
     passes: Sequence[float], others: Iterable[Sequence[float]], drafts_ms: Sequence[float]
 ) -> tuple[float, float | None] | None:
-    """The target pass times between which ``passes`` cost less than all others; None where there are none.
+    """The range of target pass times in which ``passes`` cost less than all others; None where there is none.
 
-    Longer drafts pay the more the slower the target is, so a rival with fewer target passes sets the upper end. Passes
-    are for each token, by loaded draft and last the target.
+    The slower the target, the more longer drafts pay, so an entrant with fewer target passes sets the upper end.
+
+    Args:
+        passes: per token, of each loaded draft and last of the target.
+        others: the passes of the entrants to compare with, in the same order.
+        drafts_ms: time of a pass of each draft.
     """
     low, high = 0.0, inf
     for other in others:

@@ -1,11 +1,10 @@
-"""The figures about hierarchies of drafts: where they pay, and how little the window matters to them."""
+"""Figures of hierarchies of drafts: where they pay, and how much the window of the lowest draft matters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
@@ -14,18 +13,18 @@ from specctl.benchmark.looks import Look
 from specctl.observing.results import Entrant
 from specctl.profile.model_names import short_name
 from specctl.reporting.style import BASELINE_COLOUR, INK, MissingDataError, Picture, label_ends, page, panels, shorten
+from specctl.statistics.intervals import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Grid = npt.NDArray[np.float64]
 _RATIOS = np.geomspace(1, 200, 121)
 _LEAST_WINDOWS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """An entrant's forward passes for each token."""
+    """An entrant's forward passes per generated token."""
 
     entrant: str
     middle: float
@@ -43,12 +42,12 @@ def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     names = list(map(short_name, digest.results.header.drafts))
     chains = {tuple(level.draft for level in one.levels) for one in digest.levels if one.nested}
     if len(names) != 2 or len(chains) != 1 or all(one.nested for one in digest.levels):
-        raise MissingDataError("it compares hierarchies of the same two drafts with each of them alone")
+        raise MissingDataError("it needs hierarchies of the same two drafts and each of the drafts alone")
     (chain,) = chains
-    middle, lowest = (names[place] for place in chain)
+    middle, lowest = (names[draft] for draft in chain)
     nested = [_Passes.of(one, chain) for one in digest.levels if one.nested]
     plain = [_Passes.of(one, chain) for one in digest.levels if not one.nested]
-    # Of (lowest, middle, target) passes of cost 1, x and x y.
+    # A pass of (lowest, middle, target) costs 1, x and x y.
     across, up = np.meshgrid(_RATIOS, _RATIOS)
     gain = _least(plain, across, up) / _least(nested, across, up)
     best = max(nested, key=lambda one: float((_least(plain, across, up) / _least([one], across, up)).mean()))
@@ -57,7 +56,7 @@ def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     picture = page(
         "where-the-hierarchy-pays",
         "When a third model pays, by the cost model",
-        f"What to see: {_verdict(gain, best.entrant)} {_said_of(here, plain, nested)}The forward passes are those "
+        f"What to see: {_verdict(gain, best.entrant)} {_about_this_machine(here, plain, nested)}The forward passes are "
         f"measured; only their costs t_{lowest} : t_{middle} : t_target vary.",
         4.2,
     )
@@ -88,8 +87,8 @@ def speed_by_window(digest: Digest, look: dict[str, Look]) -> Picture:
         "speed-by-window",
         "Speed by the window of the lowest draft",
         f"What to see: a flat curve needs no tuning. {names[steadiest]} is the steadiest, "
-        f"{falls[steadiest]:.0%} between its best and its worst window. The window is the most tokens that the lowest "
-        f"draft may write in a row; n = {max(summary.prompts for summary in digest.overall)} prompts.",
+        f"{falls[steadiest]:.0%} between its best and its worst window. The window is the longest draft that "
+        f"the lowest model may write; n = {max(summary.prompts for summary in digest.overall)} prompts.",
         4.0,
     )
     (axes,) = panels(picture, 1, 1, "window (tokens)", "tokens/s")
@@ -97,7 +96,7 @@ def speed_by_window(digest: Digest, look: dict[str, Look]) -> Picture:
     ends = []
     for family, curve in curves.items():
         style = look[families[family][0].label]
-        x, y = [place for place, _ in curve], [speed for _, speed in curve]
+        x, y = [size for size, _ in curve], [speed for _, speed in curve]
         axes.plot(x, y, color=style.colour, marker=style.marker, markersize=4, linewidth=1.5)
         ends.append((x[-1], y[-1], shorten(names[family], 40), style.colour))
     axes.set_ylim(bottom=0)
@@ -120,15 +119,15 @@ def _family_name(entrant: Entrant, drafts: list[str]) -> str:
     return " < ".join(family + name for family, name in zip(families, names, strict=True))
 
 
-def _least(entrants: list[_Passes], middle: Grid, target: Grid) -> Grid:
-    """The least time a token among entrants, in passes of the lowest draft.
+def _least(entrants: list[_Passes], middle: Floats, target: Floats) -> Floats:
+    """The least time per token among entrants, in passes of the lowest draft.
 
     Args:
         entrants: at least one.
         middle: what a pass of the middle model costs.
         target: what a pass of the target costs in passes of the middle model.
     """
-    least: Grid = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in entrants], 0)
+    least: Floats = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in entrants], 0)
     return least
 
 
@@ -136,7 +135,7 @@ def _gain_at(plain: list[_Passes], nested: list[_Passes], middle: float, target:
     return float(_least(plain, np.array(middle), np.array(target)) / _least(nested, np.array(middle), np.array(target)))
 
 
-def _verdict(gain: Grid, best: str) -> str:
+def _verdict(gain: Floats, best: str) -> str:
     if gain.max() <= 1:
         return (
             f"no costs in view make a hierarchy faster than the best entrant with one draft or none; at best it comes "
@@ -150,7 +149,7 @@ def _verdict(gain: Grid, best: str) -> str:
     )
 
 
-def _said_of(here: tuple[float, float] | None, plain: list[_Passes], nested: list[_Passes]) -> str:
+def _about_this_machine(here: tuple[float, float] | None, plain: list[_Passes], nested: list[_Passes]) -> str:
     if here is None:
         return ""
     return (
@@ -162,11 +161,11 @@ def _said_of(here: tuple[float, float] | None, plain: list[_Passes], nested: lis
 def _here(model: CostModel | None, chain: Sequence[int]) -> tuple[float, float] | None:
     if model is None or min(*model.drafts_ms, model.target_ms) <= 0:
         return None
-    middle, lowest = (model.drafts_ms[place] for place in chain)
+    middle, lowest = (model.drafts_ms[draft] for draft in chain)
     return middle / lowest, model.target_ms / middle
 
 
-def _map(axes: "Axes", across: Grid, up: Grid, gain: Grid) -> None:
+def _map(axes: "Axes", across: Floats, up: Floats, gain: Floats) -> None:
     from matplotlib.colors import LogNorm
 
     axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""Which colour and marker stands for which entrant, the same in every figure."""
+"""The colour and marker of each entrant, the same in every figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Look:
 
 
 def looks(entrants: Sequence[Entrant]) -> dict[str, Look]:
-    """One colour for each family, tints of it for further settings of the same family; grey for the baseline."""
+    """One colour per family with tints for its further settings, and grey for the baseline."""
     names = list(dict.fromkeys(entrant.family for entrant in entrants if entrant.label != BASELINE))
     found = {}
     for entrant in entrants:

@@ -24,9 +24,9 @@ Answered = Mapping[str, Sequence[Run]]
 def write_answers(results: RunSet, folder: Path) -> list[Path]:
     """Write one file per entrant, named after it, and per length where there are several.
 
-    All files hold the prompts that every entrant has finished, in one order, because Spec-Bench's scripts pair lines
-    by their place. Repeats become choices; the scripts read the first. A peer's accept_lengths are empty: its rounds
-    cannot be seen.
+    All files contain the prompts that every entrant has finished, in one order, because Spec-Bench's scripts pair lines
+    by their position. Repeats become choices; the scripts read the first. The accept_lengths of a peer are empty: its
+    rounds are not visible.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -78,15 +78,15 @@ def _answer(label: str, repeats: Sequence[Run], created: float) -> dict[str, Any
 
 
 def _category(run: Run) -> str:
-    """The category of the question file, where the eight of MT-Bench are not one group yet."""
+    """The category as in the question file, where MT-Bench's eight categories are separate."""
     if run.category != MT_BENCH_GROUP or not run.prompt.isdecimal():
         return run.category
-    place = (int(run.prompt) - MT_BENCH_FIRST_ID) // MT_BENCH_QUESTIONS
-    return MT_BENCH[place] if 0 <= place < len(MT_BENCH) else run.category
+    group = (int(run.prompt) - MT_BENCH_FIRST_ID) // MT_BENCH_QUESTIONS
+    return MT_BENCH[group] if 0 <= group < len(MT_BENCH) else run.category
 
 
 def _choice(index: int, turns: Sequence[CompletionSummary]) -> dict[str, Any]:
-    """A repeat; `decoding_steps`, `new_tokens` and `wall_time` (seconds, prompt included) are lists over the turns."""
+    """One repeat. `decoding_steps`, `new_tokens` and `wall_time` (seconds with the prompt) are lists over the turns."""
     return {
         "index": index,
         "turns": [turn.text for turn in turns],

@@ -32,7 +32,7 @@ def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
         "Speedup over target-only decoding",
         f"What to see: over {speed.prompts} prompts {fastest} is fastest at {show_interval(speed.of_totals)} times the "
         "speed of target-only decoding. Points are ratios of total tokens/s, lines 95% bootstrap intervals over "
-        "prompts; right of the grey line is faster than without a draft.",
+        "prompts; right of the grey line is faster than target-only decoding.",
         panel_height(parts, names),
     )
     for axes, (name, speeds) in zip(
@@ -118,7 +118,7 @@ def speedup_by_length(digest: Digest, look: dict[str, Look]) -> Picture:
     axes.axhline(1, color=BASELINE_COLOUR, linewidth=1)
     ends = []
     for order, (name, curve) in enumerate(curves.items()):
-        # A little apart, so that intervals at the same length can be told from each other.
+        # A little apart, so that intervals at the same length do not overlap.
         x = [length * 2 ** (0.02 * (order - (len(curves) - 1) / 2)) for length, *_ in curve]
         y = [value for _, value, *_ in curve]
         axes.plot(x, y, color=look[name].colour, marker=look[name].marker, markersize=5, linewidth=1.5)

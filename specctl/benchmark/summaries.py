@@ -1,4 +1,4 @@
-"""What an entrant did, over all prompts or a part of them, with intervals from a bootstrap over prompts."""
+"""Speed and rates of each entrant over some prompts, with intervals from a bootstrap over prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One entrant over some prompts. Repeats of a prompt count as one, their mean; what cannot be known is None.
+    """One entrant over some prompts. Repeats of a prompt count as one, their mean; unknown values are None.
 
     Attributes:
         prompts, runs: how many it finished.
         speedup: None without a prompt that the baseline finished too.
         acceptance_rate, redundancy, draft_length, accepted_length: None where nothing was drafted.
-        draft_length, accepted_length: over the rounds of a draft.
+        draft_length, accepted_length: over the rounds in which a draft ran.
         stops: share of those rounds by stop reason.
         wall: share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer.
         first_token_ms: mean time to the first tokens, i.e. to the end of the first round.
@@ -74,7 +74,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
         speedup=speed,
         acceptance_rate=metrics.acceptance_rate if drafted else None,
         mean_acceptance_length=metrics.mean_acceptance_length if seen else None,
-        # A peer's passes may have been counted from outside.
+        # The passes of a peer are counted by hooks on the models, since its rounds are not visible.
         verification_rate=passes / metrics.generated_tokens if passes and metrics.generated_tokens else None,
         discard_rate=metrics.discard_rate if seen else None,
         redundancy=1 - metrics.acceptance_rate if drafted else None,

@@ -27,7 +27,7 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
     best = ", ".join(points[index][0] for index in front)
     model = digest.model if digest.model and digest.model.target_ms > digest.model.draft_ms > 0 else digest.bare
     if digest.levels:
-        model = None  # two rates do not tell the cost of three models
+        model = None  # two rates do not determine the cost of three models
     lines = (
         ""
         if model is None
@@ -36,8 +36,8 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
     prompts = max(summary.prompts for summary in digest.overall)
     picture = page(
         "verification-discard",
-        "Target passes against discarded drafts",
-        f"What to see: lower left is better; ringed entrants are not beaten in both ({best}). {lines}"
+        "Target passes against discarded draft tokens",
+        f"What to see: lower left is better; no entrant beats a ringed one in both rates ({best}). {lines}"
         f"n = {prompts} prompts; target-only decoding is at (0, 1).",
         4.6,
     )
@@ -45,7 +45,7 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
         picture,
         1,
         1,
-        "discard rate (rejected drafts per generated token)",
+        "discard rate (discarded draft tokens per generated token)",
         "verification rate (target passes per generated token)",
     )
     for family in dict.fromkeys(entrants[label].family for label, *_ in points):
@@ -67,7 +67,7 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
 
 
 def _point_names(entrants: Sequence[Entrant]) -> list[str]:
-    """Labels; where a name has several settings, the name (or that of its head) with what differs between them."""
+    """Short labels: the name of the policy or of its head, with the settings that differ within its family."""
     names = []
     for entrant in entrants:
         same = [other for other in entrants if other.family == entrant.family]
@@ -79,7 +79,7 @@ def _point_names(entrants: Sequence[Entrant]) -> list[str]:
 
 
 def _widen(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
-    """Leave room around the points, and so much that small differences do not look large."""
+    """Leave enough room around the points that small differences do not look large."""
     axes.set_xlim(_range([x for _, x, _ in points], least=0.2))
     axes.set_ylim(_range([y for _, _, y in points], least=0.1))
 
@@ -100,7 +100,7 @@ def _equal_speeds(axes: "Axes", model: CostModel) -> None:
             continue
         ends = [model.verification_rate_at(speed, discard) for discard in (left, right)]
         axes.plot([left, right], ends, ":", color=FAINT, linewidth=0.9, zorder=0, scalex=False, scaley=False)
-        # Where the line leaves the frame: at the right, else at the bottom.
+        # The label stands where the line leaves the frame: at the right, else at the bottom.
         across, up = right, ends[1]
         if up < bottom:
             across, up = left + (right - left) * (ends[0] - bottom) / (ends[0] - ends[1]), bottom

@@ -1,4 +1,4 @@
-"""A calibration's figures. Needs matplotlib, imported when a figure is drawn."""
+"""The figures of a calibration. Matplotlib is imported when a figure is drawn."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ from specctl.statistics.pareto import pareto
 
 
 def draw_calibration(found: Calibration) -> Iterator[Picture]:
-    """The ranking, what every policy trades discarded drafts for, and the curve of the chosen policy where it has one.
+    """The ranking, target passes against discarded draft tokens, and the curve of the chosen policy where it has one.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -77,17 +77,18 @@ def verification_against_discard(found: Calibration) -> Picture:
     best = {score.setting.family for score in whole}
     picture = page(
         "verification-discard",
-        "Target passes against discarded drafts, every setting",
-        "What to see: lower left is better. Dots are settings, each line joins those of one policy (and head) that no "
-        f"other of it beats in both; named are the {len(best)} that reach the best of all somewhere. The cross is the "
-        f"chosen setting. {len(found.chosen_on)} prompts, those that chose; target-only decoding is at (0, 1).",
+        "Target passes against discarded draft tokens, every setting",
+        "What to see: lower left is better. Dots are settings; each line joins the settings of one policy (and "
+        f"head) that no other of its settings beats in both rates. Named are the {len(best)} on the common front. The "
+        f"cross is the chosen setting. {len(found.chosen_on)} prompts, those that chose; target-only decoding is at "
+        "(0, 1).",
         4.6,
     )
     (axes,) = panels(
         picture,
         1,
         1,
-        "discard rate (rejected drafts per generated token)",
+        "discard rate (discarded draft tokens per generated token)",
         "verification rate (target passes per generated token)",
     )
     ends = []
@@ -110,7 +111,7 @@ def verification_against_discard(found: Calibration) -> Picture:
 
 
 def _front(scores: Sequence[Score]) -> list[Score]:
-    """Those that no other beats in both rates, by discard rate."""
+    """The scores that no other beats in both rates, by discard rate."""
     by_point: dict[tuple[float, float], Score] = {}
     for score in scores:
         by_point.setdefault((score.discard_rate, score.verification_rate), score)
@@ -124,7 +125,7 @@ def threshold_curve(found: Calibration) -> Picture:
     picture = page(
         "curve",
         f"{name}: predicted speed by {knob}",
-        f"What to see: how flat the top is, and so how little the exact value matters. Each point is the fastest "
+        f"What to see: a flat top means that the exact value matters little. Each point is the fastest "
         f"setting with that {knob}; the ring is the one chosen, the dotted line target-only decoding. "
         f"{len(found.chosen_on)} prompts, those that chose.",
         3.4,

@@ -1,4 +1,4 @@
-"""A calibration's outcome in a sentence, as tables, and as plain values."""
+"""The outcome of a calibration in a sentence, as tables, and as plain values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,26 +8,18 @@ from specctl.calibration.search import Calibration, Ranked, Score
 from specctl.policies import NONE
 from specctl.policies.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
-from specctl.reporting.table import UNKNOWN, Table
+from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
 from specctl.statistics.intervals import Interval
 
 SHOWN_NEAR = 5
 _SHOWN_VALUES = 16
 _BAR = 30
-_ABOUT_BOUND = (
-    "where the target disagrees. Signal bound: the best stopping rule on entropy and top probability, fitted to these "
-    "very prompts."
-)
-_ABOUT_HIERARCHIES = (
-    "where each model disagrees with the one above. Policies stand from the target's own draft down; one alone means "
-    "that draft without those below."
-)
 KNOBS = ("threshold", "draft_length", "max_draft")
-"""What a policy's curve is drawn over: the first of these that it has."""
+"""The main setting of a policy is the first of these that it has."""
 
 
 def verdict(found: Calibration) -> str:
-    """What to do, in one line."""
+    """The recommendation in one line."""
     winner, constant = found.winner, found.ranked("constant")
     if winner.score.setting == NONE:
         best = next((entry for entry in found.ranking if entry.score.setting != NONE), None)
@@ -41,7 +33,7 @@ def verdict(found: Calibration) -> str:
 
 
 def calibration_tables(found: Calibration, costs: CostTable, measured: Sequence[Measured]) -> list[Table]:
-    """Ranking, what was measured, the curve, the settings within the noise, and the costs, in reading order."""
+    """All tables of a calibration, in reading order."""
     return [
         _ranking(found),
         *([_verified(measured)] if measured else []),
@@ -52,7 +44,7 @@ def calibration_tables(found: Calibration, costs: CostTable, measured: Sequence[
 
 
 def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measured]) -> dict[str, Any]:
-    """Everything the tables say, unrounded but for noise."""
+    """Every number of the tables, with more decimals."""
     return {
         "verdict": verdict(found),
         "chosen": found.winner.score.setting.table,
@@ -85,38 +77,35 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
 def _ranking(found: Calibration) -> Table:
     bounds = [found.oracle] if found.signal_bound is None else [found.signal_bound, found.oracle]
     rows = tuple(_row(entry, found) for entry in [*found.ranking, *bounds])
-    where = "prompts that did not choose them" if found.held_out else "the prompts that chose them"
+    where = "prompts that did not choose the settings" if found.held_out else "the prompts that chose the settings"
     return Table(
         "Policies at their best settings",
         (
             "policy",
-            "tokens/s",
-            "speedup",
+            f"tokens/s{UP}",
+            f"speedup{UP}",
             "95% interval",
-            "acceptance rate",
-            "mean acceptance length",
-            "verification rate",
-            "discard rate",
-            "of oracle",
+            f"acceptance rate{UP}",
+            f"mean acceptance length{UP}",
+            f"verification rate{DOWN}",
+            f"discard rate{DOWN}",
+            f"of oracle{UP}",
         ),
         rows,
-        note=f"Predicted by replay and measured costs, the prompt's time left out, on {len(found.reported_on)} {where} "
-        f"({found.candidates} settings replayed on {len(found.chosen_on)}). The chosen one is marked *; it was within "
-        f"the noise of the fastest in {found.choice.share:.0%} of resamples. Oracle: Theorem 4.1's policy, which knows "
-        + (_ABOUT_HIERARCHIES if found.signal_bound is None else _ABOUT_BOUND),
+        note=f"{DEFINITIONS} Predicted on {len(found.reported_on)} {where}; {found.candidates} settings were replayed "
+        f"on {len(found.chosen_on)}. The chosen setting (*) was within the noise of the fastest in "
+        f"{found.choice.share:.0%} of resamples.",
     )
 
 
 def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
     score = entry.score
     chosen = score.setting == found.winner.score.setting
-    rate = score.acceptance_rate
     return (
         score.setting.label + (" *" if chosen else ""),
         f"{score.tokens_per_second:.1f}",
-        f"{entry.speedup.value:.2f}",
-        UNKNOWN if entry.speedup.low is None else f"{entry.speedup.low:.2f} to {entry.speedup.high:.2f}",
-        UNKNOWN if rate is None else f"{rate:.1%}",
+        *_speedup(entry.speedup),
+        percent(score.acceptance_rate),
         f"{score.mean_acceptance_length:.2f}",
         f"{score.verification_rate:.3f}",
         f"{score.discard_rate:.3f}",
@@ -128,30 +117,33 @@ def _verified(measured: Sequence[Measured]) -> Table:
     rows = tuple(
         (
             one.setting.label,
-            UNKNOWN if one.predicted is None else f"{one.predicted:.1f}",
+            number(one.predicted, 1),
             f"{one.measured:.1f}",
             UNKNOWN if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
-            UNKNOWN if one.speedup is None else f"{one.speedup.value:.2f}",
-            UNKNOWN
-            if one.speedup is None or one.speedup.low is None
-            else f"{one.speedup.low:.2f} to {one.speedup.high:.2f}",
+            *_speedup(one.speedup),
         )
         for one in measured
     )
     return Table(
         "Predicted against measured",
-        ("policy", "predicted tokens/s", "measured tokens/s", "off by", "measured speedup", "95% interval"),
+        (
+            "policy",
+            f"predicted tokens/s{UP}",
+            f"measured tokens/s{UP}",
+            "off by",
+            f"measured speedup{UP}",
+            "95% interval",
+        ),
         rows,
-        note="Run live and interleaved on those prompts. Tokens/s leave the prompt's time out, the speedup counts it.",
     )
 
 
 def _curve(found: Calibration) -> Table:
-    """The best of each value of the policy's main knob, thinned to what a screen holds."""
+    """The fastest setting for each value of the policy's main setting, thinned to fit a screen."""
     knob, best = curve(found)
     fastest = max(score.tokens_per_second for _, score in best)
     every = -(-len(best) // _SHOWN_VALUES)
-    shown = [point for place, point in enumerate(best) if place % every == 0 or point[1].tokens_per_second == fastest]
+    shown = [point for index, point in enumerate(best) if index % every == 0 or point[1].tokens_per_second == fastest]
     rows = tuple(
         (
             f"{value:g}" if isinstance(value, float) else str(value),
@@ -162,15 +154,14 @@ def _curve(found: Calibration) -> Table:
     )
     return Table(
         f"{found.curve[0].setting.family}: tokens/s by {knob}",
-        (knob, "", "tokens/s"),
+        (knob, "", f"tokens/s{UP}"),
         rows,
         labels=2,
-        note=f"The fastest setting with each {knob}, predicted on the prompts that chose.",
     )
 
 
 def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
-    """The main knob of the chosen policy, and for each of its values, ascending, the fastest setting."""
+    """The main setting of the chosen policy, and for each of its values, ascending, the fastest setting."""
     policies = [score.setting.build() for score in found.curve]
     knob = next((name for name in KNOBS if hasattr(policies[0], name)), KNOBS[0])
     best: dict[Any, Score] = {}
@@ -184,20 +175,20 @@ def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
 def _near(found: Calibration) -> Table:
     near = found.choice.near
     rows = tuple((score.setting.label, f"{score.tokens_per_second:.1f}") for score in near[:SHOWN_NEAR])
-    more = f" and {len(near) - SHOWN_NEAR} more" if len(near) > SHOWN_NEAR else ""
+    more = f"; {len(near) - SHOWN_NEAR} more are within the noise" if len(near) > SHOWN_NEAR else ""
     return Table(
         "Within the noise of the fastest",
-        ("policy", "tokens/s"),
+        ("policy", f"tokens/s{UP}"),
         rows,
-        note=f"Within one standard error on the prompts that chose{more}; the simplest of all of them was taken. "
-        f"Fastest: {found.choice.fastest.setting.label}, {found.choice.fastest.tokens_per_second:.1f} tokens/s.",
+        note=f"Fastest: {found.choice.fastest.setting.label}, {found.choice.fastest.tokens_per_second:.1f} "
+        f"tokens/s{more}.",
     )
 
 
 def _costs(costs: CostTable, found: Calibration) -> list[Table]:
-    """A table for each level."""
+    """One table per level."""
     implied = _implied_threshold(costs, found)
-    theorem = "" if implied is None else f" By Theorem 4.3 with D = 0 they imply specdec++'s threshold {implied:.3f}."
+    theorem = "" if implied is None else f" Implied threshold of specdec++ (Theorem 4.3, D = 0): {implied:.3f}."
     tables = []
     for level, own in enumerate(costs.levels):
         verifier = "target" if level == 0 else "verifying draft"
@@ -207,13 +198,13 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
             (
                 f"{context:.0f}",
                 f"{own.at(context)[0]:.3f}",
-                *(f"{own.verify[place, column]:.3f}" for column in some),
+                *(f"{own.verify[row, column]:.3f}" for column in some),
             )
-            for place, context in enumerate(own.contexts)
+            for row, context in enumerate(own.contexts)
         )
         reading = ", ".join(f"{key} {ms:.3f}" for key, ms in own.signals.items())
         if own.heads:
-            reading += f" (one head and another {min(own.heads.values()):.3f} to {max(own.heads.values()):.3f})"
+            reading += f" (by head: {min(own.heads.values()):.3f} to {max(own.heads.values()):.3f})"
         tables.append(
             Table(
                 "Measured costs in milliseconds" + f", {level} level{'s' * (level > 1)} further down" * (level > 0),
@@ -221,14 +212,14 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
                 rows,
                 labels=0,
                 note=f"Reading signals adds, per drafted token: {reading or 'nothing'}. "
-                f"A round's rest: {own.rest:.3f}.{theorem * (level == 0)}",
+                f"Overhead of a round: {own.rest:.3f}.{theorem * (level == 0)}",
             )
         )
     return tables
 
 
 def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
-    """What the costs say that SpecDec++'s threshold should be, at the middle context; None where it was not tried."""
+    """SpecDec++'s threshold by Theorem 4.3 from the costs at the middle context; None where specdec++ was not tried."""
     alone = (one.score.setting for one in found.ranking if one.score.setting.below is None)
     if (tried := next((one for one in alone if one.policy == "specdec++"), None)) is None:
         return None
@@ -259,6 +250,13 @@ def _interval(interval: Interval | None) -> dict[str, float | None] | None:
     if interval is None:
         return None
     return {name: None if value is None else round(value, 4) for name, value in interval._asdict().items()}
+
+
+def _speedup(speedup: Interval | None) -> tuple[str, str]:
+    if speedup is None:
+        return UNKNOWN, UNKNOWN
+    interval = UNKNOWN if speedup.low is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
+    return f"{speedup.value:.2f}", interval
 
 
 def _times(interval: Interval) -> str:

@@ -139,7 +139,7 @@ def _run(
 
     from specctl.commands.streaming import open_output
     from specctl.jsonl import drop_torn_line, write_line
-    from specctl.observing.results import RunSet, header_line, read_results
+    from specctl.observing.results import BASELINE, RunSet, header_line, read_results
     from specctl.terminal.loading import loading, note
     from specctl.terminal.progress import BenchProgress
 
@@ -179,7 +179,8 @@ def _run(
         runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompts, emit)
         total = len(suite.prompts) * len(entrants) * len(lengths) * repeats
         greedy = not profile.sampling.temperature
-        with BenchProgress(console, [e.label for e in entrants], total, results.runs, greedy) as progress:
+        labels = [entrant.label for entrant in entrants]
+        with BenchProgress(console, labels, BASELINE, total, results.runs, greedy) as progress:
             for run in runs.run(before=progress.start):
                 progress.add(run)
         if oracle:
@@ -206,17 +207,13 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
     from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
     from specctl.jsonl import write_line
-    from specctl.reporting.table import as_text
+    from specctl.reporting.console import print_tables
 
     whole = digest(results)
     if as_document:
         write_line(sys.stdout, tables.as_json(whole))
-    elif sys.stdout.isatty():
-        from specctl.reporting.console import print_tables
-
-        print_tables(Console(), tables.tables(whole))
     else:
-        sys.stdout.write(as_text(tables.tables(whole)))
+        print_tables(Console(), tables.tables(whole))
     written: list[Path] = []
     if report is not None:
         from specctl.benchmark.report import write_report

@@ -1,4 +1,4 @@
-"""How well heads foretell acceptance on examples they have not seen, beside what one signal alone could."""
+"""How well heads predict acceptance on unseen examples, compared with single signals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ SEQUENCES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How near predictions come to the true P; lower is better but for ``auroc``.
+    """How near predictions come to the true P; lower is better, except for ``auroc``.
 
     Attributes:
         kl: mean binary KL(P || prediction) in nats, unweighted: the metric of SpecDec++'s Table 3.
-        loss: mean cross-entropy in nats in which a refusal counts as much as in the recipe that was asked about.
+        loss: mean cross-entropy in nats, a rejection weighted as in the training of the head.
         ece: expected calibration error, over ten bins of equal width.
-        auroc: the chance that a token accepted by a coin of probability P has a higher prediction than one refused,
-            in expectation over the coins; None where all of P is 0 or all is 1.
+        auroc: the probability that an accepted token has a higher prediction than a rejected one, if each token is
+            accepted with probability P; None where all of P is 0 or all is 1.
     """
 
     kl: float
@@ -41,14 +41,15 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A head beside the logistic curves through single signals, all on the same tokens.
+    """A head compared with logistic curves through single signals, on the same tokens.
 
     Attributes:
-        recipe: of the head.
-        tokens, prompts: judged.
+        recipe: how the head was trained.
+        tokens, prompts: how many it was evaluated on.
         accepted: mean P.
         head: its score.
-        signals: the curves' scores by signal, fitted with the head's own weight; their ``kl`` is of unweighted fits.
+        signals: scores of the curves by signal, fitted with the head's weight of a rejection, for ``kl`` with
+            weight 1.
         reliability: mean P by prediction.
     """
 
@@ -62,7 +63,7 @@ class Evaluation:
 
     @property
     def beaten_by(self) -> list[str]:
-        """Signals that do as well as the head: by KL where refusals count 1, else by the weighted loss."""
+        """Signals at least as good as the head: by KL where a rejection weighs 1, else by the weighted loss."""
         plain = self.recipe.reject_weight == 1
 
         def value(score: Score) -> float:
@@ -80,18 +81,18 @@ def evaluate(
     seed: int,
     after_batch: Callable[[], None] = lambda: None,
 ) -> list[Evaluation]:
-    """Judge every head by the development examples; one pass of the draft feeds them all.
+    """Evaluate all heads on the development examples with one pass of the draft.
 
-    The draft reads a mix of X and Y as in training. The signals that heads are compared with are those it had when it
+    The draft reads a mix of X and Y as in training. Heads are compared with the signals of the step in which the draft
     drew Y, after X alone.
 
     Args:
         draft: what the heads were trained on.
         heads: in the order of the recipes.
         recipes: how they were trained.
-        split: the development examples judge, the training examples fit the curves.
+        split: heads and curves are evaluated on the development examples, curves fitted to the training examples.
         share: r, the probability of X in the mix.
-        seed: of the mix.
+        seed: seed of the mix.
         after_batch: called after each 32 examples.
     """
     mixed = mix(split.dev, share, f"evaluation/{seed}")
@@ -109,16 +110,16 @@ def evaluate(
     curves = _Curves(split, judged, truth)
     evaluations = []
     for found, recipe in zip(logits, recipes, strict=True):
-        said = torch.cat(found).double().numpy()
+        predicted = torch.cat(found).double().numpy()
         evaluations.append(
             Evaluation(
                 recipe=recipe,
                 tokens=len(truth),
                 prompts=len({example.number for example in split.dev}),
                 accepted=float(truth.mean()),
-                head=score(said, truth, recipe.reject_weight),
+                head=score(predicted, truth, recipe.reject_weight),
                 signals=curves.scores(recipe.reject_weight),
-                reliability=reliability(expit(said), truth),
+                reliability=reliability(expit(predicted), truth),
             )
         )
     return evaluations
@@ -154,27 +155,27 @@ def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
     Args:
         logits: ``(N,)``.
         accepted: ``(N,)`` P.
-        reject_weight: what a refusal counts in ``loss``; an acceptance counts 1.
+        reject_weight: weight of a rejection in ``loss``; an acceptance weighs 1.
     """
     yes, no = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)  # logarithms of both probabilities
-    refused = 1 - accepted
-    own = -(xlogy(accepted, accepted) + xlogy(refused, refused))
-    weighted = -(accepted * yes + reject_weight * refused * no).sum() / (accepted + reject_weight * refused).sum()
-    said = expit(logits)
+    rejected = 1 - accepted
+    own = -(xlogy(accepted, accepted) + xlogy(rejected, rejected))
+    weighted = -(accepted * yes + reject_weight * rejected * no).sum() / (accepted + reject_weight * rejected).sum()
+    predicted = expit(logits)
     return Score(
-        kl=float((-(accepted * yes + refused * no) - own).mean()),
+        kl=float((-(accepted * yes + rejected * no) - own).mean()),
         loss=float(weighted),
-        ece=sum(abs(one.value - one.middle) * one.count for one in reliability(said, accepted)) / len(said),
+        ece=sum(abs(one.value - one.middle) * one.count for one in reliability(predicted, accepted)) / len(predicted),
         auroc=auroc(logits, accepted),
     )
 
 
-def reliability(said: Floats, accepted: Floats) -> list[Bin]:
+def reliability(predicted: Floats, accepted: Floats) -> list[Bin]:
     """Mean P of the tokens whose prediction lies in each tenth of [0, 1], with its quartiles; empty tenths left out."""
-    place = np.minimum((said * BINS).astype(int), BINS - 1)
+    position = np.minimum((predicted * BINS).astype(int), BINS - 1)
     bins = []
-    for number in np.unique(place):
-        inside, chosen = said[place == number], accepted[place == number]
+    for number in np.unique(position):
+        inside, chosen = predicted[position == number], accepted[position == number]
         lower, upper = map(float, np.quantile(chosen, (0.25, 0.75)))
         edges = float(number / BINS), float((number + 1) / BINS)
         bins.append(Bin(*edges, float(inside.mean()), len(chosen), float(chosen.mean()), lower, upper))

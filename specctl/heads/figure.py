@@ -1,4 +1,4 @@
-"""The reliability diagram of a head. Needs matplotlib, imported when it is drawn."""
+"""The reliability diagram of a head. Matplotlib is imported when it is drawn."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +19,17 @@ def write_reliability(evaluation: Evaluation, folder: Path) -> list[Path]:
 def draw_reliability(evaluation: Evaluation) -> Picture:
     """Predicted against true acceptance."""
     weight = evaluation.recipe.reject_weight
-    design = "" if weight == 1 else f" A refusal counts {weight:g} in training, so points lie above it by design."
+    design = (
+        ""
+        if weight == 1
+        else f" A rejection weighs {weight:g} in training, so points lie above the diagonal by design."
+    )
     with style():
         picture = page(
             "reliability",
             "Predicted and true acceptance",
-            "What to see: points on the diagonal are predictions that can be taken at their word. Lines are the middle "
-            f"half of the tokens, areas of the points their number; {evaluation.tokens} tokens of "
+            "What to see: on the diagonal, predictions are right on average. Lines are the middle half of the tokens, "
+            f"areas of the points their number; {evaluation.tokens} tokens of "
             f"{evaluation.prompts} prompts.{design}",
             3.6,
         )

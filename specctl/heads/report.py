@@ -1,4 +1,4 @@
-"""What is told of trained heads: tables, the config beside the weights, and the card."""
+"""Reports of trained heads: tables, the fields of config.json, and the card."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from specctl.analysis.tables import SIGNAL_NAMES
 from specctl.heads.evaluation import Evaluation, Score
 from specctl.heads.training import Recipe, Schedule
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.reporting.table import UNKNOWN, Table, as_markdown
+from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, as_markdown, inert, number
 
 SWEEP_DEPTHS = (0, 1, 2, 3, 4)
 SWEEP_WEIGHTS = (1.0, 3.0, 6.0, 12.0)
@@ -16,23 +16,22 @@ _HEAD = "the head"
 
 
 def sweep_recipes() -> list[Recipe]:
-    """Every head of SpecDec++'s Table 3."""
+    """The recipes of all heads in SpecDec++'s Table 3."""
     return [Recipe(depth, weight) for depth in SWEEP_DEPTHS for weight in SWEEP_WEIGHTS]
 
 
 def head_tables(evaluation: Evaluation) -> list[Table]:
-    """One head beside the signals, and its reliability."""
+    """One head compared with single signals, and its reliability."""
     weight = evaluation.recipe.reject_weight
     scores = {_HEAD: evaluation.head, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
     rows = tuple((name, *_cells(found)) for name, found in scores.items())
     return [
         Table(
-            f"How well acceptance is foretold (depth {evaluation.recipe.depth}, a refusal counts {weight:g})",
-            ("by", "KL (nats)", "weighted loss (nats)", "calibration error", "AUROC"),
+            f"How well acceptance is predicted (depth {evaluation.recipe.depth}, rejection weight {weight:g})",
+            ("by", f"KL (nats){DOWN}", f"weighted loss (nats){DOWN}", f"calibration error{DOWN}", f"AUROC{UP}"),
             rows,
-            note=f"{evaluation.tokens} tokens of {evaluation.prompts} prompts that nothing was fitted to, "
-            f"{evaluation.accepted:.1%} of them accepted. Signals predict by a logistic curve fitted on the training "
-            "prompts; the lower the better, but for AUROC.",
+            note=f"{DEFINITIONS} {evaluation.tokens} tokens of {evaluation.prompts} prompts that nothing was fitted "
+            f"to, {evaluation.accepted:.1%} of them accepted.",
         ),
         _verdict(evaluation),
         Table(
@@ -44,29 +43,35 @@ def head_tables(evaluation: Evaluation) -> list[Table]:
             ),
             note=""
             if weight == 1
-            else f"A refusal counts {weight:g} acceptances, so predictions are too low by design.",
+            else f"Predictions are too low by design: a rejection weighs {weight:g} times an acceptance.",
         ),
     ]
 
 
 def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
-    """All heads of a sweep, as in SpecDec++'s Table 3 and in full."""
+    """All heads of a sweep: KL as in SpecDec++'s Table 3, then every score."""
     kl = {(e.recipe.depth, e.recipe.reject_weight): e.head.kl for e in evaluations}
     plain = next(e.signals for e in evaluations if e.recipe.reject_weight == 1)
     signals = ", ".join(f"{SIGNAL_NAMES[name]} {found.kl:.4f}" for name, found in plain.items())
     return [
         Table(
-            "KL (nats) by depth and weight of a refusal",
+            f"KL (nats) by depth and rejection weight{DOWN}",
             ("depth", *(f"{weight:g}" for weight in SWEEP_WEIGHTS)),
             tuple((str(d), *(f"{kl[d, weight]:.4f}" for weight in SWEEP_WEIGHTS)) for d in SWEEP_DEPTHS),
-            note=f"Unweighted, on {evaluations[0].tokens} tokens of {evaluations[0].prompts} prompts that no head has "
-            f"seen. Logistic curves through single signals reach: {signals}.",
+            note=f"{DEFINITIONS} {evaluations[0].tokens} tokens of {evaluations[0].prompts} prompts that no head has "
+            f"seen. KL of single signals: {signals}.",
         ),
         Table(
-            "Every head beside the best single signal",
-            ("head", "weighted loss", "best signal's", "best signal", "calibration error", "AUROC"),
+            "Every head compared with the best single signal",
+            (
+                "head",
+                f"weighted loss{DOWN}",
+                "best signal's loss",
+                "best signal",
+                f"calibration error{DOWN}",
+                f"AUROC{UP}",
+            ),
             tuple(_sweep_row(evaluation) for evaluation in evaluations),
-            note="Each head is judged by the loss it was trained on; the curves were fitted to the same loss.",
         ),
     ]
 
@@ -74,12 +79,12 @@ def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
 def head_config(
     evaluation: Evaluation, schedule: Schedule, facts: dict[str, Any], more: dict[str, Any]
 ) -> dict[str, Any]:
-    """What config.json says beyond the shape: the draft, the data, the training and the metrics.
+    """The fields of config.json about the draft, the data, the training and the metrics.
 
     Args:
-        evaluation: of the head.
-        schedule: of the training.
-        facts: of the data.
+        evaluation: scores of the head.
+        schedule: how it was trained.
+        facts: where the training data come from.
         more: versions and times.
     """
     return {
@@ -101,7 +106,7 @@ def head_config(
 
 
 def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
-    """The card that is written beside the weights, Markdown."""
+    """The Markdown card in the folder of the head."""
     sampling, prompts = config["sampling"], config["prompts"]
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in config["seconds"].items())
     shown = {name: value for name, value in config["training"].items() if name != "signals"}
@@ -110,11 +115,14 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
     if config["training"]["signals"]:
         signals = ", ".join(SIGNAL_NAMES[name] for name in DISTRIBUTION_SIGNALS)
         reads += f", and the {signals} of the step that drew the token"
-    tables = [f"## {t.title}\n\n{as_markdown(t)}" if t.columns else f"**{t.title}**\n" for t in head_tables(evaluation)]
+    tables = [
+        f"## {inert(t.title)}\n\n{as_markdown(t)}" if t.columns else f"**{inert(t.title)}**\n"
+        for t in head_tables(evaluation)
+    ]
     return "\n".join(
         [
             f"# An acceptance head for {config['draft_model']}\n",
-            f"Foretells whether {config['target_model']} will accept a token that {config['draft_model']} drafted "
+            f"Predicts whether {config['target_model']} will accept a token that {config['draft_model']} drafted "
             "(SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715). Made by `specctl train-head`; for the policy "
             "`specdec++`, set `head` in `[draft]` to this folder. It belongs to one set of draft weights, SHA-256 "
             f"`{config['draft_sha256']}`.\n",
@@ -129,7 +137,7 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
 
 
 def as_document(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Every number of the evaluations as JSON takes them."""
+    """Every number of the evaluations as values that any JSON writer accepts."""
     return [
         {
             **asdict(evaluation.recipe),
@@ -152,15 +160,14 @@ def _verdict(evaluation: Evaluation) -> Table:
             f"The head is no better than {' or '.join(beaten_by)} alone, by {by}.",
             (),
             (),
-            note="More prompts may mend it; until then a policy that reads the signal does as well at less cost.",
+            note="Train on more prompts, or use a policy that reads the signal: it does as well at less cost.",
             alarm=True,
         )
     return Table(f"The head beats each single signal by {by}.", (), ())
 
 
 def _cells(found: Score) -> tuple[str, ...]:
-    area = UNKNOWN if found.auroc is None else f"{found.auroc:.3f}"
-    return f"{found.kl:.4f}", f"{found.loss:.4f}", f"{found.ece:.3f}", area
+    return f"{found.kl:.4f}", f"{found.loss:.4f}", f"{found.ece:.3f}", number(found.auroc, 3)
 
 
 def _sweep_row(evaluation: Evaluation) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""transformers' own assisted generation on the pair's loaded models, as people would call it."""
+"""transformers' own assisted generation on the loaded models, called as its users call it."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class _FirstTokens(BaseStreamer):
-    """Notes when the first generated tokens arrive; the first call brings the prompt."""
+    """Records when the first generated tokens arrive; the first call carries the prompt."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -62,13 +62,13 @@ class _Counter:
 
 
 class Peer:
-    """A stand-in for a `Session`: `generate` has its signature, but rounds cannot be seen.
+    """Has the `generate` method of a `Session`; its rounds are not visible.
 
     Attributes:
-        passes: for each completion so far, forward passes of the target and of the draft.
+        passes: forward passes of the target and of the draft, for each completion so far.
 
     Raises:
-        UsageError: the pair has no draft, or one that transformers would not pair with the target.
+        UsageError: the pair has no draft, or transformers cannot pair the draft with the target.
     """
 
     def __init__(self, pair: Pair, name: str) -> None:
@@ -91,9 +91,9 @@ class Peer:
         settings: SamplingTable,
         *,
         seed_offset: int = 0,
-        on_round: Callable[[Round], None] | None = None,  # noqa: ARG002 - rounds cannot be seen
+        on_round: Callable[[Round], None] | None = None,  # noqa: ARG002 - rounds are not visible
     ) -> Completion:
-        """Complete one prompt of ids. Sampling uses torch's global generator, seeded alike.
+        """Complete one prompt of ids. Sampling uses torch's global generator, seeded with settings.seed + seed_offset.
 
         Raises:
             RecordError: the prompt leaves no room in the context.

@@ -1,1 +1,1 @@
-"""Tables, documents and the look of figures; knows nothing of what they report."""
+"""Tables, documents and the look of figures, whatever they report."""

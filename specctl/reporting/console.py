@@ -13,9 +13,9 @@ from specctl.reporting.table import Table, as_text
 
 
 def print_tables(console: Console, shown: Iterable[Table]) -> None:
-    """Write tables with their notes, as aligned plain text where nobody watches.
+    """Write tables with their notes; as aligned plain text where the console is no terminal.
 
-    An alarm stands in a red frame that cannot be missed.
+    An alarm has a red frame.
     """
     shown = list(shown)
     if not console.is_terminal:
@@ -32,7 +32,7 @@ def print_tables(console: Console, shown: Iterable[Table]) -> None:
 
 
 def _fitting(table: Table, width: int) -> Iterator[RichTable]:
-    """The table, in several parts with the same labels where its columns do not fit side by side."""
+    """The table, in several parts that repeat the labels where its columns do not fit the width."""
     # Headings wrap between words, cells never: a number in two pieces is hard to read.
     widths = [
         max(cell_len(one_line(text)) for text in (*name.split(), *(row[index] for row in table.rows)))

@@ -152,13 +152,13 @@ def label_ends(axes: "Axes", ends: Iterable[tuple[float, float, str, str]]) -> N
     """Write texts (x, y, text, colour) in a column right of the axes, each joined to the end of its curve."""
     low, high = axes.get_ylim()
     gap = 0.045 * (high - low)
-    place = low - gap
+    height = low - gap
     for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
-        place = max(y, place + gap)
+        height = max(y, height + gap)
         axes.annotate(
             text,
             (x, y),
-            xytext=(1.04, place),
+            xytext=(1.04, height),
             textcoords=axes.get_yaxis_transform(),
             va="center",
             fontsize=8,

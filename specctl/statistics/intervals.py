@@ -10,13 +10,13 @@ RESAMPLES = 10_000
 SEED = 20240531
 CONFIDENCE = 0.95
 _CHUNK = 4_000_000
-"""The most resampling weights in memory at once."""
+"""How many resampling weights may be in memory at once."""
 
 Floats = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A value and its 95% bootstrap interval; no bounds where fewer than two prompts were paired."""
+    """A value and its 95% bootstrap interval; the bounds are None for fewer than two prompts."""
 
     value: float
     low: float | None = None
@@ -29,7 +29,7 @@ def bootstrap(statistic: Callable[[Floats], Floats], prompts: int, resamples: in
     Args:
         statistic: from weights (R, prompts), how often each prompt was drawn, to values (R,).
         prompts: at least 1.
-        resamples: how many.
+        resamples: number of resamples.
     """
     value = float(statistic(np.ones((1, prompts)))[0])
     if prompts < 2:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other is at least as low as in both coordinates and lower in one."""
+    """Indices of the points that are not dominated: no other point is as low in both coordinates and lower in one."""
     return [
         index
         for index, point in enumerate(points)

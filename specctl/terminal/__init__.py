@@ -1,1 +1,1 @@
-"""Rich views of records; nothing here knows a model."""
+"""Views of records on a terminal, drawn by rich. Imports records, metrics and printable only."""

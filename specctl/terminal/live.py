@@ -29,11 +29,11 @@ class LiveView:
     """A panel that follows one generation and leaves a short summary behind; a context manager.
 
     The panel disappears when `finish` is called or the block ends, so that what is written to standard output
-    afterwards stands whole. On a console that is no terminal nothing is ever drawn.
+    afterwards stands whole. On a console that is no terminal nothing is drawn.
 
     Args:
         console: where to draw; should write to standard error.
-        title: what generates, e.g. the models' names.
+        title: names of the models.
         policy: the stopping policy's name.
         prompt: the text that is continued.
         max_new_tokens: the generation's token limit.
@@ -56,7 +56,7 @@ class LiveView:
         self._live.stop()
 
     def on_round(self, round_: Round, pieces: Sequence[Piece]) -> None:
-        """Take in a round and the text it added; cheap, the drawing happens in another thread."""
+        """Count a round and the text it added; cheap, since another thread draws."""
         if self._live.is_started:
             self._panel.add(round_, pieces)
 
@@ -79,9 +79,9 @@ class LiveView:
 
 
 class ResizableLive(Live):
-    """A transient display that leaves no remains when the terminal gets narrower.
+    """A transient display that is erased completely even if the terminal gets narrower.
 
-    Terminals wrap what is already drawn when they shrink, so that the last drawing then takes more rows than it had.
+    A terminal that shrinks wraps what is already drawn, so that the last drawing takes more rows than it had.
     """
 
     def __init__(self, panel: GenerationPanel, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What to look at while something takes its time: a spinner, or a bar with the time left."""
+"""Progress of long work: a spinner, or a bar with the time left."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,13 +20,13 @@ from specctl.printable import one_line
 
 
 def note(console: Console, text: str) -> None:
-    """One line of something worth knowing, whole however narrow the terminal."""
+    """Print one line, never cut however narrow the terminal."""
     console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
-    """Show a message with a spinner and the elapsed time while the block runs; silent where nobody watches.
+    """Show a message with a spinner and the elapsed time while the block runs; silent on a console that is no terminal.
 
     Yields a function that replaces the message.
     """

@@ -1,4 +1,4 @@
-"""Running figures of a generation, as people read them."""
+"""The running figures of a generation, as text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
@@ -22,10 +22,10 @@ class Figure(NamedTuple):
 
 
 def running_figures(metrics: Metrics, max_new_tokens: int, rounds: Sequence[Round]) -> list[Figure]:
-    """The figures to watch, most wanted first; a policy without a threshold has no such line.
+    """The figures to watch, the most important first; a policy without a threshold has none for it.
 
-    In a hierarchy each draft, named by its key in the profile, has a line with its forward passes for each generated
-    token and the redundancy of what it drafts, and one with its threshold.
+    In a hierarchy each draft, named by its key in the profile, has its forward passes per generated
+    token, its redundancy and its threshold.
     """
     figures = [
         Figure("tokens", f"{metrics.generated_tokens} of {max_new_tokens}"),
@@ -51,7 +51,7 @@ def running_figures(metrics: Metrics, max_new_tokens: int, rounds: Sequence[Roun
 
 
 def _thresholds(rounds: Sequence[Round]) -> list[float | None]:
-    """Of a draft and of the levels below it, as they stood in the last round that tells of all."""
+    """Thresholds of the draft and of each level below it, from the last round that has every level."""
     round_ = next((one for one in reversed(rounds) if one.inner), rounds[-1] if rounds else None)
     found: list[float | None] = []
     while round_ is not None:

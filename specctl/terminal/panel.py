@@ -18,7 +18,7 @@ from specctl.terminal.tail import ORIGIN_STYLES, Origin, Piece, TextTail
 
 KEPT_ROUNDS = 64
 FIGURES_WIDTH = 36
-"""Cells of the figures' column where it stands beside the strip."""
+"""Cells of the figures' column where it is next to the strip."""
 _FRAME = 4
 _SIDE_BY_SIDE = (72, 14)
 _SMALLEST_FRAMED = (12, 5)
@@ -29,9 +29,9 @@ _GAP = "   "
 
 
 class GenerationPanel:
-    """Draws the text with its origins, the last rounds and the running figures in whatever room there is.
+    """Draws the text coloured by origin, the last rounds and the running figures, fitted to the terminal.
 
-    One thread may call `add` while another draws: rounds wait in a queue until the next drawing takes them in.
+    One thread may call `add` while another draws: rounds wait in a queue until the next drawing counts them.
 
     Attributes:
         drawn_width: width of the last drawing in cells; 0 before the first.
@@ -87,7 +87,7 @@ class GenerationPanel:
         return panel, len(text) + len(rule) + len(below) + 2
 
     def _below(self, width: int, height: int) -> list[Text]:
-        """Figures and strip: beside each other where there is room, else one above the other."""
+        """Figures and strip: side by side where there is room, else one above the other."""
         rounds = list(self._rounds)
         figures = running_figures(self._metrics, self._max_new_tokens, rounds)
         if width >= _SIDE_BY_SIDE[0] and height >= max(_SIDE_BY_SIDE[1], len(figures) + _LEAST_TEXT):

@@ -1,9 +1,9 @@
-"""A benchmark on a person's terminal: the table that fills in while it runs, and the tables of its results."""
+"""The table of a benchmark that fills in on a terminal while the benchmark runs."""
 
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -12,37 +12,56 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from specctl.metrics import Metrics
-from specctl.observing.results import BASELINE, Run
 from specctl.printable import one_line
-from specctl.reporting.table import UNKNOWN
+from specctl.records import CompletionSummary
+
+_UNKNOWN = "-"
+
+
+class FinishedRun(Protocol):
+    """What the table needs of a run: one entrant's answer to one prompt, at one length and in one repeat."""
+
+    @property
+    def entrant(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def repeat(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def turns(self) -> Sequence[CompletionSummary]: ...
 
 
 class BenchProgress:
     """A table that fills in as runs finish, with the time left; a context manager.
 
     It draws only when a run is added, never from a thread of its own: nothing competes with what is being measured. It
-    disappears at the end, and on a console that is no terminal nothing is ever drawn.
+    disappears at the end. On a console that is no terminal nothing is drawn.
 
     Args:
         console: where to draw; should write to standard error.
         entrants: labels in the order of the rows.
+        baseline: label of the entrant that the others are compared with.
         total: how many runs make the benchmark whole.
-        done: runs that an earlier, interrupted benchmark left; they fill the table but say nothing about the time left.
-        greedy: count the runs whose tokens are not the baseline's.
+        done: runs left by an earlier, interrupted benchmark; they fill the table but do not count for the time left.
+        greedy: count the runs whose tokens are not those of the baseline.
     """
 
     def __init__(
         self,
         console: Console,
         entrants: Sequence[str],
+        baseline: str,
         total: int,
-        done: Iterable[Run] = (),
+        done: Iterable[FinishedRun] = (),
         greedy: bool = False,
     ) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
         self._watched = console.is_interactive
-        self._sums = {label: _Sums() for label in entrants}
-        self._by_prompt: dict[tuple[str, int, int], dict[str, Run]] = {}
+        self._baseline = baseline
+        self._rows = {label: _Row() for label in entrants}
+        self._by_question: dict[tuple[str, int, int], dict[str, FinishedRun]] = {}
         self._total = total
         self._current = ""
         self._greedy = greedy
@@ -64,28 +83,28 @@ class BenchProgress:
         self._live.stop()
 
     def start(self, entrant: str, prompt: str) -> None:
-        """Say what runs now; call it before the clock of the run starts."""
+        """Show what runs now; call it before the clock of the run starts."""
         self._current = f"{entrant} on {prompt}"
         self._draw()
 
-    def add(self, run: Run) -> None:
-        """Take in a finished run."""
+    def add(self, run: FinishedRun) -> None:
+        """Count a finished run."""
         self._count(run)
         self._draw()
 
     @property
     def _finished(self) -> int:
-        return sum(sums.runs for sums in self._sums.values())
+        return sum(row.runs for row in self._rows.values())
 
-    def _count(self, run: Run) -> None:
-        self._sums[run.entrant].add(run)
-        rivals = self._by_prompt.setdefault((run.prompt, run.repeat, run.length), {})
-        rivals[run.entrant] = run
-        if run.entrant == BASELINE:
-            for entrant, rival in rivals.items():
-                self._sums[entrant].pair(rival, run)
-        elif baseline := rivals.get(BASELINE):
-            self._sums[run.entrant].pair(run, baseline)
+    def _count(self, run: FinishedRun) -> None:
+        self._rows[run.entrant].add(run)
+        answers = self._by_question.setdefault((run.prompt, run.repeat, run.length), {})
+        answers[run.entrant] = run
+        if run.entrant == self._baseline:
+            for entrant, answer in answers.items():
+                self._rows[entrant].pair(answer, run)
+        elif baseline := answers.get(self._baseline):
+            self._rows[run.entrant].pair(run, baseline)
 
     def _draw(self) -> None:
         if self._live.is_started:
@@ -98,9 +117,9 @@ class BenchProgress:
             table.add_column(name, justify="right")
         if self._greedy:
             table.add_column("differ", justify="right")
-        for label, sums in self._sums.items():
-            differ = Text(str(sums.differing), style="bold red" if sums.differing else "")
-            table.add_row(Text(one_line(label)), *sums.cells(), *([differ] if self._greedy else []))
+        for label, row in self._rows.items():
+            differ = Text(str(row.differing), style="bold red" if row.differing else "")
+            table.add_row(Text(one_line(label)), *row.cells(), *([differ] if self._greedy else []))
         finished = self._finished
         status = f"{finished} of {self._total} runs · {self._time_left(finished)}"
         current = [Text(one_line(self._current), style="dim", no_wrap=True)] if self._current else []
@@ -115,19 +134,19 @@ class BenchProgress:
         return f"{hours}:{minutes:02}:{seconds:02} left"
 
 
-class _Sums:
-    """What one row of the progress table shows."""
+class _Row:
+    """The sums that one row of the table shows."""
 
     def __init__(self) -> None:
         self.runs = self.differing = 0
         self._all, self._paired, self._baseline = Metrics(), Metrics(), Metrics()
 
-    def add(self, run: Run) -> None:
+    def add(self, run: FinishedRun) -> None:
         self.runs += 1
         for turn in run.turns:
             self._all.add(turn)
 
-    def pair(self, run: Run, baseline: Run) -> None:
+    def pair(self, run: FinishedRun, baseline: FinishedRun) -> None:
         for turn in run.turns:
             self._paired.add(turn)
         for turn in baseline.turns:
@@ -138,8 +157,8 @@ class _Sums:
         metrics, baseline = self._all, self._baseline.tokens_per_second
         return (
             str(self.runs),
-            f"{metrics.tokens_per_second:.1f}" if self.runs else UNKNOWN,
-            f"{self._paired.tokens_per_second / baseline:.2f}" if baseline else UNKNOWN,
-            f"{metrics.mean_acceptance_length:.2f}" if metrics.rounds else UNKNOWN,
-            f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN,
+            f"{metrics.tokens_per_second:.1f}" if self.runs else _UNKNOWN,
+            f"{self._paired.tokens_per_second / baseline:.2f}" if baseline else _UNKNOWN,
+            f"{metrics.mean_acceptance_length:.2f}" if metrics.rounds else _UNKNOWN,
+            f"{metrics.acceptance_rate:.1%}" if metrics.drafted else _UNKNOWN,
         )

@@ -26,11 +26,11 @@ def strip(rounds: Sequence[Round], rows: int, width: int) -> list[Text]:
 
 
 def bar(round_: Round, scale: float = 1.0) -> Text:
-    """One cell per drafted token times ``scale``; in a hierarchy a gap parts what each inner round handed up."""
+    """One cell per drafted token times ``scale``; in a hierarchy gaps separate the tokens of inner rounds."""
     length = max(1, round(round_.drafted * scale)) if round_.drafted else 0
     accepted = length if round_.fully_accepted else min(round(round_.accepted * scale), length - 1)
-    handed_up = accumulate(len(inner.emitted) for inner in round_.inner)
-    cuts = {cut for tokens in handed_up if 0 < (cut := round(tokens * scale)) < length}
+    collected = accumulate(len(inner.emitted) for inner in round_.inner)
+    cuts = {cut for tokens in collected if 0 < (cut := round(tokens * scale)) < length}
     segments = [
         Text.assemble(
             (ACCEPTED * (min(end, accepted) - min(start, accepted)), "green"),

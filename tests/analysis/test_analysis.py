@@ -362,4 +362,6 @@ def test_what_the_traces_lack_is_not_drawn() -> None:
     )
     analysis = analyse(judged)
     assert [picture.name for picture in draw_analysis(analysis, judged, None)] == ["acceptance-by-signal"]
-    assert [table.title for table in analysis_tables(analysis)] == ["How well each signal tells accepted from rejected"]
+    assert [table.title for table in analysis_tables(analysis)] == [
+        "How well each signal separates accepted from rejected tokens"
+    ]

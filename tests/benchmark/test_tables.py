@@ -182,7 +182,7 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     runs = some_runs()
     runs[3] = plain_run("b", 8)
-    with BenchProgress(console, ["none", "svip", "hf"], len(runs), done=runs[:3], greedy=True) as progress:
+    with BenchProgress(console, ["none", "svip", "hf"], "none", len(runs), done=runs[:3], greedy=True) as progress:
         for run in (runs[4], runs[3], runs[5]):
             progress.start(run.entrant, run.prompt)
             progress.add(run)
@@ -197,7 +197,7 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
 
 def test_progress_is_silent_where_nobody_watches() -> None:
     out = io.StringIO()
-    with BenchProgress(Console(file=out), ["none"], 1) as progress:
+    with BenchProgress(Console(file=out), ["none"], "none", 1) as progress:
         progress.start("none", "a")
         progress.add(plain_run("a", 3))
     assert out.getvalue() == ""

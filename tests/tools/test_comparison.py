@@ -131,5 +131,5 @@ def test_it_runs_from_a_trace_file(tmp_path) -> None:
             write_prompt(stream, trace.prompt, {}, [trace])
     command = [sys.executable, "-m", "tools.compare_policies", str(path), "--grid", "paper"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.count("| 1:8 flat |") == 4  # two categories, mixed, and the guards
+    assert said.count("| 1:8 flat ") == 4  # two categories, mixed, and the guards
     assert "| 1:3 then 1:30 |" in said
