@@ -155,14 +155,14 @@ def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the comparisons above might see nothing."""
-    from specctl.calibration import collection
+    from specctl.replay import recording
 
-    right = collection.propose_given
+    right = recording.propose_given
 
     def wrong(wrote: torch.Tensor, draft: torch.Tensor, target: torch.Tensor, generator: torch.Generator | None):  # type: ignore[no-untyped-def]
         return right(wrote, (draft + target) / 2, target, generator)
 
-    monkeypatch.setattr(collection, "propose_given", wrong)
+    monkeypatch.setattr(recording, "propose_given", wrong)
     traces.cache_clear()
     try:
         with pytest.raises(AssertionError):
