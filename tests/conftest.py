@@ -20,9 +20,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW = 10.0
-"""Seconds of CPU from which a test is to be marked `slow`; children's count too."""
-QUICK = SLOW / 5
-"""Less than this, and the mark is not deserved."""
+"""Seconds of CPU from which a test is `slow`; children's count too."""
+TOO_SLOW, TOO_QUICK = 1.5 * SLOW, SLOW / 5
+"""From which on a mark is said to be missing or not deserved: on a busy machine the same work takes more CPU."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,12 +84,12 @@ class Durations:
 
     def wrong(self) -> list[str]:
         """A line for each mark that is not true."""
-        deserving = {_module(test) for test, (cpu, _, slow) in self.taken.items() if slow and cpu > QUICK}
+        deserving = {_module(test) for test, (cpu, _, slow) in self.taken.items() if slow and cpu > TOO_QUICK}
         lines = []
         for test, (cpu, wall, slow) in sorted(self.taken.items(), key=lambda entry: -entry[1][0]):
-            if cpu > SLOW and not slow:
+            if cpu > TOO_SLOW and not slow:
                 lines.append(f"not marked slow: {cpu:.1f} s of CPU ({wall:.1f} s): {test}")
-            elif slow and cpu < QUICK and _module(test) not in deserving:
+            elif slow and cpu < TOO_QUICK and _module(test) not in deserving:
                 lines.append(f"marked slow: {cpu:.1f} s of CPU ({wall:.1f} s): {test}")
         return lines
 

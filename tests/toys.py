@@ -7,6 +7,7 @@ from itertools import accumulate, count, cycle, pairwise
 from math import exp
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     Gemma2Config,
@@ -230,6 +231,23 @@ def noisy_copy(family: str, noise: float = 0.01) -> PreTrainedModel:
 
 def fresh_policy(policy: type[StoppingPolicy], **settings: object) -> StoppingPolicy:
     return policy(**settings)  # type: ignore[call-arg]
+
+
+# Untrained models stop no policy at its defaults in interesting places: these settings do, by name of the policy.
+STOPPING: dict[str, dict[str, object]] = {
+    "svip": {"c": 1.0, "threshold": 1.2},
+    "max-confidence": {"threshold": 0.5, "eps": 0.3},
+    "adaedl": {"threshold": 0.3, "eps": 0.3},
+    "specdec++": {"threshold": 0.6},
+}
+
+
+def assert_raw_signals(step: DraftStep, logits: torch.Tensor) -> None:
+    """A step's signals are those of the softmax of these logits ``(V,)`` at temperature 1."""
+    raw = logits.double().softmax(-1)
+    assert step.entropy == pytest.approx(float(-(raw * raw.log()).sum()), abs=1e-5)
+    assert step.top_prob == pytest.approx(float(raw.max()), abs=1e-6)
+    assert step.token_prob == pytest.approx(float(raw[step.token]), abs=1e-6)
 
 
 class Replays:

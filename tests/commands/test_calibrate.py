@@ -3,6 +3,8 @@
 import json
 import shutil
 import tomllib
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +14,7 @@ from specctl.errors import UsageError
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
+from specctl.replay import costs
 from specctl.replay.traces import read_traces
 
 PROMPTS = [
@@ -21,6 +24,27 @@ PROMPTS = [
     {"id": "pens", "category": "maths", "prompt": "Question: Ben has 12 pens and loses 5. How many?\nAnswer:"},
     {"id": "talk", "category": "talk", "turns": ["Who are you?", "And then?"]},
 ]
+
+
+THOROUGH = {name: getattr(costs, name) for name in ("LENGTHS", "IN_A_ROW", "PASSES")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rough_costs() -> Iterator[None]:
+    """Costs measured in a twentieth of the passes: what they are is nothing that a test looks at."""
+    with patch.multiple(costs, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=costs.WARM_UPS + 1):
+        yield
+
+
+@pytest.mark.slow
+def test_costs_measured_as_thoroughly_as_the_program_does(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:2]), encoding="utf-8")
+    with patch.multiple(costs, **THOROUGH):
+        shown = calibrate("-i", path, "-n", 8, "--policy", "constant", "--no-verify", "--json")
+    measured = json.loads(shown.stdout)["costs"]
+    assert set(measured["draft_lengths"]) >= {0, 1, 2, 3, 4, 5, 6, 7, 9}
+    assert all(time > 0 for row in measured["verify_ms"] for time in row)
 
 
 def calibrate(*arguments, code=0):

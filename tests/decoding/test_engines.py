@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from toys import Replays, noisy_copy, random_head, random_model, seeded
+from toys import STOPPING, Replays, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -23,12 +23,6 @@ from specctl.profile import resolve
 
 LENGTH = 48
 PROMPTS = (1, 5, 9), tuple(torch.randint(1, 64, (70,), generator=seeded(5)).tolist())
-SETTINGS: dict[str, dict[str, object]] = {
-    "svip": {"c": 1.0, "threshold": 1.2},
-    "max-confidence": {"threshold": 0.5, "eps": 0.3},
-    "adaedl": {"threshold": 0.3, "eps": 0.3},
-    "specdec++": {"threshold": 0.6},
-}
 HEAD = random_head(hidden_size=32, spread=0.15)
 ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "static": lambda model: StaticRunner(model, 64),
@@ -49,7 +43,7 @@ def reference(family: str, prompt: tuple[int, ...]) -> list[int]:
 def written(
     target: Runner, draft: Runner, name: str, prompt: Sequence[int], sampling: Sampling, seed: int = 0
 ) -> list[int]:
-    drafter = ModelDrafter(draft, POLICIES[name](**SETTINGS.get(name, {})), head=HEAD)
+    drafter = ModelDrafter(draft, POLICIES[name](**STOPPING.get(name, {})), head=HEAD)
     with torch.inference_mode():
         target.rollback(0)
         drafter.rollback(0)

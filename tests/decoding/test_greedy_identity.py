@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from toys import FAMILIES, WINDOW, noisy_copy, random_head, random_model, seeded
+from toys import FAMILIES, STOPPING, WINDOW, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -15,13 +15,6 @@ from specctl.policies import POLICIES
 
 LENGTH = 4 * WINDOW
 SHORT, LONG = (1, 5, 9), tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
-# Untrained models stop no policy at its defaults in interesting places: these do.
-SETTINGS: dict[str, dict[str, object]] = {
-    "svip": {"c": 1.0, "threshold": 1.2},
-    "max-confidence": {"threshold": 0.5, "eps": 0.3},
-    "adaedl": {"threshold": 0.3, "eps": 0.3},
-    "specdec++": {"threshold": 0.6},
-}
 HEAD = random_head(hidden_size=32)
 
 
@@ -43,7 +36,7 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
     target = EagerRunner(random_model(family), 64)
-    policy = POLICIES[name](**SETTINGS.get(name, {}))
+    policy = POLICIES[name](**STOPPING.get(name, {}))
     drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), policy, head=HEAD)
     with torch.inference_mode():
         for prompt in (SHORT, LONG):

@@ -9,6 +9,7 @@ from toys import (
     FAMILIES,
     Script,
     TableRunner,
+    assert_raw_signals,
     noisy_copy,
     random_model,
     related_table,
@@ -180,10 +181,7 @@ def test_signals_are_the_middle_models_raw_softmax(sampling: Sampling) -> None:
     for round_ in play.rounds:
         context = list(text)
         for step in round_.steps:
-            raw = MID[context[-2], context[-1]].double().softmax(-1)
-            assert step.entropy == pytest.approx(float(-(raw * raw.log()).sum()), abs=1e-5)
-            assert step.top_prob == pytest.approx(float(raw.max()), abs=1e-6)
-            assert step.token_prob == pytest.approx(float(raw[step.token]), abs=1e-6)
+            assert_raw_signals(step, MID[context[-2], context[-1]])
             assert step.accept_prob is None
             context.append(step.token)
             checked += 1

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import EOS, Script, TableRunner, related_table, seeded, table, toy_head
+from toys import EOS, Script, TableRunner, assert_raw_signals, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode, prefill
@@ -266,10 +266,7 @@ def test_signals_are_the_raw_softmax_at_temperature_one(sampling: Sampling) -> N
     for round_ in play.rounds:
         context = list(text)
         for step in round_.steps:
-            raw = DRAFT[context[-2], context[-1]].double().softmax(-1)
-            assert step.entropy == pytest.approx(float(-(raw * raw.log()).sum()), abs=1e-5)
-            assert step.top_prob == pytest.approx(float(raw.max()), abs=1e-6)
-            assert step.token_prob == pytest.approx(float(raw[step.token]), abs=1e-6)
+            assert_raw_signals(step, DRAFT[context[-2], context[-1]])
             context.append(step.token)
             checked += 1
         text += round_.emitted

@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from enumeration import law_of, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from toys import seeded
 
+from specctl.decoding import loop, verification
 from specctl.decoding.sampling import Sampling, draw
 from specctl.decoding.verification import Verdict, verify, verify_greedy
 from specctl.records import ExtraToken
@@ -70,14 +72,38 @@ PAIRS = {
 }
 
 
+SECOND = [0.1, 0.6, 0.3, 0.0]
+
+
 @pytest.mark.parametrize(("target", "drafted"), PAIRS.values(), ids=PAIRS.keys())
-def test_first_and_second_token_follow_the_target(target: list[float], drafted: list[float]) -> None:
+def test_first_and_second_token_have_the_law_of_the_target(target: list[float], drafted: list[float]) -> None:
     """The law of `verify` itself: first tokens follow p; where the draft was kept, the next follows its own row."""
-    first_row, second_row, draft_row = torch.tensor(target), torch.tensor([0.1, 0.6, 0.3, 0.0]), torch.tensor(drafted)
+    rows, draft_row = torch.tensor([target, SECOND]), torch.tensor(drafted)
+
+    def play() -> tuple[int, int | None]:
+        token = verification.draw(draft_row, None)
+        verdict = loop.verify(token[None], draft_row[None], rows, None)  # where a walk finds it
+        return (int(token), verdict.extra) if verdict.accepted else (verdict.extra, None)
+
+    found = law_of(walk(play))
+    first, second = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    for (token, after), probability in found.items():  # type: ignore[misc]
+        first[token] += probability
+        if after is not None:
+            second[after] += probability
+    torch.testing.assert_close(first, torch.tensor(target).double(), atol=2e-7, rtol=0)
+    kept = torch.tensor([target, drafted]).amin(0).sum()
+    torch.testing.assert_close(second, kept * torch.tensor(SECOND).double(), atol=2e-7, rtol=0)
+
+
+def test_so_have_tokens_that_are_sampled() -> None:
+    """Through the race and the coins that a walk decides itself."""
+    target, drafted = PAIRS["overlapping"]
+    first_row, second_row, draft_row = torch.tensor(target), torch.tensor(SECOND), torch.tensor(drafted)
     rows = torch.stack([first_row, second_row])
     generator = seeded(11)
     first, second = torch.zeros(4), torch.zeros(4)
-    for _ in range(6000):
+    for _ in range(3000):
         token = draw(draft_row, generator)
         verdict = verify(token[None], draft_row[None], rows, generator)
         first[int(token) if verdict.accepted else verdict.extra] += 1
@@ -86,9 +112,8 @@ def test_first_and_second_token_follow_the_target(target: list[float], drafted: 
     for seen, wanted in ((first, first_row), (second, second_row)):
         possible = wanted > 0
         assert not seen[~possible].any()
-        if seen.sum():
-            expected = wanted[possible].double() / wanted.double().sum() * seen.sum()
-            assert chisquare(seen[possible].double(), expected).pvalue > 1e-3
+        expected = wanted[possible].double() / wanted.double().sum() * seen.sum()
+        assert chisquare(seen[possible].double(), expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
