@@ -92,7 +92,7 @@ def test_the_readme_is_short() -> None:
     assert 10_000 <= README.stat().st_size <= 12_288
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_the_words_are_the_fields_own(page: Path) -> None:
     assert re.findall(DIALECT, prose(page), re.I) == []
 
@@ -171,6 +171,15 @@ def test_commands_and_flags_exist(page: Path) -> None:
         for flag in words:
             if flag.startswith("--") and flag != "--":
                 assert f" {flag} " in help_of(*command), f"{' '.join(command)} has no {flag}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_quoted_flag_is_some_commands(page: Path) -> None:
+    known = " ".join(map(help_of, COMMANDS))
+    for span in quoted(prose(page)):
+        if span.startswith(("--", *COMMANDS)):
+            for flag in re.findall(r"(?:^| )(--[\w-]+)", span):
+                assert f" {flag} " in known, span
 
 
 # What is named exists
