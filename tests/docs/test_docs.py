@@ -1,0 +1,327 @@
+"""The README and docs/: marked commands run, and what is named there exists.
+
+Marks are HTML comments right before a fence. ``run`` (with an exit code other than 0 after a colon) runs a console
+block and compares what it shows; ``file: NAME`` gives the file NAME to the page's commands; ``help: COMMAND`` compares
+lines with that command's help. In shown output ``...`` stands for any lines, ``…`` for the rest of a line, a number for
+any number.
+"""
+
+import ast
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from specctl import __main__ as entry
+from specctl.policies import POLICIES
+from specctl.profile.embedded import model_path
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = ("generate", "bench", "calibrate", "analyze", "train-head", "doctor", "profiles")
+SUBCOMMANDS = ("list", "show", "check", "path")
+DIALECT = r"\b(foretell\w*|foretold|refus\w+|so many|beside|likewise|in law)\b"
+_MARKED = re.compile(r"^<!-- (\w+)(?:: (\S+))? -->\n```(\w*)\n(.*?)^```$", re.M | re.S)
+_FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+class Marked(NamedTuple):
+    """A fence with a mark: what to do, its argument, and the text."""
+
+    page: Path
+    mark: str
+    argument: str | None
+    text: str
+
+
+class Ran(NamedTuple):
+    """An exit code, and standard output followed by standard error."""
+
+    code: int
+    output: str
+
+
+def marked(mark: str) -> list[Marked]:
+    found = [
+        Marked(page, *match.group(1, 2, 4)) for page in PAGES for match in _MARKED.finditer(page.read_text("utf-8"))
+    ]
+    return [one for one in found if one.mark == mark]
+
+
+def prose(page: Path) -> str:
+    """The page without its fences."""
+    return _FENCE.sub("", page.read_text("utf-8"))
+
+
+def specctl(*arguments: str, stdin: bytes = b"", columns: int = 100) -> Ran:
+    """Run the command line in this process, where torch has to be imported only once."""
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for name in ("stdout", "stderr")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
+            patch.delenv(name)
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("TERM", "dumb")
+        patch.setattr(sys, "argv", ["specctl", *arguments])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        code = entry._run()
+        for stream in streams.values():
+            stream.flush()
+    return Ran(code, "".join(stream.buffer.getvalue().decode() for stream in streams.values()))
+
+
+@cache
+def help_of(*command: str) -> str:
+    """A command's help with every option on one line and single spaces."""
+    text = re.sub(r"[│╭╮╰╯─]", " ", specctl(*command, "--help", columns=400).output)
+    return re.sub(r"[ \t]+", " ", text)
+
+
+def test_the_readme_is_short() -> None:
+    assert 10_000 <= README.stat().st_size <= 12_288
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_the_words_are_the_fields_own(page: Path) -> None:
+    assert re.findall(DIALECT, prose(page), re.I) == []
+
+
+# Commands that are run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page's commands run: two folders of models, and the profiles of a clone."""
+    for name, model in (("big", "target"), ("small", "draft")):
+        (tmp_path / name).symlink_to(model_path(model))
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", marked("run"), ids=lambda block: f"{block.page.stem}: {block.text.splitlines()[0]}")
+def test_commands_show_what_the_page_shows(block: Marked, folder: Path) -> None:
+    for one in marked("file"):
+        if one.page == block.page and one.argument:
+            (folder / one.argument).write_text(one.text, "utf-8")
+    for command, shown in _commands(block.text):
+        ran = _run(command)
+        assert ran.code == int(block.argument or 0), ran.output
+        assert re.fullmatch(_pattern(shown), _numberless(ran.output).rstrip("\n") + "\n"), ran.output
+
+
+def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        command, _, shown = part.replace("\\\n", " ").partition("\n")
+        yield command, shown.rstrip("\n").split("\n")
+
+
+def _run(command: str) -> Ran:
+    source, _, piped = command.rpartition(" | ")
+    words = shlex.split(piped)
+    assert words[0] == "specctl"
+    if not source:
+        return specctl(*words[1:])
+    cat, name = shlex.split(source)
+    assert cat == "cat"
+    return specctl(*words[1:], stdin=Path(name).read_bytes())
+
+
+def _numberless(text: str) -> str:
+    return re.sub(r"\d+(?:[.,]\d+)*", "0", text)
+
+
+def _pattern(shown: list[str]) -> str:
+    return "".join(
+        r"(?:.*\n)*?"
+        if line == "..."
+        else re.escape(_numberless(line).removesuffix("…")) + (".*" if line.endswith("…") else "") + "\n"
+        for line in shown
+    )
+
+
+@pytest.mark.parametrize("block", marked("help"), ids=lambda block: f"{block.page.stem}: {block.argument}")
+def test_help_excerpts_are_the_helps_own(block: Marked) -> None:
+    assert block.argument is not None
+    for line in block.text.splitlines():
+        assert " ".join(line.split()) in help_of(block.argument)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_flags_exist(page: Path) -> None:
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    written = re.findall(r"`specctl ([^`\n]+)`", text) + re.findall(r"^\$ (?:cat \S+ \| )?specctl (.+)$", text, re.M)
+    for words in map(str.split, written):
+        if words[0].startswith("-"):
+            continue
+        assert words[0] in COMMANDS, words
+        command = tuple(words[:2]) if words[0] == "profiles" and words[1:] else tuple(words[:1])
+        assert words[0] != "profiles" or command[1:] == () or command[1] in SUBCOMMANDS, words
+        for flag in words:
+            if flag.startswith("--") and flag != "--":
+                assert f" {flag} " in help_of(*command), f"{' '.join(command)} has no {flag}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_quoted_flag_is_some_commands(page: Path) -> None:
+    known = " ".join(map(help_of, COMMANDS))
+    for span in quoted(prose(page)):
+        if span.startswith(("--", *COMMANDS)):
+            for flag in re.findall(r"(?:^| )(--[\w-]+)", span):
+                assert f" {flag} " in known, span
+
+
+# What is named exists
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose(page)):
+        if target.startswith("http"):
+            continue
+        other = page.parent / target if target else page
+        assert other.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", other.read_text("utf-8"), re.M)
+            assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_modules_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    files = re.findall(r"`([\w-]+/[\w./-]+\.(?:py|md|toml))`", prose(page)) + re.findall(
+        r"python (tests/[\w/]+\.py)", text
+    )
+    files += [f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (tools\.[\w.]+\w)", text)]
+    files += [f"{name}.py" for name in re.findall(r"# ([\w/]+)\.py: ", text)]
+    for name in files:
+        if not name.startswith("my-"):
+            assert (ROOT / name).exists() or (ROOT / "specctl" / name).exists(), name
+
+
+def tables(page: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Every Markdown table as its headings and its rows."""
+    for match in re.finditer(r"^\|.*\n\|[-:| ]+\n((?:\|.*\n)+)", page.read_text("utf-8") + "\n", re.M):
+        lines = match.group(0).strip().split("\n")
+        cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+        yield cells[0], cells[2:]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_readme_has_every_policy() -> None:
+    rows = next(rows for headings, rows in tables(README) if headings[0] == "policy")
+    assert {name for row in rows for name in quoted(row[0])} == set(POLICIES)
+
+
+def test_settings_are_those_of_the_policies() -> None:
+    rows = next(rows for headings, rows in tables(ROOT / "docs/profiles.md") if headings[0] == "name")
+    written = {quoted(row[0])[0]: row[1] for row in rows}
+    for name, policy in POLICIES.items():
+        defaults = [
+            f"{field.name} = {str(field.default).lower() if isinstance(field.default, bool) else field.default}"
+            for field in fields(policy)
+            if field.init and field.default is not MISSING
+        ]
+        assert sorted(written[name].split(", ")) == sorted(defaults or ["(none)"]), name
+
+
+def test_every_profile_that_ships_is_listed() -> None:
+    rows = next(rows for headings, rows in tables(ROOT / "docs/profiles.md") if headings[0] == "profile")
+    assert {name for row in rows for name in quoted(row[0])} == {path.stem for path in ROOT.glob("profiles/*.toml")}
+
+
+# Columns
+
+
+def test_every_column_is_defined_once() -> None:
+    """Within a section; the same heading may mean something else for another command."""
+    sections = re.split(r"^## ", (ROOT / "docs/words.md").read_text("utf-8"), flags=re.M)
+    for section in sections:
+        names = re.findall(r"^\| ([^`|\n][^\n]*?) \| ", section, re.M)
+        assert not {name for name in names if names.count(name) > 1} - {"column", "word", "field", "kind", "---"}
+
+
+def test_every_column_of_a_table_is_defined() -> None:
+    defined = {
+        row[0].replace("\\|", "|")
+        for headings, rows in tables(ROOT / "docs/words.md")
+        if headings[0] == "column"
+        for row in rows
+    }
+    names = [re.escape(name).replace("NAME", ".+").replace(r"\ N\ ", r"\ .+\ ") for name in defined]
+    missing = [
+        column
+        for column in sorted(shown_columns())
+        if not any(re.fullmatch(name, column) for name in names)
+        and not any(re.fullmatch(re.escape(column).replace("WILD", ".*"), name) for name in defined)
+    ]
+    assert missing == []
+
+
+def shown_columns() -> set[str]:
+    """Headings in the source of every ``Table(title, columns, ...)``, ``WILD`` where a value is put in."""
+    found: set[str] = set()
+    for path in sorted((ROOT / "specctl").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        if "Table" not in {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "specctl.reporting.table"
+            for alias in node.names
+        }:
+            continue
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Table":
+                    given = [one.value for one in call.keywords if one.arg == "columns"] or call.args[1:2]
+                    for columns in given:
+                        found |= _headings(columns, function)
+    return {column for column in found if column.strip("WILD ")}
+
+
+def _headings(node: ast.expr, function: ast.FunctionDef, seen: frozenset[str] = frozenset()) -> set[str]:
+    """Texts in an expression and in what its names are assigned or appended in the function."""
+    if isinstance(node, ast.Constant):
+        return {_plain(node.value)} if isinstance(node.value, str) else set()
+    if isinstance(node, ast.JoinedStr):
+        return {_plain("".join(str(one.value) if isinstance(one, ast.Constant) else "WILD" for one in node.values))}
+    if isinstance(node, ast.Tuple | ast.List):
+        return {text for one in node.elts for text in _headings(one, function, seen)}
+    if isinstance(node, ast.Starred):
+        return _headings(node.value, function, seen)
+    if isinstance(node, ast.GeneratorExp | ast.ListComp):
+        return _headings(node.elt, function, seen)
+    if isinstance(node, ast.Call):
+        return {text for one in node.args for text in _headings(one, function, seen)}
+    if isinstance(node, ast.Dict):
+        return {text for one in node.keys if one is not None for text in _headings(one, function, seen)}
+    if isinstance(node, ast.BinOp):
+        return _headings(node.left, function, seen) | _headings(node.right, function, seen)
+    if isinstance(node, ast.Name) and node.id not in seen:
+        values = [
+            one.value
+            for one in ast.walk(function)
+            if isinstance(one, ast.Assign)
+            and any(isinstance(target, ast.Name) and target.id == node.id for target in one.targets)
+        ]
+        return {text for value in values for text in _headings(value, function, seen | {node.id})}
+    return set()
+
+
+def _plain(heading: str) -> str:
+    """Without the arrow that shows whether higher or lower is better."""
+    return re.sub(r" [↑↓]$", "", heading)
