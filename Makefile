@@ -1,6 +1,8 @@
 # `make demo` and `make test` need nothing but python3: each makes its own virtual environment first.
 PYTHON ?= python3
 VENV ?= .venv
+# Test processes; auto is one for each core.
+WORKERS ?= auto
 # The CPU build of torch, so that nothing pulls gigabytes of CUDA; for a GPU: make TORCH=torch
 TORCH ?= torch==2.13.0
 
