@@ -11,6 +11,7 @@ from typing import IO, Any, Literal
 from pydantic import TypeAdapter
 
 from specctl.errors import RecordError, UsageError
+from specctl.files import drop_torn_line
 from specctl.metrics import Metrics
 from specctl.records import Completion, RoundSummary
 
@@ -98,28 +99,8 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
-def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
-    """One object as one line, flushed, so that whoever reads has it at once."""
-    line = json.dumps(value, ensure_ascii=False)
-    try:
-        line.encode()
-    except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
-        line = json.dumps(value)
-    stream.write(line + "\n")
-    stream.flush()
-
-
 def error_line(record: Record, error: RecordError) -> dict[str, Any]:
     return {"id": record.id, "line": record.line, "error": {"type": error.kind, "message": error.message}}
-
-
-def drop_torn_line(path: Path) -> None:
-    """Cut off what follows the file's last newline: a write that a kill interrupted."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
 
 
 def drop_unfinished(trace: Path, finished: "Finished") -> None:

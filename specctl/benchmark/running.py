@@ -1,8 +1,7 @@
 """Runs every entrant on every prompt, interleaved, and writes each result down at once."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -14,19 +13,17 @@ from specctl.decoding.session import Session, Stage, compose
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.observing.passes import CostMeter
+from specctl.observing.passes import PassMeter
 from specctl.observing.results import (
     BASELINE,
     Difference,
     Entrant,
     Level,
+    OraclePasses,
     Run,
+    RunDifference,
     RunSet,
-    costs_line,
-    difference_line,
-    oracle_line,
-    run_line,
-    skipped_line,
+    Skipped,
 )
 from specctl.policies import POLICIES
 from specctl.profile.schema import SamplingTable
@@ -34,7 +31,7 @@ from specctl.prompts.suites import SuitePrompt
 
 WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[object], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class Benchmark:
         prompts: of the suite.
         settings: the sampling table in force.
         prompt_format: how prompts become ids.
-        emit: takes each finished line.
+        emit: is called with each record of a line as soon as it is known.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Benchmark:
             for settings in (entrant.settings, *(level.settings for level in entrant.levels))
         ]
         longest = max(max(one.get("max_draft", 0), one.get("draft_length", 0)) for one in settings_of)
-        self._meter = CostMeter(pair, context=128, widest=longest + 1)
+        self._meter = PassMeter(pair, context=128, widest=longest + 1)
 
     def _lane(self, entrant: Entrant) -> _Lane:
         peer, session = None, None
@@ -127,10 +124,9 @@ class Benchmark:
                         try:
                             run = self._run(lane, prompt, number, repeat, length)
                         except RecordError as error:
-                            self._skip(prompt, error.message)
+                            self._add(Skipped(prompt.id, error.message))
                             break
-                        self._results.runs.append(run)
-                        self._emit(run_line(run))
+                        self._add(run)
                         yield run
                     else:
                         self._compare(prompt, repeat, length)
@@ -148,14 +144,12 @@ class Benchmark:
                 continue
             return
 
-    def _skip(self, prompt: SuitePrompt, reason: str) -> None:
-        self._results.skipped[prompt.id] = reason
-        self._results.runs[:] = [run for run in self._results.runs if run.prompt != prompt.id]
-        self._emit(skipped_line(prompt.id, reason))
+    def _add(self, record: object) -> None:
+        self._results.add(record)
+        self._emit(record)
 
     def _measure_costs(self) -> None:
-        self._results.costs = self._meter.measure()
-        self._emit(costs_line(self._results.costs))
+        self._add(self._meter.measure())
 
     def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
         settings = self._settings.model_copy(update={"max_new_tokens": length})
@@ -182,9 +176,8 @@ class Benchmark:
         for run, difference in compare(replace(self._results, runs=here)):
             if difference is not None and run.difference is None:
                 baseline = next(other for other in here if other.entrant == BASELINE)
-                noted = replace(difference, gap=self._gap(prompt, baseline, difference))
-                self._results.runs[self._results.runs.index(run)] = replace(run, difference=noted)
-                self._emit(difference_line(run, noted))
+                gap = self._gap(prompt, baseline, difference)
+                self._add(RunDifference(**{**asdict(difference), "gap": gap}, run=run.key))
 
     def _gap(self, prompt: SuitePrompt, baseline: Run, difference: Difference) -> float | None:
         ids = self.turn_ids(prompt, baseline)[difference.turn]
@@ -212,8 +205,7 @@ class Benchmark:
                 logits = draft.extend([*ids, *turn.tokens[:-1]], keep=len(turn.tokens)).logits
                 guesses = logits.argmax(-1).tolist()
                 passes += sum(guess != token for guess, token in zip(guesses, turn.tokens, strict=True)) + 1
-        self._results.oracle[prompt.id] = passes
-        self._emit(oracle_line(prompt.id, passes))
+        self._add(OraclePasses(prompt.id, passes))
 
     def turn_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
         """The ids each turn of a run began with."""

@@ -11,7 +11,7 @@ from specctl.policies import Signal
 from specctl.replay.bound import READS, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Player, Replay, oracle, replay_levels
-from specctl.replay.traces import TraceSet
+from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import SEED, Floats, Interval, bootstrap
 
 RESAMPLES = 2000

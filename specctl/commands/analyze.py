@@ -165,7 +165,7 @@ def _show(
 
     from specctl.analysis.numbers import analyse, plain
     from specctl.analysis.tables import analysis_tables, distributions
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
     analysis = analyse(judged, readings)

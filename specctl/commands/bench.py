@@ -180,8 +180,8 @@ def _run(
     from rich.console import Console
 
     from specctl.commands.streaming import open_output
-    from specctl.jsonl import drop_torn_line, write_line
-    from specctl.observing.results import RunSet, header_line, read_results
+    from specctl.files import drop_torn_line
+    from specctl.observing.results import RESULTS, RunSet, read_results
     from specctl.terminal.loading import loading, note
     from specctl.terminal.progress import BenchProgress
 
@@ -210,9 +210,9 @@ def _run(
         header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)
     if resume and output is not None and output.exists():
-        drop_torn_line(output)
         results = read_results(output)
         _require_same(results.header, header, output)
+        drop_torn_line(output)
 
     from specctl.benchmark.running import Benchmark
     from specctl.decoding.prompt_format import PromptFormat
@@ -222,12 +222,12 @@ def _run(
         if output is not None:
             sink = stack.enter_context(open_output(str(output), append=bool(results.runs)))
             if not results.runs:
-                write_line(sink, header_line(header))
+                RESULTS.append(sink, header)
         prompts = PromptFormat(pair.tokenizer, profile.prompt.chat, profile.prompt.system)
 
-        def emit(line: dict[str, Any]) -> None:
+        def emit(record: object) -> None:
             if sink is not None:
-                write_line(sink, line)
+                RESULTS.append(sink, record)
 
         benchmark = Benchmark(pair, results, suite.prompts, profile.sampling, prompts, emit)
         total = len(suite.prompts) * len(entrants) * len(lengths) * repeats
@@ -245,7 +245,7 @@ def _run(
 
 def _find_signal_bound(pair: "Pair", benchmark: "Benchmark", suite: "Suite", results: "RunSet", emit: "Emit") -> None:
     from specctl.benchmark.cost_model import bare_model, fit
-    from specctl.observing.results import signal_bound_line
+    from specctl.replay.bound import LONGEST
     from specctl.replay.signal_bound import Text, signal_bound
 
     model = fit(results) or (bare_model(results.costs) if results.costs else None)
@@ -259,8 +259,8 @@ def _find_signal_bound(pair: "Pair", benchmark: "Benchmark", suite: "Suite", res
             texts.append(Text(prompt.id, prompt.category, ids, list(turn.tokens), limit))
     if model is None or not texts:
         return
-    results.signal_bound = signal_bound(pair, texts, model)
-    emit(signal_bound_line(results.signal_bound))
+    results.signal_bound = signal_bound(pair, texts, model.table(LONGEST))
+    emit(results.signal_bound)
 
 
 def _require_same(old: "Header", new: "Header", path: Path) -> None:
@@ -278,7 +278,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
 
     from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.reporting.table import as_text
 
     whole = digest(results)

@@ -9,7 +9,8 @@ import typer
 
 from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, warn
 from specctl.errors import UsageError
-from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line, write_line
+from specctl.files import write_line
+from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
 
 if TYPE_CHECKING:
     from rich.console import Console

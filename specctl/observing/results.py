@@ -1,18 +1,16 @@
 """What a benchmark writes down: one header, then one line for each finished run. No torch here."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from specctl.errors import UsageError
+from specctl.files import Content, LineFormat
 from specctl.records import CompletionSummary, RoundSummary
 
-SCHEMA_VERSION = 1
 BASELINE = "none"
 OF_HIERARCHIES = frozenset({"levels", "inner", "drafts", "further_ms"})
-"""Keys that are written only where they hold something."""
+"""Keys of the JSON document that are left out where they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +117,42 @@ class Run:
         return (round_ for turn in self.turns for round_ in turn.rounds)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDifference(Difference):
+    """A difference with the `Run.key` of its run; known only once the baseline has run too."""
+
+    run: tuple[str, str, int, int]
+
+    @property
+    def difference(self) -> Difference:
+        return Difference(self.turn, self.position, self.expected, self.found, self.gap)
+
+
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Bare forward times in milliseconds, measured without the loop.
+class OraclePasses:
+    """The fewest target passes for a prompt that Theorem 4.1 of SpecDec++ allows, |S| + 1."""
+
+    prompt: str
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A prompt that cannot be run on these models, with the reason."""
+
+    prompt: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Milliseconds of bare forward passes of the loaded models, measured without the loop.
 
     Attributes:
-        draft: of one step of the first draft.
+        draft: of one token in the first draft.
         target: by number of tokens in the pass.
-        drafts: where several drafts are loaded, of each of them by number of tokens in the pass.
-        head: what the first draft's head adds to a draft step; None where there was none.
+        drafts: of each draft by number of tokens in the pass; empty for a single draft.
+        head: what the first draft's head adds to a draft step; None without a head.
     """
 
     draft: float
@@ -135,13 +160,18 @@ class Costs:
     drafts: tuple[Mapping[int, float], ...] = ()
     head: float | None = None
 
+    def step_ms(self, draft: int) -> float:
+        """Of one token in a loaded draft, by its place in `Header.drafts`; 0 for a single one."""
+        return self.drafts[draft][1] if self.drafts else self.draft
+
 
 @dataclass(frozen=True, slots=True)
 class SignalBound:
     """The best stopping rule on entropy and top probability, played on the baseline's outputs (one run of each prompt).
 
     Attributes:
-        drafted, passes: draft steps and target passes it makes for so many tokens.
+        prompts, tokens: how many prompts it was played on, and how many tokens their outputs have.
+        drafted, passes: draft steps and target passes it makes for these tokens.
     """
 
     prompts: int
@@ -175,7 +205,6 @@ class Header:
     repeats: int
     lengths: list[int]
     oracle: bool = False
-    schema_version: int = SCHEMA_VERSION
     drafts: list[str] = field(default_factory=list)
     engines: dict[str, str] = field(default_factory=dict)
     synthetic: bool = False
@@ -196,10 +225,31 @@ class RunSet:
 
     header: Header
     runs: list[Run] = field(default_factory=list)
-    costs: Costs | None = None
+    costs: PassTimes | None = None
     oracle: dict[str, int] = field(default_factory=dict)
     signal_bound: SignalBound | None = None
     skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, record: object) -> None:
+        """Take in what a line after the header holds."""
+        match record:
+            case Run():
+                self.runs.append(record)
+            case PassTimes():
+                self.costs = record
+            case OraclePasses():
+                self.oracle[record.prompt] = record.passes
+            case SignalBound():
+                self.signal_bound = record
+            case Skipped():
+                self.skipped[record.prompt] = record.reason
+                self.runs[:] = [run for run in self.runs if run.prompt != record.prompt]
+            case RunDifference():
+                # It follows soon after its run.
+                for index in range(len(self.runs) - 1, -1, -1):
+                    if self.runs[index].key == record.run:
+                        self.runs[index] = replace(self.runs[index], difference=record.difference)
+                        break
 
     def categories(self) -> list[str]:
         """In the order they first appear."""
@@ -209,109 +259,30 @@ class RunSet:
         return [run for run in self.runs if run.entrant == entrant and category in (None, run.category)]
 
 
-def header_line(header: Header) -> dict[str, Any]:
-    return {"kind": "header", **_whole(header)}
-
-
-def run_line(run: Run) -> dict[str, Any]:
-    return {"kind": "run", **_whole(replace(run, difference=None))}
-
-
-def costs_line(costs: Costs) -> dict[str, Any]:
-    return {"kind": "costs", **_whole(costs)}
-
-
-def _whole(facts: Any) -> dict[str, Any]:
-    return asdict(
-        facts, dict_factory=lambda items: {key: value for key, value in items if value or key not in OF_HIERARCHIES}
-    )
-
-
-def oracle_line(prompt: str, passes: int) -> dict[str, Any]:
-    return {"kind": "oracle", "prompt": prompt, "passes": passes}
-
-
-def signal_bound_line(bound: SignalBound) -> dict[str, Any]:
-    return {"kind": "signal-bound", **asdict(bound)}
-
-
-def skipped_line(prompt: str, reason: str) -> dict[str, Any]:
-    return {"kind": "skipped", "prompt": prompt, "reason": reason}
-
-
-def difference_line(run: Run, difference: Difference) -> dict[str, Any]:
-    """A line of its own, because it is known only when the baseline has run too."""
-    return {"kind": "difference", "run": list(run.key), **asdict(difference)}
+RESULTS = LineFormat(
+    Content.RESULTS,
+    1,
+    Header,
+    {
+        "run": Run,
+        "costs": PassTimes,
+        "oracle": OraclePasses,
+        "signal-bound": SignalBound,
+        "skipped": Skipped,
+        "difference": RunDifference,
+    },
+)
+"""A results file; what its lines hold, `RunSet.add` takes."""
 
 
 def read_results(path: Path) -> RunSet:
-    """Read a results file; a torn last line is ignored.
+    """Read a results file, without what a write that was interrupted left at its end.
 
     Raises:
-        UsageError: it cannot be read, or is not a results file of this schema.
+        UsageError: it cannot be read, holds something else, or a line of it is damaged.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-    try:
-        return _run_set(map(json.loads, lines))
-    except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{path} is not a benchmark results file ({error})") from error
-
-
-def _run_set(lines: Iterable[dict[str, Any]]) -> RunSet:
-    results: RunSet | None = None
-    differences: dict[tuple[str, str, int, int], Difference] = {}
-    for line in lines:
-        kind = line.pop("kind")
-        if results is None:
-            if kind != "header" or line["schema_version"] != SCHEMA_VERSION:
-                raise ValueError("its first line is no header of this version")
-            entrants = [_entrant(entrant) for entrant in line.pop("entrants")]
-            results = RunSet(Header(**line, entrants=entrants))
-        elif kind == "run":
-            results.runs.append(_run(line))
-        elif kind == "costs":
-            results.costs = Costs(
-                line["draft"],
-                _by_width(line["target"]),
-                tuple(map(_by_width, line.get("drafts", ()))),
-                line.get("head"),
-            )
-        elif kind == "oracle":
-            results.oracle[line["prompt"]] = line["passes"]
-        elif kind == "signal-bound":
-            results.signal_bound = SignalBound(**line)
-        elif kind == "skipped":
-            results.skipped[line["prompt"]] = line["reason"]
-        elif kind == "difference":
-            differences[tuple(line.pop("run"))] = Difference(**line)
-    if results is None:
-        raise ValueError("it is empty")
-    results.runs = [
-        replace(run, difference=differences.get(run.key)) for run in results.runs if run.prompt not in results.skipped
-    ]
+    records = RESULTS.read(path)
+    results = RunSet(next(records))
+    for record in records:
+        results.add(record)
     return results
-
-
-def _entrant(line: dict[str, Any]) -> Entrant:
-    return Entrant(**{**line, "levels": tuple(Level(**level) for level in line.get("levels", ()))})
-
-
-def _by_width(times: dict[str, float]) -> dict[int, float]:
-    return {int(width): time for width, time in times.items()}
-
-
-def _run(line: dict[str, Any]) -> Run:
-    turns = []
-    for turn in line.pop("turns"):
-        rounds = tuple(map(_round, turn.pop("rounds")))
-        turns.append(CompletionSummary(**{**turn, "tokens": tuple(turn["tokens"])}, rounds=rounds))
-    return Run(**line, turns=tuple(turns))
-
-
-def _round(line: dict[str, Any]) -> RoundSummary:
-    return RoundSummary(**{**line, "inner": tuple(map(_round, line.get("inner", ())))})

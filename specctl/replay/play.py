@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from specctl.policies import StoppingPolicy, collect_phase, draft_phase
-from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
 from specctl.replay.traces import Line, Trace
 
 Clock = Callable[[int, int], tuple[float, float]]
@@ -60,6 +60,11 @@ class Replay:
     @property
     def tokens(self) -> int:
         return len(self.trace.tokens)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The rounds of every level, from the top down."""
+        return (Level(self.starts, self.drafted, self.accepted), *self.inner)
 
 
 class _Drafted(NamedTuple):
@@ -200,22 +205,29 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
     """Play policies on each sequence in turn; what they carry over goes from one to the next, as it does live."""
     replays = []
     for trace in traces:
-        top, *inner = (Level() for _ in _at_work(players))
-        start = 0
-        for round_ in play(players, trace, eos):
-            _note(round_, start, (top, *inner))
-            start += len(round_.emitted)
+        top, *inner = columns(play(players, trace, eos), len(_at_work(players)))
         replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner)))
     return replays
 
 
-def _note(round_: Round, start: int, levels: Sequence[Level]) -> None:
-    levels[0].starts.append(start)
-    levels[0].drafted.append(round_.drafted)
-    levels[0].accepted.append(round_.accepted)
-    for inner in round_.inner:
-        _note(inner, start, levels[1:])
-        start += len(inner.emitted)
+def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
+    """The rounds of a sequence by level, from the top down; no fewer than ``least`` levels, even without rounds."""
+    levels = [Level() for _ in range(least)]
+    _note(rounds, 0, 0, levels)
+    return levels
+
+
+def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels: list[Level]) -> None:
+    if depth == len(levels):
+        levels.append(Level())
+    level = levels[depth]
+    for round_ in rounds:
+        level.starts.append(start)
+        level.drafted.append(round_.drafted)
+        level.accepted.append(round_.accepted)
+        if round_.inner:
+            _note(round_.inner, start, depth + 1, levels)
+        start += round_.accepted + 1  # only the last round may lack the verifier's own token
 
 
 def oracle(trace: Trace, levels: int = 1) -> Replay:

@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
-from specctl.replay.traces import read_traces
+from specctl.replay.trace_files import read_traces
 
 PROMPTS = [
     {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},
