@@ -11,6 +11,7 @@ from typing import IO, Any, Literal
 from pydantic import TypeAdapter
 
 from specctl.errors import RecordError, UsageError
+from specctl.files import drop_torn_line
 from specctl.metrics import Metrics
 from specctl.records import Completion, RoundSummary
 
@@ -70,7 +71,7 @@ def _parse(number: int, text: str) -> Record:
 
 
 def _finite(text: str) -> float:
-    """A number that can be written again: JSON has no NaN and no infinity, though Python reads and writes both."""
+    """A number that JSON can hold; Python's parser and writer also accept NaN and infinity, which JSON has not."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text} is no number that JSON can hold")
@@ -98,46 +99,31 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
-def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
-    """One object as one line, flushed, so that whoever reads has it at once."""
-    line = json.dumps(value, ensure_ascii=False)
-    try:
-        line.encode()
-    except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
-        line = json.dumps(value)
-    stream.write(line + "\n")
-    stream.flush()
-
-
 def error_line(record: Record, error: RecordError) -> dict[str, Any]:
     return {"id": record.id, "line": record.line, "error": {"type": error.kind, "message": error.message}}
 
 
-def drop_torn_line(path: Path) -> None:
-    """Cut off what follows the file's last newline: a write that a kill interrupted."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-
-
 def drop_unfinished(trace: Path, finished: "Finished") -> None:
-    """Cut the rounds of a record that was interrupted off the end of a trace, since they will come again."""
+    """Cut the rounds of an interrupted record off the end of a trace, since the record will be run again.
+
+    Raises:
+        UsageError: the file holds something else; it is left as it is.
+    """
     if not trace.is_file():
         return
-    drop_torn_line(trace)
-    lines = trace.read_bytes().splitlines(keepends=True)
+    *lines, torn = trace.read_bytes().split(b"\n")
+    if torn and not _is_torn(torn):
+        _identity(trace, len(lines) + 1, torn, "round")
     while lines and not finished.has(*_identity(trace, len(lines), lines[-1], "round")):
         lines.pop()
     with trace.open("r+b") as file:
-        file.truncate(sum(map(len, lines)))
+        file.truncate(sum(len(line) + 1 for line in lines))
 
 
 class Finished:
     """What an output file already holds, to skip it on ``--resume``.
 
-    A torn last line, left by a kill in the middle of a write, is cut off the file.
+    A torn last line, left by an interrupted write, is cut off the file.
 
     Attributes:
         failed: whether it holds records that could not be answered.
@@ -179,7 +165,7 @@ def _key(identity: Any, line: int | None) -> str:
 
 
 def _identity(path: Path, number: int, line: bytes, *marks: str) -> tuple[Any, int | None]:
-    """The id, and the line of input if it is told, of a line that this command has written."""
+    """The id of a line that this command has written, and the number of the input line where the record has no id."""
     try:
         written = json.loads(line)
         if any(mark in written for mark in marks):
@@ -202,7 +188,7 @@ def result_line(
 ) -> dict[str, Any]:
     """A record with its completion; with ``turns``, completions, rounds and ids are lists over the turns.
 
-    Fields of the record that have the name of an output field are left out, for they would tell of another run.
+    Fields of the record that have the name of an output field are left out, since they are of another run.
     """
     metrics = Metrics.of(completions).as_record()
     listed = "turns" in record.data

@@ -1,4 +1,4 @@
-"""The arrows between rooms are those that docs/architecture.md draws, and no module grows beyond a screenful of screens."""
+"""The arrows between rooms are those that docs/architecture.md draws, and no module is too long."""
 
 import ast
 import re

@@ -11,7 +11,7 @@ from specctl.policies import NONE, Setting, Signal
 from specctl.replay.bound import READS, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Replay, oracle, players_of, replay_levels
-from specctl.replay.traces import TraceSet
+from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import SEED, Floats, Interval, bootstrap
 
 RESAMPLES = 2000

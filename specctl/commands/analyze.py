@@ -37,7 +37,9 @@ def analyze(
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
-        typer.Option("--from", metavar="FILE", help="Analyse what generate --trace wrote; no model runs. Repeatable."),
+        typer.Option(
+            "--from", metavar="FILE", help="Analyse traces of generate or calibrate; no model runs. Repeatable."
+        ),
     ] = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -60,7 +62,7 @@ def analyze(
     """Look at what a policy has to go by: draft entropy, acceptance, and the bounds between them.
 
     The target writes an answer to every prompt, then target and draft read it. With --from the
-    rounds of an earlier run are analysed instead.
+    rounds or texts of an earlier run are analysed instead.
     """
     if from_:
         unused = {
@@ -155,10 +157,11 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from specctl.analysis.numbers import analyse, plain
+    from specctl.analysis.numbers import analyse
     from specctl.analysis.tables import analysis_tables, distributions
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.reporting.console import print_tables
+    from specctl.reporting.plain import plain
 
     analysis = analyse(judged, readings)
     shown = analysis_tables(analysis, greedy=greedy)

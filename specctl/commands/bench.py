@@ -3,7 +3,7 @@
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -138,8 +138,8 @@ def _run(
     from rich.console import Console
 
     from specctl.commands.streaming import open_output
-    from specctl.jsonl import drop_torn_line, write_line
-    from specctl.observing.results import BASELINE, RunSet, header_line, read_results
+    from specctl.files import drop_torn_line
+    from specctl.observing.results import BASELINE, RESULTS, RunSet, read_results
     from specctl.terminal.loading import loading, note
     from specctl.terminal.progress import BenchProgress
 
@@ -156,9 +156,9 @@ def _run(
     header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
     results = RunSet(header)
     if resume and output is not None and output.exists():
-        drop_torn_line(output)
         results = read_results(output)
         _require_same(results.header, header, output)
+        drop_torn_line(output)
 
     from specctl.benchmark.bounds import find_bounds
     from specctl.decoding.prompt_format import PromptFormat
@@ -169,12 +169,12 @@ def _run(
         if output is not None:
             sink = stack.enter_context(open_output(str(output), append=bool(results.runs)))
             if not results.runs:
-                write_line(sink, header_line(header))
+                RESULTS.append(sink, header)
         prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
 
-        def emit(line: dict[str, Any]) -> None:
+        def emit(record: object) -> None:
             if sink is not None:
-                write_line(sink, line)
+                RESULTS.append(sink, record)
 
         runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompts, emit)
         total = len(suite.prompts) * len(entrants) * len(lengths) * repeats
@@ -206,7 +206,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
 
     from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
     whole = digest(results)

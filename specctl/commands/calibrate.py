@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable
-    from specctl.replay.traces import TraceHeader, TraceSet
+    from specctl.replay.trace_files import TraceHeader, TraceSet
 
 
 def calibrate(
@@ -108,7 +108,7 @@ def calibrate(
     from specctl.profile import resolve
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
-    from specctl.replay.traces import read_traces
+    from specctl.replay.trace_files import read_traces
 
     if trace is not None and from_ is not None:
         raise UsageError("--from reads what --trace writes", "give one of them")
@@ -183,18 +183,11 @@ def _trace(
     from specctl.decoding.sampling import Sampling
     from specctl.decoding.session import Session, build_drafter, readable
     from specctl.errors import RecordError
+    from specctl.files import drop_torn_line
     from specctl.observing.facts import describe
-    from specctl.replay.costs import PASSES, measure
+    from specctl.replay.metering import PASSES, measure
     from specctl.replay.recording import Collection
-    from specctl.replay.traces import (
-        TraceHeader,
-        TraceSet,
-        read_traces,
-        write_costs,
-        write_failure,
-        write_header,
-        write_prompt,
-    )
+    from specctl.replay.trace_files import TRACES, Failure, TracedPrompt, TraceHeader, TraceSet, read_traces
     from specctl.terminal.loading import TerminalProgress
 
     assert profile.draft is not None
@@ -211,6 +204,7 @@ def _trace(
             raise UsageError(
                 f"{path} holds the trace of another calibration", "start a new file, or search in it with --from"
             )
+        drop_torn_line(path)
     fresh = not traces.traces and not traces.failures
     with ExitStack() as stack:
         from specctl.commands.streaming import open_output
@@ -219,7 +213,13 @@ def _trace(
         if path is not None:
             sink = stack.enter_context(open_output(str(path), append=not fresh))
             if fresh:
-                write_header(sink, header)
+                TRACES.append(sink, header)
+
+        def add(record: object) -> None:
+            traces.add(record)
+            if sink is not None:
+                TRACES.append(sink, record)
+
         session = Session(pair, build_drafter(pair, profile.draft.setting))
         prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
         collection = Collection(pair, session, profile.sampling, prompts, depth)
@@ -230,16 +230,11 @@ def _trace(
                 try:
                     answered, rest = collection.record(prompt, number + 1)
                 except RecordError as error:
-                    traces.failures[prompt.id] = error.message
-                    if sink is not None:
-                        write_failure(sink, prompt.id, error.message)
+                    add(Failure(prompt.id, error.message))
                 else:
                     record = {"category": prompt.category, "data": prompt.data, "chat": prompt.chat}
-                    traces.traces += answered
-                    traces.records[prompt.id] = record
+                    add(TracedPrompt(prompt.id, record, answered))
                     rests += rest
-                    if sink is not None:
-                        write_prompt(sink, prompt.id, record, answered)
             advance()
         if traces.traces:
             table = profile.sampling
@@ -259,9 +254,7 @@ def _trace(
                 _middles(rests, len(pair.drafts)),
                 stack.enter_context(TerminalProgress(console).counting("costs", PASSES * len(pair.drafts))),
             )
-            traces.costs = costs.as_record()
-            if sink is not None:
-                write_costs(sink, traces.costs)
+            add(costs)
     return traces
 
 
@@ -315,11 +308,10 @@ def _search(
     traces: "TraceSet", asked: "Contest", replays_old: bool, console: "Console"
 ) -> tuple["Calibration", "CostTable"]:
     from specctl.calibration.search import contestants, search
-    from specctl.replay.costs import CostTable
     from specctl.terminal.loading import TerminalProgress
 
     assert traces.costs is not None
-    costs = CostTable.of_record(traces.costs)
+    costs = traces.costs
     old = asked.old if replays_old else None
     most = len(contestants(asked.candidates, old, asked.rivals)) + (asked.space.most if asked.space is not None else 0)
     with TerminalProgress(console).counting("settings", most) as advance:
@@ -352,9 +344,12 @@ def _verify(
     drafting = [one for one in predicted if one != NONE]
     field = field_of([profile.draft.stopped_by(one) for one in drafting], ())
     entrants = field.entrants
-    # An entrant names its head only where they differ in it; else the pair's own is meant.
-    own = [named[names[0]] if names else None for named, names in zip(pair.named_heads, field.heads, strict=False)]
-    pair = replace(pair, heads=(*own, *pair.heads[len(own) :]))
+    # An entrant names its head only where they differ in it; else the first one is meant.
+    own = [
+        {names[0]: named[names[0]], **named} if names else {}
+        for named, names in zip(pair.named_heads, field.heads, strict=False)
+    ]
+    pair = replace(pair, named_heads=(*own, *pair.named_heads[len(own) :]))
     labels = {one: entrant.label for one, entrant in zip([NONE, *drafting], entrants, strict=True)}
     limits = [profile.sampling.max_new_tokens]
     models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []
@@ -382,7 +377,7 @@ def _show(
 
     from specctl.calibration.calibrated import calibrated_profile, draft_table
     from specctl.calibration.tables import as_document, calibration_tables, verdict
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.profile import write_profile
     from specctl.reporting.console import print_tables
 

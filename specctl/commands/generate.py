@@ -10,7 +10,8 @@ import typer
 from specctl.commands.loading import load
 from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption
 from specctl.errors import UsageError
-from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line, write_line
+from specctl.files import write_line
+from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
 
 if TYPE_CHECKING:
     from rich.console import Console

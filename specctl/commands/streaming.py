@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specctl.errors import RecordError, UsageError
-from specctl.jsonl import Finished, Record, error_line, result_line, write_line
+from specctl.files import write_line
+from specctl.jsonl import Finished, Record, error_line, result_line
 from specctl.metrics import Metrics
 from specctl.records import Completion, ExtraToken, Round
 from specctl.round_trace import trace_line

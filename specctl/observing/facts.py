@@ -10,7 +10,8 @@ import torch
 
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import engine_name
-from specctl.observing.results import Entrant, Header
+from specctl.observing.entrant import Entrant
+from specctl.observing.results import Header
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
 

@@ -242,9 +242,7 @@ class _Reading:
 
     def _heads(self, level: int) -> Mapping[str, AcceptanceHead]:
         """A draft's heads, the one that it usually has first."""
-        named = self.pair.named_heads[level] if level < len(self.pair.named_heads) else {}
-        own = self.pair.heads[level]
-        return named or ({} if own is None else {"": own})
+        return self.pair.named_heads[level]
 
 
 def _proposals(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> Proposals:

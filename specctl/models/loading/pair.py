@@ -22,14 +22,14 @@ class Pair:
 
     Attributes:
         target: the model that decides.
-        drafts: the draft, then the model that drafts for it, and so on down; empty when only the target was loaded. A
-            benchmark may hold drafts of several profiles side by side.
+        drafts: the draft, then the model that drafts for it, and so on down; empty when only the target was loaded. In
+            a benchmark they may be of several profiles.
         tokenizer: the target's.
         eos: ids that end a sequence.
         context: the longest sequence that every model of the pair can hold, in tokens.
         models: the transformers models behind the runners, the target's first.
-        heads: for each draft what foretells acceptance from its hidden states, on its device; None where it has none.
-        named_heads: for each draft all its heads by name; the first is the one in ``heads``.
+        named_heads: for each draft by name the heads that predict acceptance from its hidden states, on its device; the
+            first is used where none is named.
     """
 
     target: Runner
@@ -38,20 +38,22 @@ class Pair:
     eos: frozenset[int]
     context: int
     models: tuple[PreTrainedModel, ...]
-    heads: tuple[AcceptanceHead | None, ...]
     named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
 
     @property
+    def heads(self) -> tuple[AcceptanceHead | None, ...]:
+        """The first head of each draft; None for a draft without one."""
+        return tuple(next(iter(heads.values()), None) for heads in self.named_heads)
+
+    @property
     def head(self) -> AcceptanceHead | None:
-        """The first draft's."""
-        return self.heads[0] if self.heads else None
+        """The first head of the first draft; None without a draft or head."""
+        return self.heads[0] if self.named_heads else None
 
     @property
     def lower(self) -> "Pair":
         """The first draft as the verifier of those below it."""
-        return replace(
-            self, target=self.drafts[0], drafts=self.drafts[1:], heads=self.heads[1:], named_heads=self.named_heads[1:]
-        )
+        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:])
 
     @property
     def preparing_seconds(self) -> float | None:
@@ -88,9 +90,10 @@ def load_pair(
         drafts: to load instead of the profile's own, in the order that `Pair.drafts` will have.
         heads: for each of ``drafts`` the heads to load, instead of what its table names.
         with_heads: whether to load the heads that the drafts' tables name.
-        on_foreign_head: hears that a head was trained on another draft's weights; without it, such a head is refused.
+        on_foreign_head: called with a message about a head trained on another draft's weights; without it, such a head
+            is an error.
         engines: how passes are to run; without it, as the profile says.
-        progress: hears what is being loaded.
+        progress: called with the name of what is being loaded.
 
     Raises:
         ModelError: a model cannot be loaded, does not fit, its tokenizer is not the target's, or it cannot be run as
@@ -131,7 +134,6 @@ def load_pair(
         eos=eos_ids(target.model, tokenizer),
         context=min(runner.context for runner in runners),
         models=tuple(model.model for model in models),
-        heads=tuple(next(iter(loading.values()), None) for loading in named),
         named_heads=tuple(named),
     )
 
