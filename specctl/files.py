@@ -5,7 +5,8 @@ was left by an interrupted write: readers ignore it, and a run that continues th
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property, reduce
 from operator import or_
@@ -142,6 +143,33 @@ class LineFormat(Generic[T]):
     def append(self, stream: IO[str], record: object) -> None:
         """Write a record of one of the kinds as one line and flush."""
         write_line(stream, self.line(record))
+
+    @contextmanager
+    def writing(self, path: Path | None, header: object, *, append: bool) -> Iterator[Callable[[object], None]]:
+        """While the block runs, records can be written to a file.
+
+        Args:
+            path: of the file; None to write nothing.
+            header: of a new file.
+            append: continue the file instead of starting it anew.
+
+        Yields:
+            A function that writes one record as one line.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        if path is None:
+            yield lambda _: None
+            return
+        try:
+            stream = path.open("a" if append else "w", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        with stream:
+            if not append:
+                self.append(stream, header)
+            yield lambda record: self.append(stream, record)
 
     def read(self, path: Path) -> Iterator[Any]:
         """The header and then every other record, read while it is asked for.

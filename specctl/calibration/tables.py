@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from specctl.calibration.live_check import Measured
-from specctl.calibration.search import Calibration, Ranked, Score
+from specctl.calibration.scores import Score
+from specctl.calibration.search import Calibration, Ranked
 from specctl.policies import NONE
 from specctl.policies.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key

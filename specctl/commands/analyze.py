@@ -124,7 +124,7 @@ def _command() -> str:
 def _read(
     profile: "Profile", suite: "Suite", quiet: bool, force: bool
 ) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
-    """Run the prompts; gives what was read, where it comes from, and the prompts that failed with their reasons."""
+    """Run the prompts: what was read, where it comes from, and by id why prompts could not be run."""
     from rich.console import Console
 
     from specctl.terminal.loading import TerminalProgress
@@ -133,17 +133,16 @@ def _read(
     # In a hierarchy only the draft that the target verifies is analysed.
     pair = load(profile, console, drafts=[profile.draft] if profile.draft is not None else [], force=force)
 
-    from specctl.analysis.teacher_forcing import ReadingRun
+    from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
-    from specctl.observing.facts import describe
+    from specctl.observing.facts import gather
 
-    header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
-    run = ReadingRun(pair, profile.sampling, PromptFormat.of(pair.tokenizer, profile.prompt))
+    facts = gather(pair, profile, suite)
+    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with TerminalProgress(console).counting("prompts", len(suite.prompts)) as advance:
-        for _ in run.run(suite.prompts):
-            advance()
+        readings, failures = read_prompts(pair, suite.prompts, profile.sampling, prompt_format, advance)
     names = ("created", "suite", "sampling", "devices", "versions", "profile")
-    return run.readings(), {name: getattr(header, name) for name in names}, run.failures
+    return readings, {name: getattr(facts, name) for name in names}, failures
 
 
 def _show(

@@ -136,18 +136,19 @@ class SignalBound:
     passes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Where the numbers come from: everything needed to judge or repeat them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Where numbers come from: everything needed to assess or repeat them.
 
     Attributes:
+        created: when the run began, in ISO 8601.
+        argv: the command's arguments.
+        versions, devices: of the packages, and of each model by its key in the profile.
         profile: the resolved profile.
         suite: name, sha256 of the prompts and their number.
         sampling: the sampling table in force.
-        oracle: whether `RunSet.oracle` was asked for.
-        drafts: the loaded draft models by name, where there are several.
         engines: how each model's passes run, by its key in the profile.
-        synthetic: whether the weights are random, made to a shape for the sake of speed.
+        synthetic: whether the weights are random, of a given shape, for measurements of speed.
     """
 
     created: str
@@ -157,13 +158,26 @@ class Header:
     profile: dict[str, Any]
     suite: dict[str, Any]
     sampling: dict[str, Any]
+    engines: dict[str, str] = field(default_factory=dict)
+    synthetic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header(Facts):
+    """The first line of a results file.
+
+    Attributes:
+        entrants: what competes.
+        repeats, lengths: how often every prompt is run, and to which token limits.
+        oracle: whether `RunSet.oracle` was asked for.
+        drafts: the loaded draft models by name, where there are several.
+    """
+
     entrants: list[Annotated[Entrant, PlainValidator(entrant_of), PlainSerializer(entrant_record)]]
     repeats: int
     lengths: list[int]
     oracle: bool = False
     drafts: list[str] = field(default_factory=list)
-    engines: dict[str, str] = field(default_factory=dict)
-    synthetic: bool = False
 
     def entrant(self, label: str) -> Entrant:
         return next(entrant for entrant in self.entrants if entrant.label == label)

@@ -6,77 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.answers import Answerer
-from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import TINY, Sampling, draw, read_signals, sibling
-from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.profile.schema import SamplingTable
-from specctl.prompts.suites import SuitePrompt
-from specctl.records import Completion
-from specctl.replay.traces import Line, Proposals, Trace
-
-
-class Collection:
-    """Traces of a suite's prompts, one prompt after the other.
-
-    Args:
-        pair: with a draft.
-        session: generates the outputs; they do not depend on its policy (in law, when sampling).
-        settings: the sampling table in force.
-        prompt_format: how prompts become ids.
-        depth: the longest draft that the traces shall replay.
-    """
-
-    def __init__(
-        self,
-        pair: Pair,
-        session: Session,
-        settings: SamplingTable,
-        prompt_format: PromptFormat,
-        depth: int,
-    ) -> None:
-        self._pair, self._depth = pair, depth
-        self._answerer = Answerer(session, prompt_format, settings.model_copy(update={"stop": []}))
-
-    def record(self, prompt: SuitePrompt, line: int) -> tuple[list[Trace], list[list[float]]]:
-        """The traces of one prompt, a turn each, and of each what a round takes beside its two phases, in ms.
-
-        In a hierarchy the latter for each level that had rounds. Stop strings are left out of account: whether a policy
-        ends a round on one or drafts past it is nothing that a threshold should be chosen by.
-
-        Raises:
-            RecordError: the prompt cannot be answered.
-        """
-        record = prompt.record(line)
-        answered, settings = self._answerer.answer(record), self._answerer.settings_of(record)
-        traces = [self._trace(prompt, turn, one, settings) for turn, one in enumerate(answered)]
-        return traces, list(map(_rests, answered))
-
-    def _trace(self, prompt: SuitePrompt, turn: int, said: Completion, settings: SamplingTable) -> Trace:
-        limit = min(settings.max_new_tokens, self._pair.room(said.prompt))
-        generator = torch.Generator(self._pair.target.device).manual_seed(said.seed)
-        text = said.prompt, said.tokens
-        with torch.inference_mode():
-            line, chances = read_sequence(self._pair, *text, limit, self._depth, Sampling.of(settings), generator)
-        where = prompt.id, prompt.category, turn, len(said.prompt), limit
-        return Trace(*where, list(said.tokens), line, said.prefill_seconds * 1e3, chances)
-
-
-def _rests(completion: Completion) -> list[float]:
-    whole, rounds = completion.total_seconds - completion.prefill_seconds, list(completion.rounds)
-    rests = []
-    while rounds:
-        phases = sum(round_.draft_seconds + round_.verify_seconds for round_ in rounds)
-        rests.append(1e3 * (whole - phases) / len(rounds))
-        collected = [round_ for round_ in rounds if round_.inner]
-        whole = sum(round_.draft_seconds for round_ in collected)
-        rounds = [inner for round_ in collected for inner in round_.inner]
-    return rests
+from specctl.replay.traces import Line, Proposals
 
 
 def read_sequence(

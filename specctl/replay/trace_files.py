@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from specctl.files import Content, LineFormat
+from specctl.observing.results import Skipped
 from specctl.policies import Signal
 from specctl.replay.costs import CostTable
 from specctl.replay.traces import Trace
@@ -47,14 +48,6 @@ class TracedPrompt:
     turns: list[Trace]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A prompt that could not be run, with the reason."""
-
-    prompt: str
-    reason: str
-
-
 @dataclass(slots=True)
 class TraceSet:
     """A whole trace file.
@@ -87,7 +80,7 @@ class TraceSet:
             case TracedPrompt():
                 self.records[record.prompt] = record.record
                 self.traces += record.turns
-            case Failure():
+            case Skipped():
                 self.failures[record.prompt] = record.reason
             case CostTable():
                 self.costs = record
@@ -107,7 +100,7 @@ TRACES = LineFormat(
     TraceHeader,
     {
         "prompt": Annotated[TracedPrompt, BeforeValidator(_from_version_1)],
-        "failure": Failure,
+        "failure": Skipped,
         "costs": CostTable,
     },
 )
