@@ -54,7 +54,7 @@ class _Reading:
         text: Sequence[int],
         wrote: Sequence[int],
         last: int,
-        before: Sequence[float] | None = None,
+        previous: Sequence[float] | None = None,
     ) -> tuple[Line, list[float] | None]:
         """One draft along a text, and all drafts below along what it would write.
 
@@ -69,10 +69,10 @@ class _Reading:
                 the verifier is a draft whose refused proposals are not in it.
             last: the last place whose refused proposal can be followed by another: a round must leave one place to the
                 verifier.
-            before: the signals with which the draft drew the prefix's last token, for a head that reads them.
+            previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for a head that reads them.
         """
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
-        path, kept, chances = self._path(level, prefix, text, wrote, before)
+        path, kept, chances = self._path(level, prefix, text, wrote, previous)
         eos = self.pair.eos
         refused = [
             place
@@ -92,10 +92,10 @@ class _Reading:
             columns = list(read_signals(logits, chosen).values())
             if forward.hidden is not None:
                 rows = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
-                drawn_with = torch.tensor(
+                of_previous = torch.tensor(
                     [row[: len(DISTRIBUTION_SIGNALS)] for row in rows], device=logits.device
                 )  # (B, 3)
-                columns += [head.accept_prob(forward.hidden, drawn_with) for head in heads.values()]
+                columns += [head.accept_prob(forward.hidden, of_previous) for head in heads.values()]
             found = torch.stack(columns, dim=1).tolist()  # (B, 3 and one for each head)
             for branch, token, row in zip(which, chosen.tolist(), found, strict=True):
                 tokens[branch].append(token)
@@ -124,8 +124,8 @@ class _Reading:
             shared = [*prefix, *text[:place]]
             start = [*shared, line.path.tokens[place]]
             room = min(last - place, self.depth) - 2
-            before = below.path.signals(place)
-            branches_below[place], _ = self.line(level + 1, start, branch.tokens, branch.tokens, room, before)
+            previous = below.path.signals(place)
+            branches_below[place], _ = self.line(level + 1, start, branch.tokens, branch.tokens, room, previous)
             for runner in self.pair.drafts[level:]:
                 runner.rollback(min(runner.length, len(shared)))
         return Line(line.kept, line.path, line.branches, below, branches_below)
@@ -136,7 +136,7 @@ class _Reading:
         prefix: Sequence[int],
         text: Sequence[int],
         wrote: Sequence[int],
-        before: Sequence[float] | None,
+        previous: Sequence[float] | None,
     ) -> tuple[Proposals, list[bool], list[float] | None]:
         """Proposals at every place of the text, verdicts and chances, the models reading it in few passes."""
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
@@ -167,11 +167,11 @@ class _Reading:
                 own = torch.stack(columns, dim=1)  # (C, 3)
                 # A row's hidden state is of the token before its place, and so must the signals be.
                 if signals:
-                    drawn_with = signals[-1][: len(DISTRIBUTION_SIGNALS), -1]
+                    last = signals[-1][: len(DISTRIBUTION_SIGNALS), -1]
                 else:
-                    drawn_with = torch.zeros_like(own[0]) if before is None else own.new_tensor(before)
-                before_each = torch.cat([drawn_with[None], own[:-1]])  # (C, 3)
-                columns += [head.accept_prob(forward.hidden, before_each) for head in heads.values()]
+                    last = torch.zeros_like(own[0]) if previous is None else own.new_tensor(previous)
+                previous_of_each = torch.cat([last[None], own[:-1]])  # (C, 3)
+                columns += [head.accept_prob(forward.hidden, previous_of_each) for head in heads.values()]
             signals.append(torch.stack(columns))  # (3 and one for each head, C)
         path = _proposals(proposed, torch.cat(signals, dim=1).tolist(), heads)
         return path, kept, None if sampling.greedy else chances
