@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -19,7 +20,6 @@ InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
 RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
-_ROUNDS = TypeAdapter(list[RoundSummary])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _parse(number: int, text: str) -> Record:
 
 
 def _finite(text: str) -> float:
-    """A number that can be written again: JSON has no NaN and no infinity, though Python reads and writes both."""
+    """A number that JSON can hold; Python's parser and writer also accept NaN and infinity, which JSON has not."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text} is no number that JSON can hold")
@@ -104,21 +104,26 @@ def error_line(record: Record, error: RecordError) -> dict[str, Any]:
 
 
 def drop_unfinished(trace: Path, finished: "Finished") -> None:
-    """Cut the rounds of a record that was interrupted off the end of a trace, since they will come again."""
+    """Cut the rounds of an interrupted record off the end of a trace, since the record will be run again.
+
+    Raises:
+        UsageError: the file holds something else; it is left as it is.
+    """
     if not trace.is_file():
         return
-    drop_torn_line(trace)
-    lines = trace.read_bytes().splitlines(keepends=True)
+    *lines, torn = trace.read_bytes().split(b"\n")
+    if torn and not _is_torn(torn):
+        _identity(trace, len(lines) + 1, torn, "round")
     while lines and not finished.has(*_identity(trace, len(lines), lines[-1], "round")):
         lines.pop()
     with trace.open("r+b") as file:
-        file.truncate(sum(map(len, lines)))
+        file.truncate(sum(len(line) + 1 for line in lines))
 
 
 class Finished:
     """What an output file already holds, to skip it on ``--resume``.
 
-    A torn last line, left by a kill in the middle of a write, is cut off the file.
+    A torn last line, left by an interrupted write, is cut off the file.
 
     Attributes:
         failed: whether it holds records that could not be answered.
@@ -160,7 +165,7 @@ def _key(identity: Any, line: int | None) -> str:
 
 
 def _identity(path: Path, number: int, line: bytes, *marks: str) -> tuple[Any, int | None]:
-    """The id, and the line of input if it is told, of a line that this command has written."""
+    """The id of a line that this command has written, and the number of the input line where the record has no id."""
     try:
         written = json.loads(line)
         if any(mark in written for mark in marks):
@@ -183,7 +188,7 @@ def result_line(
 ) -> dict[str, Any]:
     """A record with its completion; with ``turns``, completions, rounds and ids are lists over the turns.
 
-    Fields of the record that have the name of an output field are left out, for they would tell of another run.
+    Fields of the record that have the name of an output field are left out, since they are of another run.
     """
     metrics = Metrics.of(completions).as_record()
     listed = "turns" in record.data
@@ -207,4 +212,9 @@ def result_line(
 
 def _rounds(completion: Completion) -> Any:
     rounds = [round_.summary.rounded() for round_ in completion.rounds]
-    return _ROUNDS.dump_python(rounds, mode="json", exclude_defaults=True)
+    return _round_writer().dump_python(rounds, mode="json", exclude_defaults=True)
+
+
+@cache  # made when first needed, since every start of the program imports this module
+def _round_writer() -> TypeAdapter[list[RoundSummary]]:
+    return TypeAdapter(list[RoundSummary])

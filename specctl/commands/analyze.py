@@ -36,7 +36,7 @@ def analyze(
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
-        typer.Option("--from", metavar="FILE", help="Analyse what generate --trace wrote; no model runs. Repeatable."),
+        typer.Option("--from", metavar="FILE", help="Analyse a trace of generate or calibrate; no model runs."),
     ] = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -59,7 +59,7 @@ def analyze(
     """Look at what a policy has to go by: draft entropy, acceptance, and the bounds between them.
 
     The target writes an answer to every prompt, then target and draft read it. With --from the
-    rounds of an earlier run are analysed instead.
+    rounds or texts of an earlier run are analysed instead.
     """
     if from_:
         unused = {

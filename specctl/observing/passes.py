@@ -1,4 +1,4 @@
-"""What a forward pass costs on this machine, timed without the loop around it."""
+"""Times of bare forward passes on this machine, without the loop around them."""
 
 from statistics import median
 from time import perf_counter
@@ -28,9 +28,9 @@ class PassMeter:
         self._context = max(1, min(context, pair.context - widest - 1))
         self._widths = sorted({width for width in WIDTHS if width < widest} | {widest})
         self._draft: list[float] = []
-        self._judged: list[float] = []
+        self._with_head: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
-        # Of one draft alone only single tokens are ever asked.
+        # A single draft never verifies, so it only runs passes of one token.
         several = pair.drafts if len(pair.drafts) > 1 else ()
         self._drafts = [(runner, {width: list[float]() for width in self._widths}) for runner in several]
 
@@ -39,8 +39,8 @@ class PassMeter:
         """Time every width ``repeats`` times more; medians over all measurements so far, in milliseconds."""
         for _ in range(repeats):
             for width in self._widths:
-                # What ran before leaves its weights in the processor's cache: before a verification the draft, before a
-                # pass of one token, as in target-only decoding, its like.
+                # A pass leaves its weights in the processor's cache, so each is timed after the one that precedes it in
+                # a run: a verification after the draft, a pass of one token after a pass of the target.
                 verifies = self._pair.drafts and width > 1
                 self._time(self._pair.drafts[0] if verifies else self._pair.target, 1)
                 self._target[width].append(self._time(self._pair.target, width))
@@ -50,9 +50,9 @@ class PassMeter:
                 if self._pair.drafts:
                     self._draft.append(self._time(self._pair.drafts[0], 1))
                 if self._pair.drafts and self._pair.head is not None:
-                    self._judged.append(self._time(self._pair.drafts[0], 1, self._pair.head))
+                    self._with_head.append(self._time(self._pair.drafts[0], 1, self._pair.head))
         draft = median(self._draft) if self._draft else 0.0
-        head = median(self._judged) - draft if self._judged else None
+        head = median(self._with_head) - draft if self._with_head else None
         return PassTimes(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), head)
 
     def _time(self, runner: Runner, width: int, head: AcceptanceHead | None = None) -> float:

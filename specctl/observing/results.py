@@ -67,12 +67,12 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an entrant's greedy tokens left the baseline's.
+    """The first token at which an entrant's greedy output differs from the baseline's.
 
     Attributes:
         turn, position: of the first difference.
         expected, found: the baseline's token and this one's; None past the end.
-        gap: the baseline's top target logit minus its second there: a tie shows as (nearly) 0.
+        gap: the target's largest logit minus its second largest at that position; (nearly) 0 in a tie.
     """
 
     turn: int

@@ -1,4 +1,4 @@
-"""What a benchmark's own outputs say of the best that any rule on the draft's signals could have done."""
+"""From the outputs of a benchmark, the best that any rule on the draft's signals could have done."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -33,10 +33,10 @@ class Text:
 
 
 def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalBound:
-    """Let the draft read each output, and play the best stopping rule for each category on what it says.
+    """Let the draft read each output, and play the best stopping rule for each category on its signals.
 
     Args:
-        pair: with a draft; the first one is meant, whatever others there are beside or below it.
+        pair: with a draft; other drafts than the first take no part.
         texts: at least one.
         costs: of the first draft and the target.
     """
