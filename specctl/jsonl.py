@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -19,7 +20,6 @@ InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
 RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
-_ROUNDS = TypeAdapter(list[RoundSummary])
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +212,9 @@ def result_line(
 
 def _rounds(completion: Completion) -> Any:
     rounds = [round_.summary.rounded() for round_ in completion.rounds]
-    return _ROUNDS.dump_python(rounds, mode="json", exclude_defaults=True)
+    return _round_writer().dump_python(rounds, mode="json", exclude_defaults=True)
+
+
+@cache  # made when first needed, since every start of the program imports this module
+def _round_writer() -> TypeAdapter[list[RoundSummary]]:
+    return TypeAdapter(list[RoundSummary])

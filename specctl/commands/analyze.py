@@ -37,9 +37,7 @@ def analyze(
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--from", metavar="FILE", help="Analyse traces of generate or calibrate; no model runs. Repeatable."
-        ),
+        typer.Option("--from", metavar="FILE", help="Analyse a trace of generate or calibrate; no model runs."),
     ] = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
