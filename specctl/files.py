@@ -32,7 +32,8 @@ class Content(StrEnum):
 
 
 _KEYS = (
-    ({"kind", "entrants"}, Content.RESULTS),
+    ({"kind", "candidates"}, Content.RESULTS),
+    ({"kind", "entrants"}, Content.RESULTS),  # version 1
     ({"kind", "depth"}, Content.TRACE),
     ({"round", "steps"}, Content.ROUNDS),
     ({"id", "completion"}, Content.COMPLETIONS),

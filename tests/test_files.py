@@ -45,7 +45,7 @@ def test_results_of_version_1_cost_what_they_did() -> None:
     """The numbers are the ones that the release which wrote the files gave for them."""
     results = read_results(version_1("results"))
     assert results.costs is not None
-    bare = [bare_ms(run, results.costs, results.header.entrant(run.entrant)) for run in results.runs]
+    bare = [bare_ms(run, results.costs, results.header.candidate(run.candidate)) for run in results.runs]
     assert bare == pytest.approx([66.84969599882606, 62.255370999423576, 46.35230299935608, 66.84969599882606])
     assert (bare_model(results.costs).draft_ms, bare_model(results.costs).target_ms) == (
         0.8395319999863204,
@@ -59,7 +59,7 @@ def test_results_of_version_1_cost_what_they_did() -> None:
 def test_results_of_a_hierarchy_of_version_1_cost_what_they_did() -> None:
     results = read_results(version_1("results-hierarchy"))
     assert results.costs is not None
-    bare = {run.entrant: bare_ms(run, results.costs, results.header.entrant(run.entrant)) for run in results.runs}
+    bare = {run.candidate: bare_ms(run, results.costs, results.header.candidate(run.candidate)) for run in results.runs}
     assert bare == {
         "none": pytest.approx(91.47546399981366),
         "self-verify < self-verify": pytest.approx(76.6694080000434),

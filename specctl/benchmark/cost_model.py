@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specctl.benchmark.summaries import Summary
-from specctl.observing.entrant import Entrant
+from specctl.observing.candidate import Candidate
 from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
@@ -61,8 +61,8 @@ class CostModel:
 
 
 @dataclass(frozen=True, slots=True)
-class EntrantCost:
-    """An entrant against what its forward passes should cost.
+class CandidateCost:
+    """A candidate against what its forward passes should cost.
 
     The prompt's time is left out everywhere, but for peers, of whose time it cannot be told.
 
@@ -70,12 +70,12 @@ class EntrantCost:
         measured, predicted: tokens/s, by the clock and by the fit.
         latency_ms: predicted per token from its rates alone (eq. 5.1, of the first draft without a hierarchy).
         overhead: wall time over the bare time of the same forward passes; 1 is a loop that costs nothing.
-        passes_share: the oracle's target passes over this entrant's; 1 is the fewest possible.
-        time_share: the oracle's predicted time over this entrant's measured time.
+        passes_share: the oracle's target passes over this candidate's; 1 is the fewest possible.
+        time_share: the oracle's predicted time over this candidate's measured time.
         signal_share: the same of the best stopping rule on the draft's signals.
     """
 
-    entrant: str
+    candidate: str
     measured: float
     predicted: float | None
     latency_ms: float | None
@@ -101,12 +101,12 @@ class OracleBound:
 
 def fit(results: RunSet) -> CostModel | None:
     """Least squares over all runs of policies; None where they cannot tell the costs apart."""
-    ours = {entrant.label: entrant for entrant in results.header.entrants if entrant.setting is not None}
-    runs = [run for run in results.runs if run.entrant in ours]
+    ours = {candidate.label: candidate for candidate in results.header.candidates if candidate.setting is not None}
+    runs = [run for run in results.runs if run.candidate in ours]
     if len(runs) < 2:
         return None
     drafts = max(1, len(results.header.drafts))
-    counts = np.array([forwards(run, ours[run.entrant], drafts) for run in runs], dtype=np.float64)
+    counts = np.array([forwards(run, ours[run.candidate], drafts) for run in runs], dtype=np.float64)
     times = np.array([run.decode_ms for run in runs])
     solution, _, rank, _ = np.linalg.lstsq(counts, times)
     if rank < drafts + 1:
@@ -117,13 +117,13 @@ def fit(results: RunSet) -> CostModel | None:
     return CostModel(first, target, 1 - left / spread if spread else None, len(runs), tuple(further))
 
 
-def forwards(run: Run, entrant: Entrant, drafts: int) -> list[int]:
+def forwards(run: Run, candidate: Candidate, drafts: int) -> list[int]:
     """Forward passes of each loaded draft and, last, of the target."""
     counts = [0] * drafts
-    if len(entrant.drafts) == 1:
-        counts[entrant.drafts[0]] = sum(turn.draft_forwards for turn in run.turns)
+    if len(candidate.drafts) == 1:
+        counts[candidate.drafts[0]] = sum(turn.draft_forwards for turn in run.turns)
     else:
-        for place, rounds in zip(entrant.drafts, levels_of(run), strict=False):
+        for place, rounds in zip(candidate.drafts, levels_of(run), strict=False):
             counts[place] += sum(round_.draft_forwards for round_ in rounds)
     return [*counts, sum(turn.target_forwards for turn in run.turns)]
 
@@ -142,28 +142,28 @@ def bare_model(times: PassTimes) -> CostModel:
     return CostModel(times.draft, times.target[min(times.target)], None, 0, further)
 
 
-def bare_ms(run: Run, times: PassTimes, entrant: Entrant | None = None) -> float | None:
+def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> float | None:
     """What the run's forward passes cost by themselves; None for a peer, whose rounds cannot be seen.
 
     A pass of the target or a middle model that verifies K tokens is K + 1 wide. Beyond the widest measured pass the
-    time is held, which can only overstate the loop's overhead. Without an entrant, or with one that has no levels of
+    time is held, which can only overstate the loop's overhead. Without a candidate, or with one that has no levels of
     its own, the first draft is priced.
     """
     levels = columns(run.rounds)
     if not levels[0].starts:
         return None
-    drafts = entrant.drafts if entrant is not None else (0,)
+    drafts = candidate.drafts if candidate is not None else (0,)
     longest = max(max(level.drafted) for level in levels)
     return CostTable.of_passes(times, drafts[: len(levels)], longest).rounds_ms(levels)
 
 
-def entrant_costs(results: RunSet, summaries: Iterable[Summary], model: CostModel | None) -> list[EntrantCost]:
-    return [_entrant_cost(results, summary, model) for summary in summaries]
+def candidate_costs(results: RunSet, summaries: Iterable[Summary], model: CostModel | None) -> list[CandidateCost]:
+    return [_candidate_cost(results, summary, model) for summary in summaries]
 
 
-def oracle_bound(results: RunSet, entrant: str, model: CostModel | None) -> OracleBound | None:
-    """The bound for an entrant's outputs; None where no oracle was asked for or none of its prompts is covered."""
-    runs = _oracle_runs(results, entrant)
+def oracle_bound(results: RunSet, candidate: str, model: CostModel | None) -> OracleBound | None:
+    """The bound for a candidate's outputs; None where no oracle was asked for or none of its prompts is covered."""
+    runs = _oracle_runs(results, candidate)
     if not runs:
         return None
     tokens = sum(run.tokens for run in runs)
@@ -179,22 +179,22 @@ def signal_speed(results: RunSet, model: CostModel | None) -> float | None:
     return 1e3 * bound.tokens / model.milliseconds(bound.drafted, bound.passes) if bound and model else None
 
 
-def _entrant_cost(results: RunSet, summary: Summary, model: CostModel | None) -> EntrantCost:
-    runs = evened(results.of(summary.entrant))
-    entrant = results.header.entrant(summary.entrant)
+def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) -> CandidateCost:
+    runs = evened(results.of(summary.candidate))
+    candidate = results.header.candidate(summary.candidate)
     tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
     drafts = max(1, len(results.header.drafts))
-    *drafted, passes = np.sum([forwards(run, entrant, drafts) for run in runs], axis=0).tolist()
-    bare = [bare_ms(run, results.costs, entrant) for run in runs] if results.costs else []
+    *drafted, passes = np.sum([forwards(run, candidate, drafts) for run in runs], axis=0).tolist()
+    bare = [bare_ms(run, results.costs, candidate) for run in runs] if results.costs else []
     known = [time for time in bare if time is not None]
     # Of a peer some forward passes may have been counted and others not.
     counted = passes and (any(drafted) or summary.mean_acceptance_length is not None)
-    passes_share, time_share, signal_share = _bound_shares(results, summary.entrant, model)
-    return EntrantCost(
-        entrant=summary.entrant,
+    passes_share, time_share, signal_share = _bound_shares(results, summary.candidate, model)
+    return CandidateCost(
+        candidate=summary.candidate,
         measured=1e3 * tokens / wall if wall else 0.0,
         predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
-        latency_ms=_latency(model, summary) if entrant.drafts == (0,) else None,
+        latency_ms=_latency(model, summary) if candidate.drafts == (0,) else None,
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,
@@ -209,13 +209,13 @@ def _latency(model: CostModel | None, summary: Summary) -> float | None:
 
 
 def _bound_shares(
-    results: RunSet, entrant: str, model: CostModel | None
+    results: RunSet, candidate: str, model: CostModel | None
 ) -> tuple[float | None, float | None, float | None]:
-    runs = _oracle_runs(results, entrant)
+    runs = _oracle_runs(results, candidate)
     best = sum(results.oracle[run.prompt] for run in runs)
     passes = sum(turn.target_forwards for run in runs for turn in run.turns)
     # The bounds are of one draft's guesses, and no other's.
-    if not runs or not passes or results.header.entrant(entrant).drafts[0] != 0:
+    if not runs or not passes or results.header.candidate(candidate).drafts[0] != 0:
         return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
     if model is None or not wall:
@@ -225,8 +225,8 @@ def _bound_shares(
     return best / passes, model.milliseconds(tokens - best, best) / wall, signal_share
 
 
-def _oracle_runs(results: RunSet, entrant: str) -> Sequence[Run]:
+def _oracle_runs(results: RunSet, candidate: str) -> Sequence[Run]:
     """Its runs that the oracle covers: those at the first limit, from which the bound is worked out."""
     first = next(iter(results.header.lengths), None)
-    runs = [run for run in results.of(entrant) if run.prompt in results.oracle and first in (None, run.length)]
+    runs = [run for run in results.of(candidate) if run.prompt in results.oracle and first in (None, run.length)]
     return evened(runs) if runs else []

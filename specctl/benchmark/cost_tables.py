@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.hierarchy import EntrantLevels
+from specctl.benchmark.hierarchy import CandidateLevels
 from specctl.profile.model_names import short_name
 from specctl.reporting.table import DOWN, UNKNOWN, UP, Table, number, percent
 
 
 def level_table(digest: Digest) -> Table:
-    """Passes per token and HSDDW's sigma and eta of each model, one row per entrant."""
+    """Passes per token and HSDDW's sigma and eta of each model, one row per candidate."""
     names = list(map(short_name, digest.results.header.drafts))
     rows = []
     for one in digest.levels:
@@ -18,9 +18,9 @@ def level_table(digest: Digest) -> Table:
         for draft in range(len(names)):
             level = by_draft.get(draft)
             cells += [number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
-        rows.append((one.entrant, *cells, _pays(one)))
+        rows.append((one.candidate, *cells, _pays(one)))
     columns = (
-        "entrant",
+        "candidate",
         *(f"{name} passes/token" for name in names),
         f"target passes/token{DOWN}",
         *(column for name in names for column in (f"{name} sigma{DOWN}", f"{name} eta{DOWN}")),
@@ -30,9 +30,9 @@ def level_table(digest: Digest) -> Table:
 
 
 def cost_table(digest: Digest) -> Table:
-    """Measured against predicted speed and the bounds, one row per entrant."""
+    """Measured against predicted speed and the bounds, one row per candidate."""
     columns = (
-        "entrant",
+        "candidate",
         f"measured tokens/s{UP}",
         f"predicted tokens/s{UP}",
         f"ms/token (eq. 5.1){DOWN}",
@@ -43,7 +43,7 @@ def cost_table(digest: Digest) -> Table:
     )
     rows = tuple(
         (
-            cost.entrant,
+            cost.candidate,
             f"{cost.measured:.1f}",
             number(cost.predicted, 1),
             number(cost.latency_ms, 3),
@@ -83,7 +83,7 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
         yield f"Signal bound: {counts}{_by_the_fit(digest.signal_speed)}."
 
 
-def _pays(one: EntrantLevels) -> str:
+def _pays(one: CandidateLevels) -> str:
     if one.pays_ms is None:
         return "never" if one.nested else UNKNOWN
     low, high = one.pays_ms

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 from specctl.benchmark.cost_model import (
+    CandidateCost,
     CostModel,
-    EntrantCost,
     OracleBound,
     bare_model,
-    entrant_costs,
+    candidate_costs,
     fit,
     oracle_bound,
     signal_speed,
 )
-from specctl.benchmark.hierarchy import EntrantLevels, entrant_levels
+from specctl.benchmark.hierarchy import CandidateLevels, candidate_levels
 from specctl.benchmark.summaries import Summary, summarise
 from specctl.observing.identity import compare
 from specctl.observing.results import BASELINE, Difference, Run, RunSet
@@ -23,13 +23,13 @@ class Digest:
     """The results with everything computed from them.
 
     Attributes:
-        overall, by_category, by_length: one summary for each entrant that has runs there.
+        overall, by_category, by_length: one summary for each candidate that has runs there.
         model: fitted to the runs, or None.
         bare: from bare forward times, or None where they were not measured.
         signal_speed: tokens/s of the best stopping rule on the draft's signals, by the fit; None if not computed.
         compared: how many greedy runs were compared with the baseline, token by token; None when sampling.
         differing: compared runs whose tokens were not those of the baseline.
-        levels: every entrant's passes by model; empty unless several drafts are loaded.
+        levels: every candidate's passes by model; empty unless several drafts are loaded.
     """
 
     results: RunSet
@@ -38,12 +38,12 @@ class Digest:
     by_length: dict[int, list[Summary]]
     model: CostModel | None
     bare: CostModel | None
-    costs: list[EntrantCost]
+    costs: list[CandidateCost]
     oracle: OracleBound | None
     signal_speed: float | None
     compared: int | None
     differing: list[tuple[Run, Difference]]
-    levels: list[EntrantLevels]
+    levels: list[CandidateLevels]
 
     @property
     def expected_runs(self) -> int | None:
@@ -52,11 +52,11 @@ class Digest:
         if not isinstance(count, int):
             return None
         count -= len(self.results.skipped)
-        return count * len(header.entrants) * header.repeats * max(1, len(header.lengths))
+        return count * len(header.candidates) * header.repeats * max(1, len(header.lengths))
 
 
 def digest(results: RunSet) -> Digest:
-    labels = [entrant.label for entrant in results.header.entrants]
+    labels = [candidate.label for candidate in results.header.candidates]
     lengths = sorted({run.length for run in results.runs})
     overall = summarise(results.runs, labels)
     model = fit(results)
@@ -75,10 +75,10 @@ def digest(results: RunSet) -> Digest:
         },
         model=model,
         bare=bare,
-        costs=entrant_costs(results, overall, model),
+        costs=candidate_costs(results, overall, model),
         oracle=oracle_bound(results, BASELINE, model),
         signal_speed=signal_speed(results, model),
         compared=len(compared) if greedy else None,
         differing=[(run, difference) for run, difference in compared if difference],
-        levels=entrant_levels(results, model if model and min(model.drafts_ms) > 0 else bare),
+        levels=candidate_levels(results, model if model and min(model.drafts_ms) > 0 else bare),
     )

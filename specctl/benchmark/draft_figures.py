@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from specctl.benchmark.digest import Digest
-from specctl.benchmark.entrant_panels import (
+from specctl.benchmark.candidate_panels import (
+    candidate_panel,
     drafting_rounds,
-    entrant_panel,
     note_right,
     panel_columns,
     panel_height,
     parts_of,
 )
+from specctl.benchmark.digest import Digest
 from specctl.benchmark.looks import Look
 from specctl.observing.results import Run
 from specctl.reporting.style import INK, MissingDataError, Picture, page, panels, shorten, tint
@@ -20,15 +20,15 @@ MOST_ROUNDS = 80
 
 def lengths_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
     parts = [(name, [summary for summary in summaries if summary.draft_length]) for name, summaries in parts_of(digest)]
-    names = [summary.entrant for summary in parts[0][1]]
+    names = [summary.candidate for summary in parts[0][1]]
     if not names:
-        raise MissingDataError("no entrant drafted a token")
+        raise MissingDataError("no candidate drafted a token")
     keenest = max(parts[0][1], key=lambda summary: summary.acceptance_rate or 0)
     picture = page(
         "lengths-by-category",
         "Drafted and accepted tokens per round, and the acceptance rate",
         f"What to see: the dark part of a bar was accepted, the pale part was discarded; "
-        f"{keenest.entrant} wastes least, {keenest.acceptance_rate:.0%} accepted overall. Means over rounds; the "
+        f"{keenest.candidate} wastes least, {keenest.acceptance_rate:.0%} accepted overall. Means over rounds; the "
         "percentage at the right is accepted / drafted.",
         panel_height(parts, names),
     )
@@ -36,10 +36,10 @@ def lengths_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
         panels(picture, len(parts), panel_columns(parts), "tokens per round"), parts, strict=True
     ):
         prompts = max((summary.prompts for summary in summaries), default=0)
-        entrant_panel(axes, f"{shorten(name, 24)}, n = {prompts}", names)
+        candidate_panel(axes, f"{shorten(name, 24)}, n = {prompts}", names)
         for summary in summaries:
             if summary.draft_length and summary.accepted_length:
-                row, colour = names.index(summary.entrant), look[summary.entrant].colour
+                row, colour = names.index(summary.candidate), look[summary.candidate].colour
                 axes.barh(row, summary.draft_length.mean, 0.7, color=tint(colour, 0.65))
                 axes.barh(row, summary.accepted_length.mean, 0.7, color=colour)
                 note_right(axes, row, f"{summary.acceptance_rate:.0%}")
@@ -50,9 +50,9 @@ def lengths_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
 def accepted_histogram(digest: Digest, look: dict[str, Look]) -> Picture:
     from matplotlib.ticker import MaxNLocator
 
-    shown = {summary.entrant: summary.accepted_length for summary in digest.overall if summary.accepted_length}
+    shown = {summary.candidate: summary.accepted_length for summary in digest.overall if summary.accepted_length}
     if not shown:
-        raise MissingDataError("no entrant has visible rounds with accepted draft tokens")
+        raise MissingDataError("no candidate has visible rounds with accepted draft tokens")
     lengths = {
         name: [round_.accepted for run in digest.results.of(name) for round_ in drafting_rounds(run)] for name in shown
     }
@@ -78,13 +78,13 @@ def accepted_histogram(digest: Digest, look: dict[str, Look]) -> Picture:
 
 
 def draft_length_over_rounds(digest: Digest, look: dict[str, Look]) -> Picture:
-    names = [summary.entrant for summary in digest.overall if summary.draft_length]
+    names = [summary.candidate for summary in digest.overall if summary.draft_length]
     candidates: dict[tuple[str, int], dict[str, Run]] = {}
     for run in digest.results.runs:
-        if run.entrant in names and any(drafting_rounds(run)):
-            candidates.setdefault((run.prompt, run.length), {}).setdefault(run.entrant, run)
+        if run.candidate in names and any(drafting_rounds(run)):
+            candidates.setdefault((run.prompt, run.length), {}).setdefault(run.candidate, run)
     if not candidates:
-        raise MissingDataError("no entrant has visible rounds with draft tokens")
+        raise MissingDataError("no candidate has visible rounds with draft tokens")
     fullest = max(map(len, candidates.values()))
     ordered = sorted(
         (item for item in candidates.items() if len(item[1]) == fullest),

@@ -35,7 +35,7 @@ def draw_all(digest: Digest) -> Iterator[tuple[str, Picture | str]]:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    look = looks(digest.results.header.entrants)
+    look = looks(digest.results.header.candidates)
     for title, draw in {**FIGURES, **(LEVEL_FIGURES if digest.levels else {})}.items():
         with style():
             try:

@@ -8,9 +8,9 @@ import numpy as np
 
 from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.hierarchy import EntrantLevels
+from specctl.benchmark.hierarchy import CandidateLevels
 from specctl.benchmark.looks import Look
-from specctl.observing.entrant import Entrant
+from specctl.observing.candidate import Candidate
 from specctl.profile.model_names import short_name
 from specctl.reporting.style import BASELINE_COLOUR, INK, MissingDataError, Picture, label_ends, page, panels, shorten
 from specctl.statistics.intervals import Floats
@@ -24,17 +24,17 @@ _LEAST_WINDOWS = 3
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """An entrant's forward passes per generated token."""
+    """A candidate's forward passes per generated token."""
 
-    entrant: str
+    candidate: str
     middle: float
     lowest: float
     target: float
 
     @classmethod
-    def of(cls, found: EntrantLevels, chain: Sequence[int]) -> "_Passes":
+    def of(cls, found: CandidateLevels, chain: Sequence[int]) -> "_Passes":
         middle, lowest = chain
-        return cls(found.entrant, found.passes[middle], found.passes[lowest], found.passes[-1])
+        return cls(found.candidate, found.passes[middle], found.passes[lowest], found.passes[-1])
 
 
 def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
@@ -56,7 +56,7 @@ def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     picture = page(
         "where-the-hierarchy-pays",
         "When a third model pays, by the cost model",
-        f"What to see: {_verdict(gain, best.entrant)} {_about_this_machine(here, plain, nested)}The forward passes are "
+        f"What to see: {_verdict(gain, best.candidate)} {_about_this_machine(here, plain, nested)}Forward passes are "
         f"measured; only their costs t_{lowest} : t_{middle} : t_target vary.",
         4.2,
     )
@@ -68,15 +68,15 @@ def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
 
 
 def speed_by_window(digest: Digest, look: dict[str, Look]) -> Picture:
-    speeds = {summary.entrant: summary.tokens_per_second for summary in digest.overall}
-    families: dict[str, list[Entrant]] = {}
-    for entrant in digest.results.header.entrants:
-        if entrant.label in speeds and window(entrant) is not None:
-            families.setdefault(entrant.family, []).append(entrant)
+    speeds = {summary.candidate: summary.tokens_per_second for summary in digest.overall}
+    families: dict[str, list[Candidate]] = {}
+    for candidate in digest.results.header.candidates:
+        if candidate.label in speeds and window(candidate) is not None:
+            families.setdefault(candidate.family, []).append(candidate)
     curves = {
-        family: sorted((window(entrant) or 0, speeds[entrant.label]) for entrant in entrants)
-        for family, entrants in families.items()
-        if len({window(entrant) for entrant in entrants}) >= _LEAST_WINDOWS
+        family: sorted((window(candidate) or 0, speeds[candidate.label]) for candidate in candidates)
+        for family, candidates in families.items()
+        if len({window(candidate) for candidate in candidates}) >= _LEAST_WINDOWS
     }
     if not curves:
         raise MissingDataError(f"no policy ran with {_LEAST_WINDOWS} or more windows")
@@ -104,30 +104,32 @@ def speed_by_window(digest: Digest, look: dict[str, Look]) -> Picture:
     return picture
 
 
-def window(entrant: Entrant) -> int | None:
+def window(candidate: Candidate) -> int | None:
     """The most tokens that its lowest draft may write in a row; None where there is no such setting."""
-    if entrant.setting is None:
+    if candidate.setting is None:
         return None
-    values = entrant.setting.levels[-1].all_values
+    values = candidate.setting.levels[-1].all_values
     found = values.get("draft_length" if "max_draft" not in values else "max_draft")
     return found if isinstance(found, int) else None
 
 
-def _family_name(entrant: Entrant, drafts: list[str]) -> str:
-    families = (level.family for level in entrant.setting.levels) if entrant.setting is not None else (entrant.name,)
-    names = [f"@{short_name(drafts[draft])}" if drafts else "" for draft in entrant.drafts]
+def _family_name(candidate: Candidate, drafts: list[str]) -> str:
+    families = (
+        (level.family for level in candidate.setting.levels) if candidate.setting is not None else (candidate.name,)
+    )
+    names = [f"@{short_name(drafts[draft])}" if drafts else "" for draft in candidate.drafts]
     return " < ".join(family + name for family, name in zip(families, names, strict=True))
 
 
-def _least(entrants: list[_Passes], middle: Floats, target: Floats) -> Floats:
-    """The least time per token among entrants, in passes of the lowest draft.
+def _least(candidates: list[_Passes], middle: Floats, target: Floats) -> Floats:
+    """The least time per token among candidates, in passes of the lowest draft.
 
     Args:
-        entrants: at least one.
+        candidates: at least one.
         middle: what a pass of the middle model costs.
         target: what a pass of the target costs in passes of the middle model.
     """
-    least: Floats = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in entrants], 0)
+    least: Floats = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in candidates], 0)
     return least
 
 
@@ -138,14 +140,14 @@ def _gain_at(plain: list[_Passes], nested: list[_Passes], middle: float, target:
 def _verdict(gain: Floats, best: str) -> str:
     if gain.max() <= 1:
         return (
-            f"no costs in view make a hierarchy faster than the best entrant with one draft or none; at best it comes "
-            f"to {gain.max():.2f} of its speed. The lines are times that speed."
+            f"no costs in view make a hierarchy faster than the best candidate with one draft or none; at best it "
+            f"comes to {gain.max():.2f} of its speed. The lines are times that speed."
         )
     if gain.min() >= 1:
         return f"whatever the costs in view, a hierarchy (mostly {best}) is faster than one draft or none."
     return (
-        f"on the orange side of the thick line the best hierarchy (mostly {best}) is faster than the best entrant with "
-        "one draft or none; thin lines are times its speed."
+        f"on the orange side of the thick line the best hierarchy (mostly {best}) is faster than the best candidate "
+        "with one draft or none; thin lines are times its speed."
     )
 
 

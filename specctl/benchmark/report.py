@@ -46,9 +46,9 @@ def _provenance(digest: Digest) -> dict[str, str]:
         "Sampling": _pairs(header.sampling),
         "Devices": _pairs(header.devices),
         "Versions": _pairs(header.versions),
-        "Entrants": "; ".join(
-            f"{entrant.label} ({_pairs(entrant.values)})" if entrant.values else entrant.label
-            for entrant in header.entrants
+        "Candidates": "; ".join(
+            f"{candidate.label} ({_pairs(candidate.values)})" if candidate.values else candidate.label
+            for candidate in header.candidates
         ),
     }
 

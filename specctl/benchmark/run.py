@@ -12,21 +12,21 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.files import drop_torn_line
 from specctl.models.loading.pair import Pair
-from specctl.observing.entrants import Field
 from specctl.observing.facts import gather
+from specctl.observing.field import Field
 from specctl.observing.progress import Progress
 from specctl.observing.results import RESULTS, Header, Run, RunSet, read_results
 from specctl.observing.round_robin import RoundRobin
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 
-_SAME = ("profile", "suite", "sampling", "entrants", "lengths", "repeats")
+_SAME = ("profile", "suite", "sampling", "candidates", "lengths", "repeats")
 
 
 class Watcher(Protocol):
     """Receives what runs now, before its clock starts, and every finished run."""
 
-    def start(self, entrant: str, prompt: str) -> None: ...
+    def start(self, candidate: str, prompt: str) -> None: ...
 
     def add(self, run: Run) -> None: ...
 
@@ -66,7 +66,7 @@ def run_benchmark(
     names = [draft.model for draft in field.drafts] if len(field.drafts) > 1 else []
     header = Header(
         **asdict(gather(pair, profile, suite)),
-        entrants=field.entrants,
+        candidates=field.candidates,
         repeats=plan.repeats,
         lengths=list(plan.lengths),
         oracle=plan.oracle,
@@ -77,7 +77,7 @@ def run_benchmark(
         results = read_results(path)
         _require_same(results.header, header, path)
         drop_torn_line(path)
-    total = len(suite.prompts) * len(field.entrants) * len(plan.lengths) * plan.repeats
+    total = len(suite.prompts) * len(field.candidates) * len(plan.lengths) * plan.repeats
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with RESULTS.writing(path, header, append=bool(results.runs)) as write:
         runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompt_format, write)

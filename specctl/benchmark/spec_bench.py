@@ -18,15 +18,15 @@ MT_BENCH_QUESTIONS = 10
 """MT-Bench numbers its questions from 81, ten to a category."""
 
 Answered = Mapping[str, Sequence[Run]]
-"""One entrant's runs at one length by prompt, repeats in order."""
+"""One candidate's runs at one length by prompt, repeats in order."""
 
 
 def write_answers(results: RunSet, folder: Path) -> list[Path]:
-    """Write one file per entrant, named after it, and per length where there are several.
+    """Write one file per candidate, named after it, and per length where there are several.
 
-    All files contain the prompts that every entrant has finished, in one order, because Spec-Bench's scripts pair lines
-    by their position. Repeats become choices; the scripts read the first. The accept_lengths of a peer are empty: its
-    rounds are not visible.
+    All files contain the prompts that every candidate has finished, in one order, because Spec-Bench's scripts pair
+    lines by their position. Repeats become choices; the scripts read the first. The accept_lengths of a peer are
+    empty: its rounds are not visible.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -37,7 +37,7 @@ def write_answers(results: RunSet, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for length in lengths:
-            field = _answers_by_entrant(run for run in results.runs if run.length == length)
+            field = _answers_by_candidate(run for run in results.runs if run.length == length)
             prompts = _finished_by_all(field)
             for label, answers in field.items():
                 path = folder / f"{_file_name(label)}{f'-{length}' if len(lengths) > 1 else ''}.jsonl"
@@ -49,10 +49,10 @@ def write_answers(results: RunSet, folder: Path) -> list[Path]:
     return written
 
 
-def _answers_by_entrant(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
+def _answers_by_candidate(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
     field: dict[str, dict[str, list[Run]]] = {}
     for run in sorted(runs, key=lambda run: run.repeat):
-        field.setdefault(run.entrant, {}).setdefault(run.prompt, []).append(run)
+        field.setdefault(run.candidate, {}).setdefault(run.prompt, []).append(run)
     return field
 
 

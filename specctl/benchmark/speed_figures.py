@@ -1,7 +1,7 @@
-"""Figures of how fast each entrant was and where its time went. Matplotlib is imported when a figure is drawn."""
+"""Figures of how fast each candidate was and where its time went. Matplotlib is imported when a figure is drawn."""
 
+from specctl.benchmark.candidate_panels import ROW, candidate_panel, note_right, panel_columns, panel_height, parts_of
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.entrant_panels import ROW, entrant_panel, note_right, panel_columns, panel_height, parts_of
 from specctl.benchmark.looks import Look
 from specctl.observing.results import BASELINE
 from specctl.reporting.style import (
@@ -20,12 +20,12 @@ from specctl.reporting.table import show_interval
 
 def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
     parts = [
-        (name, {summary.entrant: summary.speedup for summary in summaries if summary.speedup})
+        (name, {summary.candidate: summary.speedup for summary in summaries if summary.speedup})
         for name, summaries in parts_of(digest)
     ]
     names = [name for name in parts[0][1] if name != BASELINE]
     if not names:
-        raise MissingDataError("no entrant shares a prompt with none")
+        raise MissingDataError("no candidate shares a prompt with none")
     fastest, speed = max(((name, parts[0][1][name]) for name in names), key=lambda entry: entry[1].of_totals.value)
     picture = page(
         "speedup-by-category",
@@ -39,14 +39,14 @@ def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
         panels(picture, len(parts), panel_columns(parts), "times target-only"), parts, strict=True
     ):
         prompts = max((speed.prompts for speed in speeds.values()), default=0)
-        entrant_panel(axes, f"{shorten(name, 24)}, n = {prompts}", names)
+        candidate_panel(axes, f"{shorten(name, 24)}, n = {prompts}", names)
         axes.axvline(1, color=BASELINE_COLOUR, linewidth=1)
-        for row, entrant in enumerate(names):
-            if entrant in speeds:
-                value, low, high = speeds[entrant].of_totals
+        for row, candidate in enumerate(names):
+            if candidate in speeds:
+                value, low, high = speeds[candidate].of_totals
                 if low is not None and high is not None:
-                    axes.plot([low, high], [row, row], color=look[entrant].colour, linewidth=2, solid_capstyle="butt")
-                axes.plot(value, row, look[entrant].marker, color=look[entrant].colour, markersize=6)
+                    axes.plot([low, high], [row, row], color=look[candidate].colour, linewidth=2, solid_capstyle="butt")
+                axes.plot(value, row, look[candidate].marker, color=look[candidate].colour, markersize=6)
                 note_right(axes, row, f"{value:.2f}")
     return picture
 
@@ -54,21 +54,21 @@ def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
 def wall_time(digest: Digest, look: dict[str, Look]) -> Picture:
     del look  # Here colours mean parts of the time.
     parts = {"draft": "#E69F00", "verify": "#0072B2", "prefill": "#999999", "other": "#D55E00"}
-    names = [summary.entrant for summary in digest.overall]
+    names = [summary.candidate for summary in digest.overall]
     if not any(summary.wall for summary in digest.overall):
-        raise MissingDataError("no entrant's time is known in parts")
+        raise MissingDataError("no candidate's time is known in parts")
     idlest = max(digest.overall, key=lambda summary: summary.wall.get("other", 0.0))
     prompts = max(summary.prompts for summary in digest.overall)
     picture = page(
         "wall-time",
         "Where the time goes, per generated token",
         f"What to see: shorter is faster; a good policy saves more verify time than it spends on drafts. Other is the "
-        f"loop itself, at most {idlest.wall.get('other', 0.0):.1%} ({idlest.entrant}). Percentages are shares of the "
+        f"loop itself, at most {idlest.wall.get('other', 0.0):.1%} ({idlest.candidate}). Percentages are shares of the "
         f"bar; n = {prompts} prompts.",
         ROW * 1.3 * len(names) + 0.8,
     )
     (axes,) = panels(picture, 1, 1, "milliseconds per token")
-    entrant_panel(axes, "", names)
+    candidate_panel(axes, "", names)
     longest = max(summary.ms_per_token for summary in digest.overall)
     for row, summary in enumerate(digest.overall):
         left = 0.0
@@ -95,13 +95,13 @@ def speedup_by_length(digest: Digest, look: dict[str, Look]) -> Picture:
     curves: dict[str, list[tuple[int, float, float, float]]] = {}
     for length in lengths:
         for summary in digest.by_length[length]:
-            if summary.speedup and summary.entrant != BASELINE:
+            if summary.speedup and summary.candidate != BASELINE:
                 value, low, high = summary.speedup.of_totals
-                curves.setdefault(summary.entrant, []).append(
+                curves.setdefault(summary.candidate, []).append(
                     (length, value, value if low is None else low, value if high is None else high)
                 )
     if not curves:
-        raise MissingDataError("no entrant shares a prompt with none")
+        raise MissingDataError("no candidate shares a prompt with none")
     prompts = max(summary.prompts for summary in digest.overall)
     picture = page(
         "speedup-by-length",

@@ -1,4 +1,4 @@
-"""Tables of how fast each entrant was, what its drafts achieved, and where its time went."""
+"""Tables of how fast each candidate was, what its drafts achieved, and where its time went."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,22 +10,22 @@ from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, numbe
 
 
 def speed_table(digest: Digest) -> Table:
-    """Speed, speedup and greedy identity, one row per entrant."""
+    """Speed, speedup and greedy identity, one row per candidate."""
     rows = tuple(
         (
-            summary.entrant,
+            summary.candidate,
             str(summary.prompts),
             str(summary.runs),
             f"{summary.tokens_per_second:.1f}",
             show_interval(summary.speedup and summary.speedup.of_totals),
             show_interval(summary.speedup and summary.speedup.of_prompts),
             f"{summary.first_token_ms:.1f}",
-            _count_differing(digest, summary.entrant),
+            _count_differing(digest, summary.candidate),
         )
         for summary in digest.overall
     )
     columns = (
-        "entrant",
+        "candidate",
         "prompts",
         "runs",
         f"tokens/s{UP}",
@@ -44,9 +44,9 @@ def speed_table(digest: Digest) -> Table:
 
 
 def drafting_table(digest: Digest) -> Table:
-    """Acceptance and draft lengths, one row per entrant."""
+    """Acceptance and draft lengths, one row per candidate."""
     columns = (
-        "entrant",
+        "candidate",
         f"acceptance rate{UP}",
         f"mean acceptance length{UP}",
         f"verification rate{DOWN}",
@@ -57,7 +57,7 @@ def drafting_table(digest: Digest) -> Table:
     )
     rows = tuple(
         (
-            summary.entrant,
+            summary.candidate,
             *_rates(summary),
             number(summary.redundancy, 3),
             _spread(summary.draft_length),
@@ -69,12 +69,12 @@ def drafting_table(digest: Digest) -> Table:
 
 
 def share_table(digest: Digest) -> Table:
-    """Stop reasons as shares of rounds and parts of the time as shares of wall time, one row per entrant."""
+    """Stop reasons as shares of rounds and parts of the time as shares of wall time, one row per candidate."""
     stops = [reason.value for reason in StopReason]
     parts = ("draft", "verify", "prefill", "other")
     rows = tuple(
         (
-            summary.entrant,
+            summary.candidate,
             *(percent(summary.stops.get(stop, 0.0) if summary.stops else None) for stop in stops),
             *(percent(summary.wall.get(part)) for part in parts),
             f"{summary.ms_per_token:.2f}",
@@ -82,11 +82,11 @@ def share_table(digest: Digest) -> Table:
         for summary in digest.overall
     )
     shares = (*(f"stop: {stop}" for stop in stops), *(f"time: {part}" for part in parts))
-    return Table("Why drafting stopped, and where the time went", ("entrant", *shares, f"ms/token{DOWN}"), rows)
+    return Table("Why drafting stopped, and where the time went", ("candidate", *shares, f"ms/token{DOWN}"), rows)
 
 
 def part_table(title: str, key: str, parts: Mapping[Any, Sequence[Summary]]) -> Table:
-    """Speed and acceptance in each part of the prompts, one row per part and entrant.
+    """Speed and acceptance in each part of the prompts, one row per part and candidate.
 
     Args:
         title: of the table.
@@ -96,7 +96,7 @@ def part_table(title: str, key: str, parts: Mapping[Any, Sequence[Summary]]) -> 
     rows = tuple(
         (
             str(name),
-            summary.entrant,
+            summary.candidate,
             str(summary.prompts),
             f"{summary.tokens_per_second:.1f}",
             show_interval(summary.speedup and summary.speedup.of_totals),
@@ -107,7 +107,7 @@ def part_table(title: str, key: str, parts: Mapping[Any, Sequence[Summary]]) -> 
     )
     columns = (
         key,
-        "entrant",
+        "candidate",
         "prompts",
         f"tokens/s{UP}",
         f"speedup (totals){UP}",
@@ -128,10 +128,10 @@ def _rates(summary: Summary) -> tuple[str, ...]:
     )
 
 
-def _count_differing(digest: Digest, entrant: str) -> str:
+def _count_differing(digest: Digest, candidate: str) -> str:
     if digest.compared is None:
         return UNKNOWN
-    return str(sum(run.entrant == entrant for run, _ in digest.differing))
+    return str(sum(run.candidate == candidate for run, _ in digest.differing))
 
 
 def _spread(spread: Spread | None) -> str:

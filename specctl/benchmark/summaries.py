@@ -1,4 +1,4 @@
-"""Speed and rates of each entrant over some prompts, with intervals from a bootstrap over prompts."""
+"""Speed and rates of each candidate over some prompts, with intervals from a bootstrap over prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One entrant over some prompts. Repeats of a prompt count as one, their mean; unknown values are None.
+    """One candidate over some prompts. Repeats of a prompt count as one, their mean; unknown values are None.
 
     Attributes:
         prompts, runs: how many it finished.
@@ -32,7 +32,7 @@ class Summary:
         first_token_ms: mean time to the first tokens, i.e. to the end of the first round.
     """
 
-    entrant: str
+    candidate: str
     prompts: int
     runs: int
     tokens_per_second: float
@@ -50,13 +50,17 @@ class Summary:
     wall: Mapping[str, float] = field(default_factory=dict)
 
 
-def summarise(runs: Iterable[Run], entrants: Iterable[str]) -> list[Summary]:
-    """A summary of each entrant that has a run, in the entrants' order."""
-    by_entrant: dict[str, list[Run]] = {}
+def summarise(runs: Iterable[Run], candidates: Iterable[str]) -> list[Summary]:
+    """A summary of each candidate that has a run, in the candidates' order."""
+    by_candidate: dict[str, list[Run]] = {}
     for run in runs:
-        by_entrant.setdefault(run.entrant, []).append(run)
-    baseline = by_entrant.get(BASELINE, [])
-    return [_summary(by_entrant[name], speedup(by_entrant[name], baseline)) for name in entrants if name in by_entrant]
+        by_candidate.setdefault(run.candidate, []).append(run)
+    baseline = by_candidate.get(BASELINE, [])
+    return [
+        _summary(by_candidate[name], speedup(by_candidate[name], baseline))
+        for name in candidates
+        if name in by_candidate
+    ]
 
 
 def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
@@ -66,7 +70,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
     seen, drafted = metrics.rounds > 0, metrics.drafted > 0
     passes = sum(turn.target_forwards for run in counted for turn in run.turns)
     return Summary(
-        entrant=runs[0].entrant,
+        candidate=runs[0].candidate,
         prompts=len({run.prompt for run in runs}),
         runs=len(runs),
         tokens_per_second=metrics.tokens_per_second,

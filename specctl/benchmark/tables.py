@@ -49,7 +49,13 @@ def as_json(digest: Digest) -> dict[str, Any]:
         **({"levels": digest.levels} if digest.levels else {}),
         "compared": digest.compared,
         "differences": [
-            {"entrant": run.entrant, "prompt": run.prompt, "repeat": run.repeat, "length": run.length, **asdict(found)}
+            {
+                "candidate": run.candidate,
+                "prompt": run.prompt,
+                "repeat": run.repeat,
+                "length": run.length,
+                **asdict(found),
+            }
             for run, found in digest.differing
         ],
     }
@@ -62,13 +68,13 @@ def _differences(digest: Digest) -> Table:
         temperature = digest.results.header.sampling.get("temperature")
         return Table(title, (), (), note=f"Not compared: sampling at temperature {temperature}.")
     if not digest.compared:
-        return Table(title, (), (), note="Not compared: no prompt was finished both by none and by another entrant.")
+        return Table(title, (), (), note="Not compared: no prompt was finished both by none and by another candidate.")
     if not digest.differing:
         return Table(title, (), (), note=f"All {digest.compared} runs gave exactly the tokens of none.")
-    columns = ("entrant", "prompt", "repeat", "length", "turn", "position", "none's token", "its token", "logit gap")
+    columns = ("candidate", "prompt", "repeat", "length", "turn", "position", "none's token", "its token", "logit gap")
     rows = tuple(
         (
-            run.entrant,
+            run.candidate,
             run.prompt,
             str(run.repeat),
             str(run.length),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.looks import Look
-from specctl.observing.entrant import Entrant
+from specctl.observing.candidate import Candidate
 from specctl.reporting.style import FAINT, INK, MissingDataError, Picture, label_points, page, panels
 from specctl.statistics.pareto import pareto
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Picture:
     points = [
-        (summary.entrant, summary.discard_rate, summary.verification_rate)
+        (summary.candidate, summary.discard_rate, summary.verification_rate)
         for summary in digest.overall
         if summary.draft_length and summary.discard_rate is not None and summary.verification_rate is not None
     ]
     if not points:
-        raise MissingDataError("no entrant's discard rate and verification rate are both known")
-    entrants = {entrant.label: entrant for entrant in digest.results.header.entrants}
+        raise MissingDataError("no candidate's discard rate and verification rate are both known")
+    candidates = {candidate.label: candidate for candidate in digest.results.header.candidates}
     front = pareto([(discard, verification) for _, discard, verification in points])
     best = ", ".join(points[index][0] for index in front)
     model = digest.model if digest.model and digest.model.target_ms > digest.model.draft_ms > 0 else digest.bare
@@ -37,7 +37,7 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
     picture = page(
         "verification-discard",
         "Target passes against discarded draft tokens",
-        f"What to see: lower left is better; no entrant beats a ringed one in both rates ({best}). {lines}"
+        f"What to see: lower left is better; no candidate beats a ringed one in both rates ({best}). {lines}"
         f"n = {prompts} prompts; target-only decoding is at (0, 1).",
         4.6,
     )
@@ -48,9 +48,9 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
         "discard rate (discarded draft tokens per generated token)",
         "verification rate (target passes per generated token)",
     )
-    for family in dict.fromkeys(entrants[label].family for label, *_ in points):
+    for family in dict.fromkeys(candidates[label].family for label, *_ in points):
         curve = sorted(
-            (point for point in points if entrants[point[0]].family == family), key=lambda point: (point[1], point[2])
+            (point for point in points if candidates[point[0]].family == family), key=lambda point: (point[1], point[2])
         )
         if len(curve) > 1:
             axes.plot([x for _, x, _ in curve], [y for *_, y in curve], color=look[curve[0][0]].colour, linewidth=1.2)
@@ -61,20 +61,22 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
     _widen(axes, points)
     if model is not None:
         _equal_speeds(axes, model)
-    names = _point_names([entrants[label] for label, *_ in points])
+    names = _point_names([candidates[label] for label, *_ in points])
     label_points(axes, [(x, y, name) for name, (_, x, y) in zip(names, points, strict=True)])
     return picture
 
 
-def _point_names(entrants: Sequence[Entrant]) -> list[str]:
+def _point_names(candidates: Sequence[Candidate]) -> list[str]:
     """Short labels: the name of the policy or of its head, with the settings that differ within its family."""
     names = []
-    for entrant in entrants:
-        same = [other for other in entrants if other.family == entrant.family]
-        differing = [key for key in entrant.values if len({repr(other.values.get(key)) for other in same}) > 1]
-        values = ", ".join(f"{key} {entrant.values[key]}" for key in differing)
-        head = entrant.setting.head_label if entrant.setting is not None else None
-        names.append(f"{head or entrant.name} {values}" if differing and entrant.drafts == (0,) else entrant.label)
+    for candidate in candidates:
+        same = [other for other in candidates if other.family == candidate.family]
+        differing = [key for key in candidate.values if len({repr(other.values.get(key)) for other in same}) > 1]
+        values = ", ".join(f"{key} {candidate.values[key]}" for key in differing)
+        head = candidate.setting.head_label if candidate.setting is not None else None
+        names.append(
+            f"{head or candidate.name} {values}" if differing and candidate.drafts == (0,) else candidate.label
+        )
     return names
 
 

@@ -7,8 +7,8 @@ from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.observing.entrants import Field, field_of
 from specctl.observing.facts import gather
+from specctl.observing.field import Field, field_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE, Header, RunSet
 from specctl.observing.round_robin import RoundRobin
@@ -60,11 +60,11 @@ def check_live(
     predicted = _predicted(found, old)
     drafting = [setting for setting in predicted if setting != NONE]
     field = field_of([profile.draft.stopped_by(setting) for setting in drafting], ())
-    labels = {setting: one.label for setting, one in zip([NONE, *drafting], field.entrants, strict=True)}
+    labels = {setting: one.label for setting, one in zip([NONE, *drafting], field.candidates, strict=True)}
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     header = Header(
         **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),
-        entrants=field.entrants,
+        candidates=field.candidates,
         repeats=1,
         lengths=[profile.sampling.max_new_tokens],
         drafts=[level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else [],
@@ -72,7 +72,7 @@ def check_live(
     results = RunSet(header)
     settings = profile.sampling.model_copy(update={"stop": []})
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with progress.counting("live runs", len(prompts) * len(field.entrants)) as advance:
+    with progress.counting("live runs", len(prompts) * len(field.candidates)) as advance:
         for _ in RoundRobin(_with_heads(pair, field), results, prompts, settings, prompt_format, lambda _: None).run():
             advance()
     return list(_measured(results, predicted, labels))
@@ -91,7 +91,7 @@ def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
 
 
 def _with_heads(pair: Pair, field: Field) -> Pair:
-    """The pair with the heads that the entrants use first: an entrant names its head only where heads differ."""
+    """The pair with the heads that the candidates use first: a candidate names its head only where heads differ."""
     own: list[Mapping[str, AcceptanceHead]] = [
         {names[0]: named[names[0]], **named} if names else {}
         for named, names in zip(pair.named_heads, field.heads, strict=False)

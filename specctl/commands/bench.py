@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specctl.benchmark.plan import Plan
-    from specctl.observing.entrants import Field
+    from specctl.observing.field import Field
     from specctl.observing.results import RunSet
     from specctl.profile import Profile
     from specctl.prompts.suites import Suite
@@ -103,7 +103,7 @@ def bench(
         from rich.console import Console
 
         from specctl.benchmark.plan import Plan
-        from specctl.observing.entrants import contenders, field_of
+        from specctl.observing.field import contenders, field_of
         from specctl.profile import parse_policy, resolve
         from specctl.profile.schema import PolicyTable
 
@@ -146,14 +146,14 @@ def _run(
     from specctl.terminal.loading import TerminalProgress, note
     from specctl.terminal.progress import BenchProgress
 
-    expected = len(suite.prompts) * len(field.entrants) * sum(plan.lengths) * plan.repeats
+    expected = len(suite.prompts) * len(field.candidates) * sum(plan.lengths) * plan.repeats
     pair = load(profile, console, expected_tokens=expected, drafts=field.drafts, heads=field.heads, force=force)
 
     from specctl.benchmark.run import run_benchmark
     from specctl.observing.results import BASELINE
 
     def watch(results: "RunSet", total: int) -> BenchProgress:
-        labels = [entrant.label for entrant in results.header.entrants]
+        labels = [candidate.label for candidate in results.header.candidates]
         return BenchProgress(console, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
     progress = TerminalProgress(console)

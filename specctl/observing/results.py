@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from specctl.files import Content, LineFormat
-from specctl.observing.entrant import Entrant, entrant_of, entrant_record
+from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.records import CompletionSummary, RoundSummary
 
 BASELINE = "none"
@@ -18,7 +18,7 @@ OF_HIERARCHIES = frozenset({"levels", "inner", "drafts", "further_ms"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token at which an entrant's greedy output differs from the baseline's.
+    """The first token at which a candidate's greedy output differs from the baseline's.
 
     Attributes:
         turn, position: of the first difference.
@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One entrant on one prompt, once.
+    """One candidate on one prompt, once.
 
     Attributes:
         prompt: the prompt's id, as text.
@@ -43,7 +43,7 @@ class Run:
         difference: in greedy decoding, how its tokens differ from the baseline's; None where they do not.
     """
 
-    entrant: str
+    candidate: Annotated[str, Field(validation_alias=AliasChoices("candidate", "entrant"))]
     prompt: str
     category: str
     repeat: int
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        return self.entrant, self.prompt, self.repeat, self.length
+        return self.candidate, self.prompt, self.repeat, self.length
 
     @property
     def tokens(self) -> int:
@@ -167,20 +167,23 @@ class Header(Facts):
     """The first line of a results file.
 
     Attributes:
-        entrants: what competes.
+        candidates: what competes.
         repeats, lengths: how often every prompt is run, and to which token limits.
         oracle: whether `RunSet.oracle` was asked for.
         drafts: the loaded draft models by name, where there are several.
     """
 
-    entrants: list[Annotated[Entrant, PlainValidator(entrant_of), PlainSerializer(entrant_record)]]
+    candidates: Annotated[
+        list[Annotated[Candidate, PlainValidator(candidate_of), PlainSerializer(candidate_record)]],
+        Field(validation_alias=AliasChoices("candidates", "entrants")),
+    ]
     repeats: int
     lengths: list[int]
     oracle: bool = False
     drafts: list[str] = field(default_factory=list)
 
-    def entrant(self, label: str) -> Entrant:
-        return next(entrant for entrant in self.entrants if entrant.label == label)
+    def candidate(self, label: str) -> Candidate:
+        return next(candidate for candidate in self.candidates if candidate.label == label)
 
 
 @dataclass(slots=True)
@@ -225,13 +228,13 @@ class RunSet:
         """In the order they first appear."""
         return list(dict.fromkeys(run.category for run in self.runs))
 
-    def of(self, entrant: str, category: str | None = None) -> list[Run]:
-        return [run for run in self.runs if run.entrant == entrant and category in (None, run.category)]
+    def of(self, candidate: str, category: str | None = None) -> list[Run]:
+        return [run for run in self.runs if run.candidate == candidate and category in (None, run.category)]
 
 
 RESULTS = LineFormat(
     Content.RESULTS,
-    1,
+    2,
     Header,
     {
         "run": Run,

@@ -1,4 +1,4 @@
-"""Runs every entrant on every prompt, interleaved, and writes each result down at once."""
+"""Runs every candidate on every prompt, interleaved, and writes each result down at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +10,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
-from specctl.observing.entrant import Entrant
+from specctl.observing.candidate import Candidate
 from specctl.observing.identity import compare
 from specctl.observing.passes import PassMeter
 from specctl.observing.peers import Peer
@@ -25,13 +25,13 @@ Emit = Callable[[object], None]
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    entrant: Entrant
+    candidate: Candidate
     answerer: Answerer
     peer: Peer | None
 
 
 class RoundRobin:
-    """One pair, its entrants and the prompts they all run.
+    """One pair, its candidates and the prompts they all run.
 
     Args:
         pair: loaded models.
@@ -53,22 +53,22 @@ class RoundRobin:
     ) -> None:
         self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
         self._format, self._emit = prompt_format, emit
-        self._lanes = [self._lane(entrant) for entrant in results.header.entrants]
-        longest = max(one.setting.longest_draft for one in results.header.entrants if one.setting is not None)
+        self._lanes = [self._lane(candidate) for candidate in results.header.candidates]
+        longest = max(one.setting.longest_draft for one in results.header.candidates if one.setting is not None)
         self._meter = PassMeter(pair, context=128, widest=longest + 1)
 
-    def _lane(self, entrant: Entrant) -> _Lane:
-        if entrant.setting is None:
-            peer = Peer(self._pair, entrant.name)
-            return _Lane(entrant, Answerer(peer, self._format, self._settings), peer)
-        session = Session(self._pair, build_drafter(self._pair, entrant.setting, drafts=entrant.drafts))
-        return _Lane(entrant, Answerer(session, self._format, self._settings), None)
+    def _lane(self, candidate: Candidate) -> _Lane:
+        if candidate.setting is None:
+            peer = Peer(self._pair, candidate.name)
+            return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
+        session = Session(self._pair, build_drafter(self._pair, candidate.setting, drafts=candidate.drafts))
+        return _Lane(candidate, Answerer(session, self._format, self._settings), None)
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
-        """Yield runs as they finish, those of an earlier run left out; ``before`` hears each entrant and prompt.
+        """Yield runs as they finish, those of an earlier run left out; ``before`` hears each candidate and prompt.
 
-        The order of the entrants rotates from prompt to prompt, so that a machine that slows down slows all alike.
-        A prompt that an entrant cannot run (too long for the models, say) is left out for all of them, and said so.
+        The order of the candidates rotates from prompt to prompt, so that a machine that slows down slows all alike.
+        A prompt that a candidate cannot run (too long for the models, say) is left out for all of them, and said so.
         """
         done = {run.key for run in self._results.runs}
         whole = len(self._prompts) * len(self._lanes) * len(self._results.header.lengths) * self._results.header.repeats
@@ -83,9 +83,9 @@ class RoundRobin:
                     for lane in self._lanes[turn:] + self._lanes[:turn]:
                         if prompt.id in self._results.skipped:
                             break
-                        if (lane.entrant.label, prompt.id, repeat, length) in done:
+                        if (lane.candidate.label, prompt.id, repeat, length) in done:
                             continue
-                        before(lane.entrant.label, prompt.id)
+                        before(lane.candidate.label, prompt.id)
                         try:
                             run = self._run(lane, prompt, number, repeat, length)
                         except RecordError as error:
@@ -117,7 +117,7 @@ class RoundRobin:
 
     def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
         settings = self._settings.model_copy(update={"max_new_tokens": length})
-        # The seed follows the prompt and the repeat, so that every entrant draws alike.
+        # The seed follows the prompt and the repeat, so that every candidate draws alike.
         record = prompt.record(number + repeat * len(self._prompts) + 1)
         if lane.peer is not None:
             lane.peer.passes.clear()
@@ -128,7 +128,7 @@ class RoundRobin:
                 replace(turn, target_forwards=target, draft_forwards=draft)
                 for turn, (target, draft) in zip(turns, lane.peer.passes, strict=True)
             ]
-        return Run(lane.entrant.label, prompt.id, prompt.category, repeat, length, tuple(turns))
+        return Run(lane.candidate.label, prompt.id, prompt.category, repeat, length, tuple(turns))
 
     def _compare(self, prompt: SuitePrompt, repeat: int, length: int) -> None:
         """Write down where greedy runs of this prompt leave the baseline's, with how near a tie the target was."""
@@ -139,7 +139,7 @@ class RoundRobin:
         ]
         for run, difference in compare(replace(self._results, runs=here)):
             if difference is not None and run.difference is None:
-                baseline = next(other for other in here if other.entrant == BASELINE)
+                baseline = next(other for other in here if other.candidate == BASELINE)
                 gap = self._gap(prompt, baseline, difference)
                 self._add(RunDifference(**{**asdict(difference), "gap": gap}, run=run.key))
 

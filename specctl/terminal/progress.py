@@ -19,10 +19,10 @@ _UNKNOWN = "-"
 
 
 class FinishedRun(Protocol):
-    """What the table needs of a run: one entrant's answer to one prompt, at one length and in one repeat."""
+    """What the table needs of a run: one candidate's answer to one prompt, at one length and in one repeat."""
 
     @property
-    def entrant(self) -> str: ...
+    def candidate(self) -> str: ...
     @property
     def prompt(self) -> str: ...
     @property
@@ -41,8 +41,8 @@ class BenchProgress:
 
     Args:
         console: where to draw; should write to standard error.
-        entrants: labels in the order of the rows.
-        baseline: label of the entrant that the others are compared with.
+        candidates: labels in the order of the rows.
+        baseline: label of the candidate that the others are compared with.
         total: how many runs make the benchmark whole.
         done: runs left by an earlier, interrupted benchmark; they fill the table but do not count for the time left.
         greedy: count the runs whose tokens are not those of the baseline.
@@ -51,7 +51,7 @@ class BenchProgress:
     def __init__(
         self,
         console: Console,
-        entrants: Sequence[str],
+        candidates: Sequence[str],
         baseline: str,
         total: int,
         done: Iterable[FinishedRun] = (),
@@ -60,7 +60,7 @@ class BenchProgress:
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
         self._watched = console.is_interactive
         self._baseline = baseline
-        self._rows = {label: _Row() for label in entrants}
+        self._rows = {label: _Row() for label in candidates}
         self._by_question: dict[tuple[str, int, int], dict[str, FinishedRun]] = {}
         self._total = total
         self._current = ""
@@ -82,9 +82,9 @@ class BenchProgress:
     ) -> None:
         self._live.stop()
 
-    def start(self, entrant: str, prompt: str) -> None:
+    def start(self, candidate: str, prompt: str) -> None:
         """Show what runs now; call it before the clock of the run starts."""
-        self._current = f"{entrant} on {prompt}"
+        self._current = f"{candidate} on {prompt}"
         self._draw()
 
     def add(self, run: FinishedRun) -> None:
@@ -97,14 +97,14 @@ class BenchProgress:
         return sum(row.runs for row in self._rows.values())
 
     def _count(self, run: FinishedRun) -> None:
-        self._rows[run.entrant].add(run)
+        self._rows[run.candidate].add(run)
         answers = self._by_question.setdefault((run.prompt, run.repeat, run.length), {})
-        answers[run.entrant] = run
-        if run.entrant == self._baseline:
-            for entrant, answer in answers.items():
-                self._rows[entrant].pair(answer, run)
+        answers[run.candidate] = run
+        if run.candidate == self._baseline:
+            for candidate, answer in answers.items():
+                self._rows[candidate].pair(answer, run)
         elif baseline := answers.get(self._baseline):
-            self._rows[run.entrant].pair(run, baseline)
+            self._rows[run.candidate].pair(run, baseline)
 
     def _draw(self) -> None:
         if self._live.is_started:
@@ -112,7 +112,7 @@ class BenchProgress:
 
     def _view(self) -> RenderableType:
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("entrant", no_wrap=True, overflow="ellipsis")
+        table.add_column("candidate", no_wrap=True, overflow="ellipsis")
         for name in ("runs", "tokens/s", "speedup", "mean acceptance length", "acceptance rate"):
             table.add_column(name, justify="right")
         if self._greedy:

@@ -7,7 +7,7 @@ from typing import Any
 from specctl.benchmark import report
 from specctl.benchmark import tables as of_digest
 from specctl.benchmark.digest import digest
-from specctl.observing.entrant import Entrant
+from specctl.observing.candidate import Candidate
 from specctl.observing.results import Header, PassTimes, Run, RunSet
 from specctl.policies import Setting, nested
 from specctl.records import CompletionSummary, FinishReason, RoundSummary, StopReason
@@ -18,13 +18,13 @@ Shape = tuple[int, int, str]
 """A round: drafted, accepted, stop reason."""
 
 
-def entrant(label: str, name: str | None = None, **values: Any) -> Entrant:
+def candidate(label: str, name: str | None = None, **values: Any) -> Candidate:
     """A policy on the first draft."""
-    return Entrant(label, Setting.of({"name": name or label, **values}))
+    return Candidate(label, Setting.of({"name": name or label, **values}))
 
 
-def peer(label: str) -> Entrant:
-    return Entrant(label, None, peer=label)
+def peer(label: str) -> Candidate:
+    return Candidate(label, None, peer=label)
 
 
 def drafted_run(
@@ -105,7 +105,7 @@ def _run(
 
 
 def run_set(
-    entrants: Sequence[Entrant],
+    candidates: Sequence[Candidate],
     runs: Sequence[Run],
     *,
     temperature: float = 0.0,
@@ -123,7 +123,7 @@ def run_set(
         profile={"target": {"model": "big"}, "draft": {"model": "small"}},
         suite={"name": "embedded", "sha256": "0" * 64, **({"count": prompts} if prompts else {})},
         sampling={"temperature": temperature, "max_new_tokens": 64},
-        entrants=list(entrants),
+        candidates=list(candidates),
         repeats=1,
         lengths=list(lengths),
         oracle=oracle is not None,

@@ -9,8 +9,8 @@ from factory import (
     MID_MS,
     TARGET_MS,
     as_json,
+    candidate,
     drafted_run,
-    entrant,
     middle_run,
     nested_run,
     peer,
@@ -21,11 +21,11 @@ from factory import (
     write_report,
 )
 
-from specctl.benchmark.cost_model import bare_model, bare_ms, entrant_costs, fit, forwards
+from specctl.benchmark.cost_model import bare_model, bare_ms, candidate_costs, fit, forwards
 from specctl.benchmark.digest import digest
-from specctl.benchmark.hierarchy import break_even, entrant_levels
+from specctl.benchmark.hierarchy import break_even, candidate_levels
 from specctl.benchmark.summaries import summarise
-from specctl.observing.entrant import Entrant, entrant_record
+from specctl.observing.candidate import Candidate, candidate_record
 from specctl.observing.results import RESULTS, PassTimes, RunSet, read_results
 from specctl.policies import Setting, nested
 from specctl.reporting.table import as_text
@@ -37,12 +37,12 @@ def of_window(cap: int) -> Setting:
     return nested([own, own])
 
 
-FULL = Entrant("full", HIERARCHY, (0, 1))
-ENTRANTS = [
-    entrant("none"),
+FULL = Candidate("full", HIERARCHY, (0, 1))
+CANDIDATES = [
+    candidate("none"),
     FULL,
-    entrant("constant@mid", "constant", draft_length=3),
-    Entrant("constant@draft", Setting.of({"name": "constant", "draft_length": 3}), (1,)),
+    candidate("constant@mid", "constant", draft_length=3),
+    Candidate("constant@draft", Setting.of({"name": "constant", "draft_length": 3}), (1,)),
     peer("hf"),
 ]
 BLOCKS = [(4, [(3, 3), (2, 0)]), (1, [(2, 1)])]
@@ -60,7 +60,7 @@ def some(costs: PassTimes | None = None) -> RunSet:
             drafted_run("constant@draft", prompt, [(3, 1, "max_draft")] * 3 + [(1, 0, "budget")]),
             peer_run("hf", prompt, 7, 50.0),
         ]
-    return run_set(ENTRANTS, runs, drafts=["embedded:mid", "embedded:draft"], costs=costs)
+    return run_set(CANDIDATES, runs, drafts=["embedded:mid", "embedded:draft"], costs=costs)
 
 
 def run_of(results: RunSet, label: str):
@@ -70,9 +70,9 @@ def run_of(results: RunSet, label: str):
 def test_forward_passes_are_counted_by_model() -> None:
     results = some()
     assert forwards(run_of(results, "full"), FULL, 2) == [3, 7, 2]
-    assert forwards(run_of(results, "constant@mid"), ENTRANTS[2], 2) == [7, 0, 3]
-    assert forwards(run_of(results, "constant@draft"), ENTRANTS[3], 2) == [0, 10, 4]
-    assert forwards(run_of(results, "none"), ENTRANTS[0], 2) == [0, 0, 7]
+    assert forwards(run_of(results, "constant@mid"), CANDIDATES[2], 2) == [7, 0, 3]
+    assert forwards(run_of(results, "constant@draft"), CANDIDATES[3], 2) == [0, 10, 4]
+    assert forwards(run_of(results, "none"), CANDIDATES[0], 2) == [0, 0, 7]
 
 
 def test_three_terms_are_recovered_from_exactly_linear_times() -> None:
@@ -86,7 +86,7 @@ def test_three_terms_are_recovered_from_exactly_linear_times() -> None:
 
 def test_without_a_run_of_one_model_its_cost_stays_unknown() -> None:
     results = some()
-    results.runs = [run for run in results.runs if run.entrant in ("none", "constant@mid")]
+    results.runs = [run for run in results.runs if run.candidate in ("none", "constant@mid")]
     assert fit(results) is None
 
 
@@ -96,8 +96,8 @@ def test_predictions_and_bare_times_are_of_all_levels() -> None:
     run = run_of(results, "full")
     target = (10.0 + 5) + (10.0 + 2)
     assert bare_ms(run, COSTS, FULL) == pytest.approx(target + 5.5 + 5.0 + 5.0 + 7 * 2.0)
-    assert bare_ms(run_of(results, "constant@draft"), COSTS, ENTRANTS[3]) == pytest.approx(3 * 13.0 + 11.0 + 10 * 2.0)
-    (cost,) = entrant_costs(results, summarise(results.runs, ["full"]), fit(results))
+    assert bare_ms(run_of(results, "constant@draft"), COSTS, CANDIDATES[3]) == pytest.approx(3 * 13.0 + 11.0 + 10 * 2.0)
+    (cost,) = candidate_costs(results, summarise(results.runs, ["full"]), fit(results))
     assert cost.predicted == pytest.approx(1e3 * 7 / 46)
     assert cost.measured == pytest.approx(1e3 * 7 / 46)
     assert cost.overhead == pytest.approx(46 / (target + 15.5 + 14))
@@ -106,7 +106,7 @@ def test_predictions_and_bare_times_are_of_all_levels() -> None:
 
 
 def test_sigma_and_eta_of_each_level() -> None:
-    found = {one.entrant: one for one in entrant_levels(some(), fit(some()))}
+    found = {one.candidate: one for one in candidate_levels(some(), fit(some()))}
     full = found["full"]
     assert full.passes == pytest.approx((3 / 7, 7 / 7, 2 / 7))
     middle, lowest = full.levels
@@ -138,8 +138,8 @@ def test_a_hierarchy_pays_from_where_its_time_falls_below_all_others() -> None:
     results = some()
     model = fit(results)
     assert model is not None
-    (full,) = (one for one in entrant_levels(results, model) if one.nested)
-    others = [one for one in entrant_levels(results, model) if not one.nested]
+    (full,) = (one for one in candidate_levels(results, model) if one.nested)
+    others = [one for one in candidate_levels(results, model) if not one.nested]
     from_ms = (3 * MID_MS + 7 * DRAFT_MS) / (7 - 2)
     assert full.pays_ms == (pytest.approx(from_ms), None), "the target alone is the last rival"
     for factor, faster in ((0.98, False), (1.02, True)):
@@ -153,14 +153,16 @@ def test_a_results_file_keeps_every_level(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     again = read_results(path)
-    assert again.header.entrants == results.header.entrants
+    assert again.header.candidates == results.header.candidates
     assert again.runs == results.runs
     assert again.costs == COSTS
     assert as_json(again) == as_json(results)
 
 
 def test_what_only_hierarchies_have_is_not_written_for_others() -> None:
-    two = run_set([entrant("none"), entrant("svip")], [plain_run("a", 7), drafted_run("svip", "a", [(3, 1, "policy")])])
+    two = run_set(
+        [candidate("none"), candidate("svip")], [plain_run("a", 7), drafted_run("svip", "a", [(3, 1, "policy")])]
+    )
     written = json.dumps(
         [RESULTS.line(two.header), *map(RESULTS.line, two.runs), RESULTS.line(PassTimes(1.0, {1: 8.0}))]
     )
@@ -180,21 +182,21 @@ def test_the_table_and_the_json_tell_of_each_level() -> None:
     assert row[1:8] == ("0.429", "1.000", "0.286", "0.286", "0.429", "0.429", "1.000")
     assert "t_mid 4.000 ms, t_draft 2.000 ms, t_target 10.000 ms" in text
     document = as_json(results)
-    assert [one["entrant"] for one in document["levels"]] == ["none", "full", "constant@mid", "constant@draft"]
+    assert [one["candidate"] for one in document["levels"]] == ["none", "full", "constant@mid", "constant@draft"]
 
 
 def test_the_oracle_is_of_the_first_draft_alone() -> None:
     results = replace(some(), oracle={"a": 1, "b": 1})
-    shares = {cost.entrant: cost.passes_share for cost in digest(results).costs}
+    shares = {cost.candidate: cost.passes_share for cost in digest(results).costs}
     assert (shares["full"], shares["constant@mid"]) == (pytest.approx(1 / 2), pytest.approx(1 / 3))
     assert shares["constant@draft"] is None
 
 
 def test_a_family_is_the_same_policies_on_the_same_models() -> None:
-    other = Entrant("k5", of_window(5), (0, 1))
-    once = Entrant("once", replace(HIERARCHY, once=True), (0, 1))
+    other = Candidate("k5", of_window(5), (0, 1))
+    once = Candidate("once", replace(HIERARCHY, once=True), (0, 1))
     assert FULL.family == other.family
-    assert len({FULL.family, once.family, entrant("self-verify").family}) == 3
+    assert len({FULL.family, once.family, candidate("self-verify").family}) == 3
 
 
 def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
@@ -202,9 +204,9 @@ def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
     results = some(COSTS)
     sweep = []
     for cap in (2, 5, 20):
-        sweep.append(Entrant(f"full {cap}", of_window(cap), (0, 1)))
+        sweep.append(Candidate(f"full {cap}", of_window(cap), (0, 1)))
         results.runs += [nested_run(f"full {cap}", prompt, BLOCKS) for prompt in "ab"]
-    results = replace(results, header=replace(results.header, entrants=[*ENTRANTS, *sweep]))
+    results = replace(results, header=replace(results.header, candidates=[*CANDIDATES, *sweep]))
     names = {path.name for path in write_report(results, tmp_path)}
     assert {"where-the-hierarchy-pays.png", "speed-by-window.png"} <= names
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -214,7 +216,7 @@ def test_the_figures_of_hierarchies(tmp_path: Path) -> None:
 
 
 def test_levels_are_plain_data() -> None:
-    assert entrant_record(FULL)["levels"][1] == {
+    assert candidate_record(FULL)["levels"][1] == {
         "draft": 1,
         "policy": "self-verify",
         "settings": {"max_draft": 10, "carry_over": False},

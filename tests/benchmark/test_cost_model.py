@@ -1,14 +1,14 @@
 from dataclasses import replace
 
 import pytest
-from factory import DRAFT_MS, TARGET_MS, Shape, drafted_run, entrant, peer, peer_run, plain_run, run_set
+from factory import DRAFT_MS, TARGET_MS, Shape, candidate, drafted_run, peer, peer_run, plain_run, run_set
 
 from specctl.benchmark.cost_model import (
+    CandidateCost,
     CostModel,
-    EntrantCost,
     bare_model,
     bare_ms,
-    entrant_costs,
+    candidate_costs,
     fit,
     oracle_bound,
     signal_speed,
@@ -16,15 +16,15 @@ from specctl.benchmark.cost_model import (
 from specctl.benchmark.summaries import summarise
 from specctl.observing.results import PassTimes, RunSet, SignalBound
 
-ENTRANTS = [entrant("none"), entrant("svip"), peer("hf")]
+CANDIDATES = [candidate("none"), candidate("svip"), peer("hf")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
 """12 drafted, 6 accepted, 9 tokens in 3 passes."""
 MODEL = CostModel(DRAFT_MS, TARGET_MS, 1.0, 2)
 
 
-def of(results: RunSet, label: str, model: CostModel | None = None) -> EntrantCost:
+def of(results: RunSet, label: str, model: CostModel | None = None) -> CandidateCost:
     summaries = summarise(results.runs, [label])
-    (cost,) = entrant_costs(results, summaries, model)
+    (cost,) = candidate_costs(results, summaries, model)
     return cost
 
 
@@ -35,7 +35,7 @@ def test_exactly_linear_times_are_recovered() -> None:
         drafted_run("svip", "a", ROUNDS),
         drafted_run("svip", "b", ROUNDS[1:]),
     ]
-    model = fit(run_set(ENTRANTS, [*runs, peer_run("hf", "a", 9, 1e6)]))
+    model = fit(run_set(CANDIDATES, [*runs, peer_run("hf", "a", 9, 1e6)]))
     assert model is not None
     assert (model.draft_ms, model.target_ms) == (pytest.approx(DRAFT_MS), pytest.approx(TARGET_MS))
     assert (model.r_squared, model.runs) == (pytest.approx(1.0), 4)
@@ -43,20 +43,20 @@ def test_exactly_linear_times_are_recovered() -> None:
 
 def test_noise_lowers_the_share_that_is_explained() -> None:
     runs = [plain_run("a", 9), drafted_run("svip", "a", ROUNDS), drafted_run("svip", "b", ROUNDS, other_ms=30.0)]
-    model = fit(run_set(ENTRANTS, runs))
+    model = fit(run_set(CANDIDATES, runs))
     assert model is not None
     assert model.r_squared is not None
     assert 0 < model.r_squared < 0.9
 
 
 def test_without_drafts_there_is_nothing_to_fit() -> None:
-    assert fit(run_set(ENTRANTS, [plain_run("a", 9), plain_run("b", 7)])) is None
-    assert fit(run_set(ENTRANTS, [drafted_run("svip", "a", ROUNDS)])) is None
-    assert fit(run_set(ENTRANTS, [])) is None
+    assert fit(run_set(CANDIDATES, [plain_run("a", 9), plain_run("b", 7)])) is None
+    assert fit(run_set(CANDIDATES, [drafted_run("svip", "a", ROUNDS)])) is None
+    assert fit(run_set(CANDIDATES, [])) is None
 
 
 def test_predicted_speed_and_latency_are_those_of_the_run_itself() -> None:
-    cost = of(run_set(ENTRANTS, [drafted_run("svip", "a", ROUNDS)]), "svip", MODEL)
+    cost = of(run_set(CANDIDATES, [drafted_run("svip", "a", ROUNDS)]), "svip", MODEL)
     assert cost.measured == pytest.approx(1e3 * 9 / 54)
     assert cost.predicted == pytest.approx(1e3 * 9 / 54)
     assert cost.latency_ms == pytest.approx(54 / 9)
@@ -73,20 +73,20 @@ def test_overhead_is_wall_time_over_the_bare_passes_at_their_widths() -> None:
     costs = PassTimes(1.0, {1: 8.0, 2: 9.0, 4: 10.0})
     run = drafted_run("svip", "a", ROUNDS)
     assert bare_ms(run, costs) == pytest.approx(12 * 1.0 + 10.0 + 10.0 + 9.5)
-    assert of(run_set(ENTRANTS, [run], costs=costs), "svip").overhead == pytest.approx(54 / 41.5)
-    assert of(run_set(ENTRANTS, [run]), "svip").overhead is None
+    assert of(run_set(CANDIDATES, [run], costs=costs), "svip").overhead == pytest.approx(54 / 41.5)
+    assert of(run_set(CANDIDATES, [run]), "svip").overhead is None
     assert bare_model(costs) == CostModel(1.0, 8.0, None, 0)
 
 
 def test_a_peer_is_measured_only() -> None:
-    results = run_set(ENTRANTS, [peer_run("hf", "a", 9, 90.0)], costs=PassTimes(1.0, {1: 8.0}), oracle={"a": 2})
-    assert of(results, "hf", MODEL) == EntrantCost("hf", pytest.approx(100.0), None, None, None, None, None, None)
+    results = run_set(CANDIDATES, [peer_run("hf", "a", 9, 90.0)], costs=PassTimes(1.0, {1: 8.0}), oracle={"a": 2})
+    assert of(results, "hf", MODEL) == CandidateCost("hf", pytest.approx(100.0), None, None, None, None, None, None)
 
 
 def test_the_counted_passes_of_a_peer_predict_its_speed() -> None:
     run = peer_run("hf", "a", 9, 90.0)
     counted = replace(run, turns=(replace(run.turns[0], prefill_ms=0.0, target_forwards=3, draft_forwards=12),))
-    cost = of(run_set(ENTRANTS, [counted], oracle={"a": 2}), "hf", MODEL)
+    cost = of(run_set(CANDIDATES, [counted], oracle={"a": 2}), "hf", MODEL)
     assert (cost.measured, cost.predicted) == (pytest.approx(1e3 * 9 / 95), pytest.approx(1e3 * 9 / 54))
     assert cost.passes_share == pytest.approx(2 / 3)
     assert (cost.latency_ms, cost.overhead) == (None, None)
@@ -97,7 +97,7 @@ def test_the_counted_passes_of_a_peer_predict_its_speed() -> None:
 def test_shares_of_the_oracle() -> None:
     """The bound for 9 tokens with 2 passes: 7 drafts, 2 * 7 + 10 * 2 = 34 ms."""
     runs = [drafted_run("svip", "a", ROUNDS), plain_run("a", 9), drafted_run("svip", "b", ROUNDS)]
-    results = run_set(ENTRANTS, runs, oracle={"a": 2})
+    results = run_set(CANDIDATES, runs, oracle={"a": 2})
     cost = of(results, "svip", MODEL)
     assert (cost.passes_share, cost.time_share) == (pytest.approx(2 / 3), pytest.approx(34 / 54))
     bound = oracle_bound(results, "none", MODEL)
@@ -109,7 +109,7 @@ def test_shares_of_the_oracle() -> None:
 
 def test_shares_of_the_signal_bound() -> None:
     """9 tokens in 8 drafts and 2 passes: 2 * 8 + 10 * 2 = 36 ms."""
-    results = run_set(ENTRANTS, [drafted_run("svip", "a", ROUNDS), plain_run("a", 9)], oracle={"a": 2})
+    results = run_set(CANDIDATES, [drafted_run("svip", "a", ROUNDS), plain_run("a", 9)], oracle={"a": 2})
     assert of(results, "svip", MODEL).signal_share is None
     results.signal_bound = SignalBound(prompts=1, tokens=9, drafted=8, passes=2)
     assert of(results, "svip", MODEL).signal_share == pytest.approx(36 / 54)
@@ -119,6 +119,6 @@ def test_shares_of_the_signal_bound() -> None:
 
 def test_the_oracle_speaks_of_the_first_limit() -> None:
     runs = [plain_run("a", 4, length=4), plain_run("a", 4, length=4, repeat=1), plain_run("a", 9, length=9)]
-    bound = oracle_bound(run_set(ENTRANTS, runs, oracle={"a": 2}, lengths=[4, 9]), "none", None)
+    bound = oracle_bound(run_set(CANDIDATES, runs, oracle={"a": 2}, lengths=[4, 9]), "none", None)
     assert bound is not None
     assert (bound.passes, bound.tokens, bound.tokens_per_second) == (2, 4, None)

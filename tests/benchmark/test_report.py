@@ -3,8 +3,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from factory import drafted_run, entrant, peer, peer_run, plain_run, run_set, write_report
-from test_tables import ENTRANTS, ROUNDS, some_runs
+from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, write_report
+from test_tables import CANDIDATES, ROUNDS, some_runs
 
 from specctl.benchmark.looks import looks
 from specctl.errors import UsageError
@@ -44,10 +44,10 @@ class Page(HTMLParser):
 
 
 def full() -> RunSet:
-    entrants = [
-        entrant("none"),
-        entrant("svip:0.3", "svip", threshold=0.3, cap=40),
-        entrant("svip:0.6", "svip", threshold=0.6, cap=40),
+    candidates = [
+        candidate("none"),
+        candidate("svip:0.3", "svip", threshold=0.3, cap=40),
+        candidate("svip:0.6", "svip", threshold=0.6, cap=40),
         peer("hf"),
     ]
     runs: list[Run] = []
@@ -61,7 +61,7 @@ def full() -> RunSet:
                 drafted_run("svip:0.6", prompt, [*ROUNDS, (8, 3, "budget")], other_ms=number, **where),
                 peer_run("hf", prompt, 9, 45.0, **where),
             ]
-    return run_set(entrants, runs, temperature=0.5, costs=PassTimes(1.9, {1: 9.0, 8: 10.0}), lengths=(64, 128))
+    return run_set(candidates, runs, temperature=0.5, costs=PassTimes(1.9, {1: 9.0, 8: 10.0}), lengths=(64, 128))
 
 
 def test_a_whole_report(tmp_path: Path) -> None:
@@ -84,22 +84,22 @@ def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
 
 def test_figures_without_data_are_left_out_and_say_why(tmp_path: Path) -> None:
     runs = [peer_run("hf", prompt, 9, 45.0) for prompt in "ab"]
-    written = {path.name for path in write_report(run_set(ENTRANTS, runs), tmp_path)}
+    written = {path.name for path in write_report(run_set(CANDIDATES, runs), tmp_path)}
     assert written == {"report.md", "report.html"}
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert markdown.count("not drawn") == 7
-    assert "Speedup by category: not drawn, no entrant shares a prompt with none." in markdown
+    assert "Speedup by category: not drawn, no candidate shares a prompt with none." in markdown
 
 
 def test_a_single_prompt_is_enough_for_most_figures(tmp_path: Path) -> None:
-    written = {path.stem for path in write_report(run_set(ENTRANTS, some_runs("a")), tmp_path)}
+    written = {path.stem for path in write_report(run_set(CANDIDATES, some_runs("a")), tmp_path)}
     assert written == {"report"} | ALWAYS
 
 
 def test_a_difference_comes_first_in_the_report(tmp_path: Path) -> None:
     noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
     runs = [*some_runs("a"), drafted_run("svip", "<b>$x$_", ROUNDS, difference=noted, category="$\\frac$")]
-    write_report(run_set(ENTRANTS, runs), tmp_path)
+    write_report(run_set(CANDIDATES, runs), tmp_path)
     assert (tmp_path / "report.md").read_text(encoding="utf-8").split("## ")[1].startswith("GREEDY OUTPUT DIFFERS")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     Page(html)
@@ -109,13 +109,13 @@ def test_a_difference_comes_first_in_the_report(tmp_path: Path) -> None:
 
 def test_no_runs_no_report(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no finished run"):
-        write_report(run_set(ENTRANTS, []), tmp_path)
+        write_report(run_set(CANDIDATES, []), tmp_path)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write the report"):
-        write_report(run_set(ENTRANTS, some_runs("a")), tmp_path / "file" / "folder")
+        write_report(run_set(CANDIDATES, some_runs("a")), tmp_path / "file" / "folder")
 
 
 def test_without_matplotlib_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_the_pareto_front() -> None:
 
 
 def test_settings_of_one_policy_share_a_hue_and_the_baseline_is_grey() -> None:
-    look = looks([entrant("none"), entrant("a", "svip"), entrant("b", "svip"), entrant("c", "adaedl")])
+    look = looks([candidate("none"), candidate("a", "svip"), candidate("b", "svip"), candidate("c", "adaedl")])
     assert len({seen.colour for seen in look.values()}) == 4
     assert look["a"].marker == look["b"].marker != look["c"].marker
     assert len({look["none"].colour[start : start + 2] for start in (1, 3, 5)}) == 1

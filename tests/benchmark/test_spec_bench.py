@@ -9,7 +9,7 @@ import pytest
 
 from specctl.benchmark.spec_bench import write_answers
 from specctl.errors import UsageError
-from specctl.observing.entrant import Entrant
+from specctl.observing.candidate import Candidate
 from specctl.observing.results import Header, Run, RunSet
 from specctl.prompts.formats import MT_BENCH
 from specctl.records import CompletionSummary, FinishReason, RoundSummary, StopReason
@@ -23,13 +23,25 @@ def turn(text: str, tokens: int, ms: float, accepted: list[int]) -> CompletionSu
     return CompletionSummary(3, tuple(range(tokens)), text, FinishReason.LENGTH, 1.0, 2.0, ms, passes, 9, rounds)
 
 
-def run(entrant: str, prompt: str, category: str, *turns: CompletionSummary, repeat: int = 0, length: int = 16) -> Run:
-    return Run(entrant, prompt, category, repeat, length, turns)
+def run(
+    candidate: str, prompt: str, category: str, *turns: CompletionSummary, repeat: int = 0, length: int = 16
+) -> Run:
+    return Run(candidate, prompt, category, repeat, length, turns)
 
 
 def run_set(runs: list[Run]) -> RunSet:
-    entrants = [Entrant(label, "policy", label.partition(":")[0]) for label in LABELS]
-    header = Header("2025-03-01T12:00:00+00:00", [], {}, {}, {}, {}, {}, entrants, repeats=1, lengths=[16])
+    header = Header(
+        created="2025-03-01T12:00:00+00:00",
+        argv=[],
+        versions={},
+        devices={},
+        profile={},
+        suite={},
+        sampling={},
+        candidates=list(map(Candidate, LABELS)),
+        repeats=1,
+        lengths=[16],
+    )
     return RunSet(header, runs)
 
 
@@ -126,7 +138,7 @@ def test_repeats_are_choices_and_lengths_are_files(tmp_path: Path) -> None:
 
 
 def test_lines_pair_up_though_a_run_is_missing_or_the_order_differs(results: RunSet, tmp_path: Path) -> None:
-    results.runs = [run for run in reversed(results.runs) if (run.entrant, run.prompt) != ("hf-constant", "159")]
+    results.runs = [run for run in reversed(results.runs) if (run.candidate, run.prompt) != ("hf-constant", "159")]
     read = [[answer["question_id"] for answer in answers(path)] for path in write_answers(results, tmp_path)]
     assert len(read) == 3
     assert read[0] == read[1] == read[2]

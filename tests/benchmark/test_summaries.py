@@ -12,7 +12,7 @@ ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
 
 
 def only(runs: list[Run], label: str = "svip") -> Summary:
-    return next(summary for summary in summarise(runs, [BASELINE, label]) if summary.entrant == label)
+    return next(summary for summary in summarise(runs, [BASELINE, label]) if summary.candidate == label)
 
 
 def test_rates_of_a_run_by_hand() -> None:
@@ -121,6 +121,6 @@ def test_one_prompt_gives_no_interval() -> None:
     assert bootstrap(lambda weights: weights[:, 0] * 7, 1) == Interval(7.0)
 
 
-def test_summaries_keep_the_entrants_order_and_leave_out_who_has_no_run() -> None:
+def test_summaries_keep_the_candidates_order_and_leave_out_who_has_no_run() -> None:
     runs = [plain_run("a", 3, "x"), plain_run("a", 3)]
-    assert [summary.entrant for summary in summarise(runs, ["none", "y", "x"])] == ["none", "x"]
+    assert [summary.candidate for summary in summarise(runs, ["none", "y", "x"])] == ["none", "x"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factory import as_json, drafted_run, entrant, peer, peer_run, plain_run, run_set, tables
+from factory import as_json, candidate, drafted_run, peer, peer_run, plain_run, run_set, tables
 from rich.console import Console
 
 from specctl.observing.identity import compare
@@ -13,7 +13,7 @@ from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
 from specctl.terminal.progress import BenchProgress
 
-ENTRANTS = [entrant("none"), entrant("svip", threshold=0.3), peer("hf")]
+CANDIDATES = [candidate("none"), candidate("svip", threshold=0.3), peer("hf")]
 ROUNDS = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
 
 
@@ -34,8 +34,8 @@ def titled(results: RunSet, title: str) -> Table:
     return next(table for table in tables(results) if table.title == title)
 
 
-def test_speed_in_one_line_per_entrant() -> None:
-    assert titled(run_set(ENTRANTS, some_runs()), "Speed").rows == (
+def test_speed_in_one_line_per_candidate() -> None:
+    assert titled(run_set(CANDIDATES, some_runs()), "Speed").rows == (
         ("none", "4", "4", "94.7", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]", "15.0", "0"),
         ("svip", "4", "4", "152.5", "1.61 [1.61, 1.61]", "1.61 [1.61, 1.61]", "25.0", "0"),
         ("hf", "4", "4", "180.0", "1.90 [1.90, 1.90]", "1.90 [1.90, 1.90]", "50.0", "0"),
@@ -43,20 +43,20 @@ def test_speed_in_one_line_per_entrant() -> None:
 
 
 def test_what_cannot_be_known_is_a_dash() -> None:
-    rows = titled(run_set(ENTRANTS, some_runs()), "Drafting").rows
+    rows = titled(run_set(CANDIDATES, some_runs()), "Drafting").rows
     assert rows[1] == ("svip", "50.0%", "3.00", "0.333", "0.667", "0.500", "4.00 ± 1.41", "2.00 ± 2.16")
     assert set(rows[2][1:]) == {"-"}
 
 
 def test_a_single_prompt_has_values_without_intervals_and_no_tables_of_parts() -> None:
-    results = run_set(ENTRANTS, some_runs("a"))
+    results = run_set(CANDIDATES, some_runs("a"))
     assert [row[4] for row in titled(results, "Speed").rows] == ["1.00", "1.61", "1.90"]
     assert not {"By category", "By length limit"} & {table.title for table in tables(results)}
 
 
 def test_parts_where_there_are_several() -> None:
     runs = [replace(run, length=length) for run in some_runs() for length in (64, 128)]
-    results = run_set(ENTRANTS, runs, lengths=(64, 128))
+    results = run_set(CANDIDATES, runs, lengths=(64, 128))
     assert [row[:3] for row in titled(results, "By category").rows][:4] == [
         ("odd", "none", "2"),
         ("odd", "svip", "2"),
@@ -67,7 +67,7 @@ def test_parts_where_there_are_several() -> None:
 
 
 def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None:
-    whole = run_set(ENTRANTS, some_runs(), prompts=4)
+    whole = run_set(CANDIDATES, some_runs(), prompts=4)
     lines = [json.dumps(line) + "\n" for line in (RESULTS.line(whole.header), *map(RESULTS.line, whole.runs[:5]))]
     path = tmp_path / "results.jsonl"
     path.write_text("".join(lines) + '{"kind": "run", "entr', encoding="utf-8")
@@ -78,7 +78,7 @@ def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None
 
 
 def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
-    whole = run_set(ENTRANTS, some_runs())
+    whole = run_set(CANDIDATES, some_runs())
     path = tmp_path / "results.jsonl"
     lines = [json.dumps(line) for line in (RESULTS.line(whole.header), *map(RESULTS.line, whole.runs))]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -88,13 +88,13 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_no_runs_at_all() -> None:
-    empty = run_set(ENTRANTS, [])
+    empty = run_set(CANDIDATES, [])
     assert titled(empty, "Speed").rows == ()
     assert json.loads(json.dumps(as_json(empty)))["overall"] == []
 
 
 def test_json_holds_numbers() -> None:
-    document = json.loads(json.dumps(as_json(run_set(ENTRANTS, some_runs()))))
+    document = json.loads(json.dumps(as_json(run_set(CANDIDATES, some_runs()))))
     svip = document["overall"][1]
     assert svip["speedup"]["of_totals"] == {"value": 1.610169, "low": 1.610169, "high": 1.610169}
     assert svip["draft_length"] == {"mean": 4.0, "sd": 1.414214}
@@ -105,13 +105,13 @@ def test_json_holds_numbers() -> None:
 
 
 def test_all_the_same_is_said_in_one_line() -> None:
-    table = titled(run_set(ENTRANTS, some_runs()), "Greedy identity")
+    table = titled(run_set(CANDIDATES, some_runs()), "Greedy identity")
     assert (table.rows, table.note) == ((), "All 8 runs gave exactly the tokens of none.")
 
 
 def test_sampled_output_is_not_compared() -> None:
     runs = [plain_run("a", 3), plain_run("a", 3, "svip", tokens=(7, 8, 9))]
-    results = run_set(ENTRANTS, runs, temperature=0.7)
+    results = run_set(CANDIDATES, runs, temperature=0.7)
     assert titled(results, "Greedy identity").note == "Not compared: sampling at temperature 0.7."
     assert [row[-1] for row in titled(results, "Speed").rows] == ["-", "-"]
 
@@ -119,7 +119,7 @@ def test_sampled_output_is_not_compared() -> None:
 def test_a_difference_is_loud() -> None:
     noted = Difference(turn=0, position=4, expected=11, found=None, gap=0.000123)
     runs = [*some_runs("a"), drafted_run("svip", "b", ROUNDS, difference=noted), plain_run("b", 9)]
-    results = run_set(ENTRANTS, runs)
+    results = run_set(CANDIDATES, runs)
     table = titled(results, "GREEDY OUTPUT DIFFERS")
     assert table.alarm
     assert table.rows == (("svip", "b", "0", "64", "0", "4", "11", "end", "1.23e-04"),)
@@ -131,17 +131,17 @@ def test_a_difference_is_loud() -> None:
 
 def test_a_difference_that_nobody_noted_is_found_in_the_tokens() -> None:
     runs = [plain_run("a", 3, tokens=(1, 2, 3)), plain_run("a", 3, "svip", tokens=(1, 9))]
-    ((run, difference),) = compare(run_set(ENTRANTS, runs))
-    assert (run.entrant, difference) == ("svip", Difference(0, 1, 2, 9, None))
+    ((run, difference),) = compare(run_set(CANDIDATES, runs))
+    assert (run.candidate, difference) == ("svip", Difference(0, 1, 2, 9, None))
 
 
 def test_a_baseline_that_differs_from_itself_is_found_too() -> None:
     runs = [plain_run("a", 3), plain_run("a", 3, repeat=1, tokens=(0, 1, 2, 3))]
-    assert [difference for _, difference in compare(run_set(ENTRANTS, runs))] == [Difference(0, 3, None, 3, None)]
+    assert [difference for _, difference in compare(run_set(CANDIDATES, runs))] == [Difference(0, 3, None, 3, None)]
 
 
 def test_nothing_is_called_the_same_without_a_baseline() -> None:
-    table = titled(run_set(ENTRANTS, [plain_run("a", 3, "svip")]), "Greedy identity")
+    table = titled(run_set(CANDIDATES, [plain_run("a", 3, "svip")]), "Greedy identity")
     assert table.note.startswith("Not compared")
 
 
@@ -159,7 +159,7 @@ def test_text_is_aligned() -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_every_cell_is_whole_on_a_terminal(width: int) -> None:
     noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
-    shown = tables(run_set(ENTRANTS, [*some_runs(), drafted_run("svip", "e", ROUNDS, difference=noted)]))
+    shown = tables(run_set(CANDIDATES, [*some_runs(), drafted_run("svip", "e", ROUNDS, difference=noted)]))
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     print_tables(console, shown)
     assert isinstance(console.file, io.StringIO)
@@ -171,7 +171,7 @@ def test_every_cell_is_whole_on_a_terminal(width: int) -> None:
 
 
 def test_a_pipe_gets_the_plain_text() -> None:
-    shown = tables(run_set(ENTRANTS, some_runs()))
+    shown = tables(run_set(CANDIDATES, some_runs()))
     out = io.StringIO()
     print_tables(Console(file=out, width=40), shown)
     assert out.getvalue() == as_text(shown)
@@ -184,11 +184,11 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
     runs[3] = plain_run("b", 8)
     with BenchProgress(console, ["none", "svip", "hf"], "none", len(runs), done=runs[:3], greedy=True) as progress:
         for run in (runs[4], runs[3], runs[5]):
-            progress.start(run.entrant, run.prompt)
+            progress.start(run.candidate, run.prompt)
             progress.add(run)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    last = text[text.rindex("entrant") :]
+    last = text[text.rindex("candidate") :]
     svip = next(line for line in last.splitlines() if "svip" in line)
     assert svip.split() == ["svip", "2", "152.5", "1.62", "3.00", "50.0%", "1"]
     assert "time left unknown" in text

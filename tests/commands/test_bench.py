@@ -40,9 +40,9 @@ def whole(prompts):
 
 def test_everyone_runs_every_prompt_once_in_a_rotating_order(whole):
     results = read_results(whole[0])
-    labels = [entrant.label for entrant in results.header.entrants]
+    labels = [candidate.label for candidate in results.header.candidates]
     assert labels == ["none", "constant:draft_length=3", "svip", "hf-constant"]
-    assert [(run.prompt, run.entrant) for run in results.runs] == [
+    assert [(run.prompt, run.candidate) for run in results.runs] == [
         (prompt, labels[(place + turn) % 4])
         for place, prompt in [(0, "kite"), (1, "apples"), (3, "talk")]
         for turn in range(4)
@@ -89,7 +89,7 @@ def test_the_signal_bound_is_beside_the_oracle(whole):
     assert sum(results.oracle.values()) - len(baseline) <= bound.passes <= bound.tokens
     document = json.loads(bench("--from", whole[0], "--json").stdout)
     assert document["signal_bound"]["tokens_per_second"] <= document["oracle"]["tokens_per_second"]
-    shares = {cost["entrant"]: cost["signal_share"] for cost in document["costs"]}
+    shares = {cost["candidate"]: cost["signal_share"] for cost in document["costs"]}
     assert shares["svip"] > 0
     assert shares["hf-constant"] is not None
 
@@ -122,7 +122,7 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(whole, prompts, tmp_path):
 
 def test_another_benchmark_is_not_mixed_in(whole, prompts):
     before = whole[0].read_bytes()
-    with pytest.raises(UsageError, match="another benchmark: its entrants differs"):
+    with pytest.raises(UsageError, match="another benchmark: its candidates differs"):
         CliRunner().invoke(
             app, ["bench", "-i", str(prompts), "-n", "12", "-o", str(whole[0]), "--resume"], catch_exceptions=False
         )

@@ -65,10 +65,10 @@ def whole(folder, options):
 
 def test_every_profile_brings_its_drafts_and_each_model_is_loaded_once(whole):
     header = read_results(whole[0]).header
-    assert [entrant.label for entrant in header.entrants] == [*LABELS, "hf-constant"]
+    assert [candidate.label for candidate in header.candidates] == [*LABELS, "hf-constant"]
     assert header.drafts == ["embedded:mid", "embedded:draft"]
-    assert [entrant.places for entrant in header.entrants] == [(0,), (0, 1), (0, 1), (0,), (1,), (0,)]
-    assert header.entrants[2].levels[0].once
+    assert [candidate.drafts for candidate in header.candidates] == [(0,), (0, 1), (0, 1), (0,), (1,), (0,)]
+    assert header.candidates[2].setting.once
 
 
 def test_greedy_text_is_the_targets_own_in_every_setting(whole):
@@ -98,7 +98,7 @@ def test_costs_are_of_every_model_at_every_width(whole):
 
 def test_the_levels_are_shown(whole):
     document = json.loads(bench("--from", whole[0], "--json"))
-    assert [one["entrant"] for one in document["levels"]] == [*LABELS, "hf-constant"]
+    assert [one["candidate"] for one in document["levels"]] == [*LABELS, "hf-constant"]
     assert bench("--from", whole[0]) == whole[1]
     assert "mid passes/token  draft passes/token  target passes/token" in whole[1]
 
@@ -116,19 +116,19 @@ def test_a_policy_given_stands_at_the_top(folder, tmp_path):
     prompts = folder / "prompts.jsonl"
     policies = ["--policy", "svip:threshold=0.4", "--policy", "constant"]
     bench("-p", "embedded-hsddw", *policies, "-i", prompts, "--limit", 1, "-n", 8, "-q", "-o", path)
-    entrants = read_results(path).header.entrants
-    assert [entrant.label for entrant in entrants] == [
+    candidates = read_results(path).header.candidates
+    assert [candidate.label for candidate in candidates] == [
         "none",
         "svip:threshold=0.4 < self-verify",
         "constant < self-verify",
     ]
-    assert [level.policy for level in entrants[1].levels] == ["svip", "self-verify"]
+    assert [level.policy for level in candidates[1].setting.levels] == ["svip", "self-verify"]
 
 
 def test_a_hierarchy_alone_is_measured_against_each_of_its_drafts(folder, tmp_path):
     path = tmp_path / "alone.jsonl"
     bench("-p", "embedded-hsddw", "-i", folder / "prompts.jsonl", "--limit", 1, "-n", 8, "-q", "-o", path)
-    labels = [entrant.label for entrant in read_results(path).header.entrants]
+    labels = [candidate.label for candidate in read_results(path).header.candidates]
     assert labels == ["none", "self-verify < self-verify", "constant@mid", "constant@draft"]
 
 
@@ -136,7 +136,7 @@ def test_sampling_runs_too(folder, tmp_path):
     path = tmp_path / "sampled.jsonl"
     bench("-p", "embedded-hsddw", "-i", folder / "prompts.jsonl", "-n", 12, "-t", 1, "-q", "-o", path)
     results = read_results(path)
-    assert len(results.runs) == 2 * len(results.header.entrants)
+    assert len(results.runs) == 2 * len(results.header.candidates)
     assert all(0 < run.tokens <= 12 for run in results.runs)
     assert any(round_.inner for run in results.of(LABELS[1]) for round_ in run.rounds)
 

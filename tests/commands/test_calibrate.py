@@ -245,7 +245,7 @@ def test_what_cannot_be_replayed_is_run(hierarchy):
     dropping = [text for setting in settings for text in ("--set", f"draft.policy.{setting}")]
     options = ["-i", hierarchy / "prompts.jsonl", "-n", 8, "-t", 1, "--grid", "paper", "--policy", "constant,constant"]
     result = calibrate("-p", "embedded-hsddw", *options, *dropping, "--json")
-    assert "only run, not replayed" in result.stderr
+    assert "it is only measured live" in result.stderr
     measured = json.loads(result.stdout)["measured"]
     own = next(one for one in measured if one["policy"]["name"] == "svip")
     assert own["predicted_tokens_per_second"] is None

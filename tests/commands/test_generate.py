@@ -187,7 +187,7 @@ def test_a_prompt_that_is_no_text_is_an_error(specctl):
     assert "not UTF-8" in ran.stderr
     ran = specctl("a\udcff")  # what the shell's bytes become
     assert (ran.code, ran.stdout) == (1, "")
-    assert "half a character" in ran.stderr
+    assert "unpaired surrogate" in ran.stderr
 
 
 # Mistakes that are found before a model is loaded

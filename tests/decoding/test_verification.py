@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from toys import seeded
 
-from specctl.decoding import loop, verification
+from specctl.decoding import round as one_round
+from specctl.decoding import verification
 from specctl.decoding.sampling import Sampling, draw
 from specctl.decoding.verification import Verdict, verify, verify_greedy
 from specctl.records import ExtraToken
@@ -82,7 +83,7 @@ def test_first_and_second_token_have_the_law_of_the_target(target: list[float], 
 
     def play() -> tuple[int, int | None]:
         token = verification.draw(draft_row, None)
-        verdict = loop.verify(token[None], draft_row[None], rows, None)  # where a walk finds it
+        verdict = one_round.verify(token[None], draft_row[None], rows, None)  # where a walk finds it
         return (int(token), verdict.extra) if verdict.accepted else (verdict.extra, None)
 
     found = law_of(walk(play))

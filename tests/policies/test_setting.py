@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from specctl.observing.entrant import Entrant, entrant_of, entrant_record
+from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.policies import NONE, POLICIES, Setting, nested
 from specctl.profile import parse_policy, resolve
 from specctl.profile.schema import PolicyTable
@@ -63,25 +63,25 @@ def test_signals_follow_the_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "entrant",
+    "candidate",
     [
-        Entrant("none"),
-        Entrant("svip", Setting.of({"name": "svip", "threshold": 0.4})),
-        Entrant("constant@draft", Setting("constant"), (1,)),
-        Entrant("chain", CHAIN, (0, 1)),
-        Entrant("head", Setting("specdec++", head="sweep/d1", head_label="d1")),
-        Entrant("hf", None, peer="hf", peer_settings={"num_assistant_tokens": 5}),
+        Candidate("none"),
+        Candidate("svip", Setting.of({"name": "svip", "threshold": 0.4})),
+        Candidate("constant@draft", Setting("constant"), (1,)),
+        Candidate("chain", CHAIN, (0, 1)),
+        Candidate("head", Setting("specdec++", head="sweep/d1", head_label="d1")),
+        Candidate("hf", None, peer="hf", peer_settings={"num_assistant_tokens": 5}),
     ],
-    ids=lambda entrant: entrant.label,
+    ids=lambda candidate: candidate.label,
 )
-def test_an_entrant_survives_a_results_file(entrant: Entrant) -> None:
-    assert entrant_of(entrant_record(entrant)) == entrant
+def test_an_candidate_survives_a_results_file(candidate: Candidate) -> None:
+    assert candidate_of(candidate_record(candidate)) == candidate
 
 
 def test_a_policy_of_another_version_is_kept_as_it_was_written() -> None:
     record = {"label": "x", "kind": "policy", "name": "from-the-future", "settings": {"a": 1, "b": True}}
-    found = entrant_of(record)
-    assert entrant_record(found) == record
+    found = candidate_of(record)
+    assert candidate_record(found) == record
     assert found.setting is not None
     assert found.setting.label == "from-the-future:a=1,b=true"
 

@@ -29,7 +29,7 @@ from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import EagerRunner
 from specctl.models.running.static import StaticRunner
-from specctl.policies import POLICIES, StoppingPolicy
+from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken, Round
 from specctl.replay.play import oracle, replay, rounds
 from specctl.replay.traces import Trace
@@ -68,8 +68,8 @@ def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
-def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
-    drafter = build_drafter(pair, policy)
+def live(pair: Pair, setting: Setting, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
+    drafter = build_drafter(pair, setting)
     with torch.inference_mode():
         pair.target.rollback(0)
         pair.drafts[0].rollback(0)
@@ -80,7 +80,7 @@ def live(pair: Pair, policy: StoppingPolicy, prompt: Sequence[int], sampling: Sa
 @cache
 def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
     pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos=eos, heads=[HEAD])
-    said = [token for played in live(pair, POLICIES["none"](), PROMPT, Sampling()) for token in played.emitted]
+    said = [token for played in live(pair, NONE, PROMPT, Sampling()) for token in played.emitted]
     return pair, trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
 
 
@@ -89,7 +89,7 @@ def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy_pair(family, frozenset())
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
-    assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
+    assert found == [shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, Sampling())]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
@@ -102,7 +102,9 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
         pair, trace = greedy_pair(family, eos)
         for name, settings in CASES:
             found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, eos, clock)]
-            assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, Sampling())]
+            assert found == [
+                shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, Sampling())
+            ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -191,11 +193,13 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
     target, draft = EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64)
     pair = pair_of(target, draft, heads=[HEAD])
     for seed in range(5):
-        said = [token for r in live(pair, POLICIES["none"](), PROMPT, PLAIN, seed) for token in r.emitted]
+        said = [token for r in live(pair, NONE, PROMPT, PLAIN, seed) for token in r.emitted]
         trace = trace_of(pair, PROMPT, said, LENGTH, DEPTH, PLAIN, seed)
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         with monkeypatch.context() as patched:
             patched.setattr(reading, "race", chance.draw)
             patched.setattr(one_round, "judge", chance.judge)
-            assert found == [shape(played) for played in live(pair, POLICIES[name](**settings), PROMPT, PLAIN)]
+            assert found == [
+                shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, PLAIN)
+            ]

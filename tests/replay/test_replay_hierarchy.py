@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from itertools import cycle
 from typing import Any
@@ -27,7 +28,7 @@ from specctl.decoding.session import Stage, compose
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import EagerRunner
-from specctl.policies import POLICIES, StoppingPolicy
+from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round
 from specctl.replay.play import Player, oracle, play, replay_levels, replayable
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
@@ -243,8 +244,11 @@ def test_nobody_takes_fewer_passes_than_one_who_knows_where_models_disagree() ->
 
 
 def test_what_a_trace_cannot_replay_is_known() -> None:
-    dropping, full = policies(HIERARCHIES["a middle that drops"]), policies(FULL)
+    dropping, full = (
+        nested([Setting.of({"name": name, **settings}) for name, settings, _ in parts])
+        for parts in (HIERARCHIES["a middle that drops"], FULL)
+    )
     assert not replayable(dropping, sampled=True)
     assert replayable(dropping, sampled=False)
     assert replayable(full, sampled=True)
-    assert replayable(dropping[:1], sampled=True)
+    assert replayable(replace(dropping, below=None), sampled=True)

@@ -84,7 +84,7 @@ def test_a_written_pair_runs_and_says_what_it_is(tmp_path: Path) -> None:
     drafted = Session(pair, build_drafter(pair, Setting("constant"))).generate(prompt, settings)
     assert plain.tokens == drafted.tokens
     assert 0 < sum(round_.accepted for round_ in drafted.rounds) < sum(round_.drafted for round_ in drafted.rounds)
-    header = Header(**asdict(gather(pair, profile, Suite("x", "0", ()))), entrants=[], repeats=1, lengths=[30])
+    header = Header(**asdict(gather(pair, profile, Suite("x", "0", ()))), candidates=[], repeats=1, lengths=[30])
     assert header.synthetic
     speed = tables(digest(RunSet(header)))[0]
     assert speed.note.startswith("SYNTHETIC pair")

@@ -1,4 +1,4 @@
-"""Panels with one row per entrant, and the parts of the prompts that panels show."""
+"""Panels with one row per candidate, and the parts of the prompts that panels show."""
 
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROW = 0.24
-"""Height of one entrant in a panel, in inches."""
+"""Height of one candidate in a panel, in inches."""
 
 
 def parts_of(digest: Digest) -> list[tuple[str, list[Summary]]]:
@@ -32,8 +32,8 @@ def panel_columns(parts: Sized) -> int:
     return 3 if len(parts) in (3, 5, 6, 9) else min(4, len(parts))
 
 
-def entrant_panel(axes: "Axes", title: str, names: Sequence[str]) -> None:
-    """Prepare axes with one row per entrant, the first on top."""
+def candidate_panel(axes: "Axes", title: str, names: Sequence[str]) -> None:
+    """Prepare axes with one row per candidate, the first on top."""
     axes.set_title(title)
     axes.set_yticks(range(len(names)), [shorten(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)

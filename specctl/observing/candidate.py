@@ -9,7 +9,7 @@ from specctl.profile.model_names import distinct_name
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class Candidate:
     """What competes in a benchmark: a setting on some of the loaded drafts, or a peer.
 
     Attributes:
@@ -46,16 +46,16 @@ class Entrant:
         return f"{self.setting.family} on drafts {', '.join(map(str, self.drafts))}"
 
 
-def entrant_record(entrant: Entrant) -> dict[str, Any]:
-    """An entrant as a results file holds it: ``levels`` only where other than the first draft is used alone."""
+def candidate_record(candidate: Candidate) -> dict[str, Any]:
+    """A candidate as a results file holds it: ``levels`` only where other than the first draft is used alone."""
     record: dict[str, Any] = {
-        "label": entrant.label,
-        "kind": "policy" if entrant.peer is None else "peer",
-        "name": entrant.name,
-        "settings": dict(entrant.values),
+        "label": candidate.label,
+        "kind": "policy" if candidate.peer is None else "peer",
+        "name": candidate.name,
+        "settings": dict(candidate.values),
     }
-    levels = entrant.setting.levels if entrant.setting is not None else ()
-    if len(levels) > 1 or entrant.drafts != (0,) or any(level.head is not None for level in levels):
+    levels = candidate.setting.levels if candidate.setting is not None else ()
+    if len(levels) > 1 or candidate.drafts != (0,) or any(level.head is not None for level in levels):
         record["levels"] = [
             {
                 "draft": draft,
@@ -64,15 +64,15 @@ def entrant_record(entrant: Entrant) -> dict[str, Any]:
                 "once": level.once,
                 "head": level.head,
             }
-            for draft, level in zip(entrant.drafts, levels, strict=True)
+            for draft, level in zip(candidate.drafts, levels, strict=True)
         ]
     return record
 
 
-def entrant_of(record: Mapping[str, Any]) -> Entrant:
-    """The entrant that a results file describes."""
+def candidate_of(record: Mapping[str, Any]) -> Candidate:
+    """The candidate that a results file describes."""
     if record["kind"] == "peer":
-        return Entrant(record["label"], None, peer=record["name"], peer_settings=record["settings"])
+        return Candidate(record["label"], None, peer=record["name"], peer_settings=record["settings"])
     own = {"draft": 0, "policy": record["name"], "settings": record["settings"]}
     records = record.get("levels") or [own]
     heads = [level["head"] for level in records if level.get("head") is not None]
@@ -86,4 +86,4 @@ def entrant_of(record: Mapping[str, Any]) -> Entrant:
             head=head,
             head_label=head and distinct_name(head, heads),
         )
-    return Entrant(record["label"], setting, tuple(level["draft"] for level in records))
+    return Candidate(record["label"], setting, tuple(level["draft"] for level in records))

@@ -1,10 +1,10 @@
-"""Who runs in a benchmark: draft tables as labelled entrants, and the models they need between them."""
+"""Who runs in a benchmark: draft tables as labelled candidates, and the models they need between them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from specctl.errors import UsageError
-from specctl.observing.entrant import Entrant
+from specctl.observing.candidate import Candidate
 from specctl.observing.results import BASELINE
 from specctl.policies import Setting, nested
 from specctl.profile.model_names import distinct_name, short_name
@@ -19,18 +19,18 @@ class Field:
     """Who runs, and what has to be loaded for them.
 
     Attributes:
-        entrants: the baseline, then every contender once, then the peers.
+        candidates: the baseline, then every contender once, then the peers.
         drafts: the tables of the draft models, without heads.
         heads: for each of them the heads that its policies read.
     """
 
-    entrants: list[Entrant]
+    candidates: list[Candidate]
     drafts: list[DraftTable]
     heads: list[list[str]]
 
 
 def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
-    """The entrants that draft tables make.
+    """The candidates that draft tables make.
 
     Args:
         contenders: a draft table each, with the policies of all its levels.
@@ -47,7 +47,7 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
     heads = _heads(working)
     places = {key: place for place, key in enumerate(drafts)}
     chains = {tuple(model_keys(table)) for table in working if table.draft is not None}
-    found: dict[str, Entrant] = {BASELINE: Entrant(BASELINE)}
+    found: dict[str, Candidate] = {BASELINE: Candidate(BASELINE)}
     for table in working:
         keys = model_keys(table)
         setting = _with_heads(table, [heads[key] for key in keys])
@@ -55,14 +55,14 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
         # A model's name is left out where it is unambiguous: one draft, or all of them in one and the same order.
         ambiguous = len(used) != len(drafts) or len(chains) > 1
         label = setting.label_on([short_name(level.model) for level in table.levels] if ambiguous else ())
-        found.setdefault(label, Entrant(label, setting, used))
+        found.setdefault(label, Candidate(label, setting, used))
     if peers:
         from specctl.observing.peers import SETTINGS
 
         for peer in peers:
             if peer not in SETTINGS:
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
-            found.setdefault(peer, Entrant(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
+            found.setdefault(peer, Candidate(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
     return Field(list(found.values()), list(drafts.values()), [heads[key] for key in drafts])
 
 

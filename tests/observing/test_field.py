@@ -1,8 +1,8 @@
 import pytest
 
 from specctl.errors import UsageError
-from specctl.observing.entrant import entrant_record
-from specctl.observing.entrants import field_of
+from specctl.observing.candidate import candidate_record
+from specctl.observing.field import field_of
 from specctl.policies import Setting, nested
 from specctl.profile.schema import DraftTable
 
@@ -17,33 +17,33 @@ def draft(*models: str, policy: str = "constant") -> DraftTable:
 
 def test_a_single_draft_is_told_by_its_policy_alone() -> None:
     field = field_of([draft("a"), draft("a", policy="svip"), draft("a")], ["hf-constant"])
-    entrants, drafts = field.entrants, field.drafts
-    assert [entrant.label for entrant in entrants] == ["none", "constant", "svip", "hf-constant"]
-    assert all(entrant.drafts == (0,) for entrant in entrants)
+    candidates, drafts = field.candidates, field.drafts
+    assert [candidate.label for candidate in candidates] == ["none", "constant", "svip", "hf-constant"]
+    assert all(candidate.drafts == (0,) for candidate in candidates)
     assert [table.model for table in drafts] == ["a"]
 
 
 def test_each_model_is_loaded_once_in_the_order_it_appears() -> None:
     field = field_of([draft("a"), draft("b", "a"), draft("x/b")], [])
-    entrants, drafts = field.entrants, field.drafts
+    candidates, drafts = field.candidates, field.drafts
     assert [table.model for table in drafts] == ["a", "b", "x/b"]
-    assert [entrant.drafts for entrant in entrants] == [(0,), (0,), (1, 0), (2,)]
-    assert [entrant.label for entrant in entrants[:3]] == ["none", "constant@a", "constant@b < constant@a"]
+    assert [candidate.drafts for candidate in candidates] == [(0,), (0,), (1, 0), (2,)]
+    assert [candidate.label for candidate in candidates[:3]] == ["none", "constant@a", "constant@b < constant@a"]
 
 
 def test_a_model_at_two_levels_is_loaded_twice() -> None:
     """They would spoil each other's cache."""
     field = field_of([draft("a", "b", "b"), draft("b")], [])
-    entrants, drafts = field.entrants, field.drafts
+    candidates, drafts = field.candidates, field.drafts
     assert [table.model for table in drafts] == ["a", "b", "b"]
-    assert [entrant.drafts for entrant in entrants[1:]] == [(0, 1, 2), (1,)]
+    assert [candidate.drafts for candidate in candidates[1:]] == [(0, 1, 2), (1,)]
 
 
 def test_what_never_drafts_is_not_loaded() -> None:
     field = field_of([DraftTable.model_validate({**draft("a").model_dump(), "draft": idle()})], [])
-    entrants, drafts = field.entrants, field.drafts
+    candidates, drafts = field.candidates, field.drafts
     assert [table.model for table in drafts] == ["a"]
-    assert [entrant.label for entrant in entrants] == ["none", "constant"]
+    assert [candidate.label for candidate in candidates] == ["none", "constant"]
 
 
 def idle() -> dict[str, object]:
@@ -52,10 +52,13 @@ def idle() -> dict[str, object]:
 
 def test_levels_carry_every_setting() -> None:
     table = draft("a", "b").model_copy(update={"pre_verify": "once"})
-    _, entrant = field_of([table], []).entrants
-    assert entrant.label == "constant(once) < constant"
-    assert (entrant.setting, entrant.drafts) == (nested([Setting("constant", once=True), Setting("constant")]), (0, 1))
-    assert [level["settings"] for level in entrant_record(entrant)["levels"]] == [{"draft_length": 5}] * 2
+    _, candidate = field_of([table], []).candidates
+    assert candidate.label == "constant(once) < constant"
+    assert (candidate.setting, candidate.drafts) == (
+        nested([Setting("constant", once=True), Setting("constant")]),
+        (0, 1),
+    )
+    assert [level["settings"] for level in candidate_record(candidate)["levels"]] == [{"draft_length": 5}] * 2
 
 
 def judged(head: str | None, policy: str = "specdec++") -> DraftTable:
@@ -74,9 +77,9 @@ def test_several_heads_of_a_draft_are_told_apart() -> None:
     field = field_of([judged("sweep/d1/w3"), judged("sweep/d2/w3"), judged("sweep/d1/w3", "svip")], [])
     assert field.heads == [["sweep/d1/w3", "sweep/d2/w3"]]
     labels = ["none", "specdec++:head=d1/w3", "specdec++:head=d2/w3", "svip"]
-    assert [entrant.label for entrant in field.entrants] == labels
-    assert [entrant.setting.head for entrant in field.entrants] == [None, "sweep/d1/w3", "sweep/d2/w3", None]
-    assert len({entrant.family for entrant in field.entrants}) == 4
+    assert [candidate.label for candidate in field.candidates] == labels
+    assert [candidate.setting.head for candidate in field.candidates] == [None, "sweep/d1/w3", "sweep/d2/w3", None]
+    assert len({candidate.family for candidate in field.candidates}) == 4
 
 
 @pytest.mark.parametrize(("heads", "message"), [((None,), "needs a head"), (("h", "i", None), "different heads")])
