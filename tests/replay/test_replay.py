@@ -89,7 +89,8 @@ def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy_pair(family, frozenset())
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
-    assert found == [shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, Sampling())]
+    setting = Setting.of({"name": name, **settings})
+            assert found == [shape(played) for played in live(pair, setting, PROMPT, Sampling())]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
