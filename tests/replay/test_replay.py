@@ -90,7 +90,7 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings:
     pair, trace = greedy_pair(family, frozenset())
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
     setting = Setting.of({"name": name, **settings})
-            assert found == [shape(played) for played in live(pair, setting, PROMPT, Sampling())]
+    assert found == [shape(played) for played in live(pair, setting, PROMPT, Sampling())]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
