@@ -15,7 +15,7 @@ from tools.comparison.tables import comparison_tables
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="kept by calibrate --save-trace")
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="written by calibrate --trace")
     parser.add_argument("--grid", choices=("paper", "dense"), default="dense", help="settings of the other policies")
     options = parser.parse_args()
     for path in options.traces:

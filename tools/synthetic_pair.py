@@ -1,7 +1,7 @@
 """Pairs of any real shape with random weights, for measuring speed where real weights are not available.
 
-Some tokens have a likely successor and the others have not, so that easy and hard positions alternate. The text of such
-a pair is noise. Its acceptance rate and entropy are chosen, not found, so every number measured on it must be called
+Some tokens have a likely successor and the others have none, so that easy and hard positions alternate. The text of
+such a pair is noise. Its acceptance rate and entropy are chosen, so every number measured on it must be called
 synthetic.
 
     python -m tools.synthetic_pair llama3-8b-1b FOLDER
@@ -24,17 +24,17 @@ from tools.synthetic.weights import build_pair, dial, measure
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """One token a byte, the rest of the vocabulary being tokens that no text contains; no end of sequence."""
+    """A tokenizer with one token per byte, filled up with tokens that no text contains; no end of sequence."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*letters, *(f"<{MARK}-{place}>" for place in range(len(letters), vocabulary))]
-    core = Tokenizer(models.BPE(vocab={name: place for place, name in enumerate(names)}, merges=[]))
+    names = [*letters, *(f"<{MARK}-{index}>" for index in range(len(letters), vocabulary))]
+    core = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=core)  # type: ignore[no-untyped-call]
 
 
 def write_pair(folder: Path, name: str, target: LlamaForCausalLM, draft: LlamaForCausalLM, traits: Traits) -> None:
-    """Checkpoints, profile and prompts in a folder; all of them say that they are synthetic."""
+    """Write checkpoints, profile and prompts to a folder; configurations and profile are marked as synthetic."""
     words = tokenizer(draft.config.vocab_size)
     with hushed(verbose=False):
         for role, model in (("target", target), ("draft", draft)):
@@ -53,10 +53,10 @@ def write_pair(folder: Path, name: str, target: LlamaForCausalLM, draft: LlamaFo
     with (folder / "prompts.jsonl").open("w", encoding="utf-8") as file:
         for length in (128, 2048):
             if length < target.config.max_position_embeddings:
-                for place in range(4):
+                for number in range(4):
                     letters = torch.randint(97, 123, (length,), generator=draws).tolist()
                     record = {
-                        "id": f"{length}-{place}",
+                        "id": f"{length}-{number}",
                         "category": f"{length} tokens",
                         "prompt": "".join(map(chr, letters)),
                     }
@@ -69,8 +69,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.synthetic_pair", description=summary)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--agreement", type=float, default=0.8, help="how often both choose the same token (0.8)")
-    parser.add_argument("--sharpness", type=float, default=usual.sharpness, help="spread of the logits")
+    parser.add_argument(
+        "--agreement",
+        type=float,
+        default=0.8,
+        help="share of positions at which both models choose the same token (default: 0.8)",
+    )
+    parser.add_argument("--sharpness", type=float, default=usual.sharpness, help="standard deviation of the logits")
     parser.add_argument("--easy", type=float, default=usual.easy, help="share of tokens with a likely successor")
     parser.add_argument("--seed", type=int, default=usual.seed)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

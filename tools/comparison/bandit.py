@@ -13,8 +13,8 @@ from specctl.records import DraftStep, Round
 class Bandit(Rule):
     """Chooses among policies round by round, after TapOut's idea (arXiv 2511.02017): UCB1 on a blend of rewards.
 
-    A round's reward is the mean of accepted / drafted and of accepted / the longest draft. There is no threshold to
-    choose, and no cost is known.
+    The reward of a round is the mean of accepted / drafted and accepted / (longest draft of any arm). The bandit has no
+    threshold and knows no costs.
     """
 
     arms: Sequence[StoppingPolicy]
@@ -43,14 +43,15 @@ class Bandit(Rule):
         self.arms[self._arm].observe(round_)
         self._plays[self._arm] += 1
         self._rewards[self._arm] += round_.accepted * (1 / round_.drafted + 1 / longest) / 2
-        whole = sum(self._plays)
+        total = sum(self._plays)
 
-        def promise(arm: int) -> float:
+        def upper_bound(arm: int) -> float:
             plays = self._plays[arm]
-            return self._rewards[arm] / plays + sqrt(2 * log(whole) / plays) if plays else float("inf")
+            return self._rewards[arm] / plays + sqrt(2 * log(total) / plays) if plays else float("inf")
 
-        self._arm = max(range(len(self.arms)), key=promise)
+        self._arm = max(range(len(self.arms)), key=upper_bound)
 
 
 def paper_arms() -> list[StoppingPolicy]:
+    """The papers' policies with their default settings."""
     return [POLICIES[name]() for name in ("svip", "max-confidence", "adaedl", "self-verify", "heuristic")]

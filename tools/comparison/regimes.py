@@ -10,33 +10,36 @@ from specctl.replay.traces import Line, Proposals, Trace
 RATIOS = (3, 8, 30)
 """Costs of a target pass in draft steps."""
 WIDENING = 0.05
-"""In a linear regime, what each further token adds to a target pass, as a share of the pass."""
+"""In a linear regime, the cost that each drafted token adds to a target pass, as a share of a pass without any."""
 
 
 def made_up(ratio: float, widening: float = 0.0) -> CostTable:
-    """A draft step of 1 ms, a target pass of ``ratio`` ms, and ``widening`` of that more for each drafted token."""
+    """Costs of 1 ms per draft step and ``ratio * (1 + widening * drafted tokens)`` ms per target pass."""
     lengths = np.array([0.0, 1.0, 64.0])
     return CostTable(np.zeros(1), lengths, lengths[None].copy(), (ratio * (1 + widening * lengths))[None], {}, 0.0)
 
 
 def regimes() -> dict[str, CostTable]:
-    """By name: every ratio with a flat and a linear target pass."""
+    """Costs by name: every ratio, with a flat and with a linear target pass."""
     shapes = {"flat": 0.0, "linear": WIDENING}
     return {f"1:{ratio} {name}": made_up(ratio, slope) for ratio in RATIOS for name, slope in shapes.items()}
 
 
 def useless(trace: Trace) -> Trace:
-    """The same signals of a draft that is never right; after a refusal it goes on with those it had on the path."""
+    """A trace with the same signals in which every draft token is rejected.
+
+    After a rejected token the draft continues with the tokens and signals of the path.
+    """
     count = len(trace.tokens)
 
     def following(start: int, length: int) -> Proposals:
-        places = [place % count for place in range(start, start + length)]
+        positions = [position % count for position in range(start, start + length)]
         path = trace.line.path
         return Proposals(
-            [path.tokens[place] for place in places],
-            [path.entropy[place] for place in places],
-            [path.top_prob[place] for place in places],
-            [path.token_prob[place] for place in places],
+            [path.tokens[position] for position in positions],
+            [path.entropy[position] for position in positions],
+            [path.top_prob[position] for position in positions],
+            [path.token_prob[position] for position in positions],
         )
 
     return replace(

@@ -24,16 +24,18 @@ EARLY = 50
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One part of the prompts under one regime: tokens/s of everyone.
+    """Tokens/s of every competitor on one part of the prompts under one regime.
 
     Attributes:
-        best: of the other policies' settings, the fastest on this very part, by label.
-        fixed, paper, bandit, none: tokens/s of that one, of the fastest of the papers' defaults, of the bandit and of
-            the target alone.
-        own: of `cost-optimal`, starting from nothing.
-        one_step, bound: of the best rule on the signals with a one-step look-ahead and with the whole value function,
-            both fitted to this part.
-        oracle: Theorem 4.1's policy.
+        best: label of the fastest setting of the other policies on this part.
+        fixed: tokens/s of that setting.
+        paper: tokens/s of the fastest among the papers' default settings.
+        bandit: tokens/s of the bandit over the papers' policies.
+        none: tokens/s of the target alone.
+        own: tokens/s of `cost-optimal`, starting from nothing.
+        one_step, bound: tokens/s of the best rule on the signals with a one-step look-ahead, and with the whole value
+            function; both are fitted to this part.
+        oracle: tokens/s of Theorem 4.1's policy.
     """
 
     regime: str
@@ -51,11 +53,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Lines of every part and regime; lines with costs that change halfway; learning speed and worst cases by regime.
+    """All results of a comparison.
 
     Attributes:
-        early: speed of the first `EARLY` rounds from nothing over that of the same rounds with all else learned.
-        useless: speed over the target alone on a draft that is never right.
+        lines: one standing for each regime and part of the prompts.
+        changing: for costs that change halfway, their name, the label of the fastest fixed setting, and the speed of
+            `cost-optimal` over that setting's.
+        early: by regime, the result of `early_share`.
+        useless: by regime, the speed of `cost-optimal` over the target alone's on a draft that is never right.
     """
 
     lines: list[Standing]
@@ -65,28 +70,29 @@ class Comparison:
 
 
 def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
-    """Replay everyone on the traces under every regime; see `Standing` and `Comparison`."""
+    """Replay every policy on the traces under every regime."""
     eos = frozenset(traces.header.eos)
     some = traces.traces
-    # Nothing of these carries over between sequences, and costs change nothing they do: one replay serves all parts.
-    others = [one for one in grid("all", kind, frozenset(traces.header.signals)) if one.policy != NEW.policy]
-    papers = [place for place, one in enumerate(others) if not one.values and one.policy != "none"]
-    replays = [replay(one.build(), some, eos) for one in others]
+    # These policies carry nothing over between sequences and do not depend on costs: one replay serves all parts.
+    settings = grid("all", kind, frozenset(traces.header.signals))
+    others = [setting for setting in settings if setting.policy != NEW.policy]
+    papers = [row for row, setting in enumerate(others) if not setting.values and setting.policy != "none"]
+    replays = [replay(setting.build(), some, eos) for setting in others]
     names = [*dict.fromkeys(trace.category for trace in some)]
     parts = {name: [i for i, trace in enumerate(some) if trace.category == name] for name in names}
     if len(parts) > 1:
         parts[MIXED] = list(range(len(some)))
     lines = []
     for regime, costs in regimes().items():
-        times = np.array([[_ms([one], costs) for one in played] for played in replays])  # (policies, traces)
-        for part, places in parts.items():
-            here = [some[place] for place in places]
-            sums = times[:, places].sum(axis=1)
+        times = np.array([[_ms([single], costs) for single in played] for played in replays])  # (policies, traces)
+        for part, rows in parts.items():
+            here = [some[row] for row in rows]
+            sums = times[:, rows].sum(axis=1)
             tokens = 1e3 * sum(len(trace.tokens) for trace in here)
 
             def speed(policy: StoppingPolicy, *, costs: CostTable = costs, here: list[Trace] = here) -> float:
                 played = replay(policy, here, eos, costs.clock(policy.signals))
-                return 1e3 * sum(one.tokens for one in played) / _ms(played, costs)
+                return 1e3 * sum(single.tokens for single in played) / _ms(played, costs)
 
             lines.append(
                 Standing(
@@ -118,7 +124,7 @@ def _ms(replays: Iterable[Replay], costs: CostTable) -> float:
 def _changing(
     some: list[Trace], replays: list[list[Replay]], others: list[Setting], eos: frozenset[int]
 ) -> Iterator[tuple[str, str, float]]:
-    """Each pair of ratios in turn: the fastest fixed setting over both halves, and `cost-optimal` over it."""
+    """The values of `Comparison.changing`, for each pair of ratios."""
     half = len(some) // 2
     for before, after in ((3, 30), (30, 3), (8, 30), (30, 8)):
         costs = made_up(before), made_up(after)
@@ -131,29 +137,30 @@ def _changing(
 
 
 def early_share(some: Sequence[Trace], costs: CostTable, eos: frozenset[int]) -> float:
-    """How fast the first `EARLY` rounds from nothing are, over the same with everything else learned before.
+    """Speed of the first `EARLY` rounds of `cost-optimal` from nothing, over its speed in them after learning.
 
-    Every sequence in turn is the first; what is learned comes from the rest of them.
+    Every sequence is the first in turn; the policy learns from all other sequences.
     """
 
-    def speed(policies: Callable[[int], StoppingPolicy]) -> float:
+    def speed(policy_for: Callable[[int], StoppingPolicy]) -> float:
         tokens = seconds = 0.0
-        for place, trace in enumerate(some):
-            played = rounds(policies(place), trace, eos, costs.clock(()))
+        for index, trace in enumerate(some):
+            played = rounds(policy_for(index), trace, eos, costs.clock(()))
             for _, round_ in zip(range(EARLY), played, strict=False):
                 tokens += len(round_.emitted)
                 seconds += round_.total_seconds
         return tokens / seconds
 
-    def learned(place: int) -> StoppingPolicy:
+    def learned(index: int) -> StoppingPolicy:
         policy = NEW.build()
-        replay(policy, [*some[place + 1 :], *some[:place]], eos, costs.clock(()))
+        replay(policy, [*some[index + 1 :], *some[:index]], eos, costs.clock(()))
         return deepcopy(policy)
 
     return speed(lambda _: NEW.build()) / speed(learned)
 
 
 def _over_none(some: list[Trace], costs: CostTable, eos: frozenset[int]) -> float:
+    """Speed of `cost-optimal` over the speed of the target alone."""
     policy = NEW.build()
     none = replay(Setting("none").build(), some, eos)
     return _ms(none, costs) / _ms(replay(policy, some, eos, costs.clock(policy.signals)), costs)

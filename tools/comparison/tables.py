@@ -5,7 +5,7 @@ from tools.comparison.standings import EARLY, Comparison
 
 
 def comparison_tables(found: Comparison) -> list[Table]:
-    """Speeds, then what changes halfway, then the two guards."""
+    """The tables of speeds, of costs that change halfway, and of the two guards."""
     columns = (
         "costs",
         "prompts",
@@ -33,11 +33,11 @@ def comparison_tables(found: Comparison) -> list[Table]:
     )
     return [
         Table(
-            "cost-optimal, from nothing, against everyone",
+            "cost-optimal, from nothing, compared with every policy",
             columns,
             rows,
             labels=3,
-            note="Shares of tokens/s by replay. The best setting, the bounds and the oracle know these very prompts.",
+            note="Shares of tokens/s, by replay. The best setting, the bounds and the oracle know these prompts.",
         ),
         Table(
             "Costs that change halfway through the prompts",
@@ -47,7 +47,7 @@ def comparison_tables(found: Comparison) -> list[Table]:
         ),
         Table(
             "Guards",
-            ("costs", f"first {EARLY} rounds over the same, all learned", "over none, draft never right"),
+            ("costs", f"first {EARLY} rounds from nothing over those after learning", "over none, draft never right"),
             tuple((name, f"{found.early[name]:.1%}", f"{found.useless[name]:.1%}") for name in found.early),
         ),
     ]

@@ -1,4 +1,4 @@
-"""What the target teaches its students: the text that it writes, and its likeliest tokens at every position of it."""
+"""The data that the target makes for its students: generated text, and the likeliest tokens at every position."""
 
 import random
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tools.embedded.recipe import Recipe
 def continue_prompts(
     model: LlamaForCausalLM, prompts: list[torch.Tensor], sample: bool, max_new_tokens: int, label: str
 ) -> list[torch.Tensor]:
-    """Each prompt with the model's continuation up to and including its end token, in batches of like length."""
+    """Each prompt with the model's continuation up to and including its end token, in batches of similar length."""
     documents: list[torch.Tensor] = []
     ordered, end = sorted(prompts, key=len), 1
     config = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ def continue_prompts(
 def generate_documents(
     recipe: Recipe, corpus: Corpus, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, path: Path
 ) -> list[torch.Tensor]:
-    """The target's own text over training prompts and over questions that it makes up."""
+    """The target's continuations of training prompts and of questions that it makes up."""
     if path.exists():
         loaded: list[torch.Tensor] = torch.load(path, weights_only=True)
         return loaded
@@ -75,7 +75,7 @@ def generate_documents(
 def likeliest(
     target: LlamaForCausalLM, documents: list[torch.Tensor], count: int, path: Path
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's ``count`` likeliest next tokens at every position of the documents, each read alone.
+    """The target's ``count`` likeliest next tokens at every position; each document is read separately.
 
     Returns int16 ids and float16 log-probabilities, both ``(N, count)`` over the N tokens of all documents in order.
     """
@@ -85,15 +85,15 @@ def likeliest(
     offsets = torch.tensor([0, *map(len, documents)]).cumsum(0)
     ids = torch.empty(int(offsets[-1]), count, dtype=torch.int16)
     log_probs = torch.empty(int(offsets[-1]), count, dtype=torch.float16)
-    order = sorted(range(len(documents)), key=lambda place: len(documents[place]))
+    order = sorted(range(len(documents)), key=lambda index: len(documents[index]))
     for start in range(0, len(order), 16):
         group = order[start : start + 16]
-        batch = torch.nn.utils.rnn.pad_sequence([documents[place] for place in group], batch_first=True)
+        batch = torch.nn.utils.rnn.pad_sequence([documents[index] for index in group], batch_first=True)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = target(batch).logits  # (B, L, V); padding on the right is never looked at
+            logits = target(batch).logits  # (B, L, V); no token attends to the padding on its right
         top = logits.float().log_softmax(-1).topk(count, dim=-1)
-        for row, place in enumerate(group):
-            length, at = len(documents[place]), int(offsets[place])
+        for row, index in enumerate(group):
+            length, at = len(documents[index]), int(offsets[index])
             ids[at : at + length] = top.indices[row, :length].to(torch.int16)
             log_probs[at : at + length] = top.values[row, :length].half()
         if start % 1600 == 0:

@@ -1,17 +1,17 @@
 """Train the embedded family from text: ``python -m tools.embedded.train --corpus DIR``.
 
-Stages, each skipped when its result is in the work folder, each resumed from its last checkpoint:
+Each stage is skipped if its result is in the work folder, and resumed from its last checkpoint:
 
 1. tokenizer: byte-level BPE over the training documents;
 2. target: next-token training with Muon on the matrices and AdamW on the rest, a warm-up / stable / decay schedule,
    short windows first and the whole context in the decay;
-3. generated: the target continues training prompts (80 % greedily, the rest sampled) and writes questions of its own;
+3. generated: the target continues training prompts (80 % greedily, the others sampled) and writes questions of its own;
 4. likeliest: the target's likeliest next tokens at every position of that text and of some of the corpus;
-5. mid and draft: each learns those distributions (forward KL); the most likely token counts extra, because that is
-   what greedy verification asks for;
+5. mid and draft: each learns those distributions (forward KL); the most likely token counts extra, because greedy
+   verification accepts only that token;
 6. export: bfloat16 safetensors, the tokenizer and a model card with losses and checksums.
 
-The students' target is the rounded one that ships.
+Mid and draft learn from the target's rounded weights, which ship.
 
 Deterministic given ``--seed`` on one machine and one number of threads.
 """

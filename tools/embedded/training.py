@@ -23,12 +23,12 @@ class Trainee:
         self.model = build_model(name)
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         muon_ids = {id(p) for p in matrices}
-        rest = [p for p in self.model.parameters() if id(p) not in muon_ids]
+        others = [p for p in self.model.parameters() if id(p) not in muon_ids]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(
                 matrices, lr=recipe.muon_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
             ),
-            torch.optim.AdamW(rest, lr=recipe.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+            torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         ]
         self.peak_rates = [recipe.muon_lr, recipe.adamw_lr]
         self.forward: Callable[..., Any] = torch.compile(self.model, dynamic=False) if compile_forward else self.model
@@ -64,7 +64,7 @@ class Trainee:
 def staged_batches(
     documents: list[torch.Tensor], recipe: Recipe, decay_start: int, start_step: int
 ) -> Iterator[torch.Tensor]:
-    """Short windows until the decay starts, whole-context windows from there on."""
+    """Batches of short windows until the decay starts, of whole-context windows after it."""
     if start_step < decay_start:
         short = batches(documents, recipe.window, recipe.tokens_per_step, recipe.seed, skip=start_step)
         for _, batch in zip(range(start_step, decay_start), short, strict=False):
@@ -79,7 +79,7 @@ def run_steps(
     checkpoint: Path,
     losses: Callable[[torch.Tensor], list[torch.Tensor]],
 ) -> None:
-    """Train until ``total_steps``, saving every 200 steps and resuming from what was saved."""
+    """Train until ``total_steps``; save a checkpoint every 200 steps, and resume from it."""
     recipe, total = trainees[0].recipe, trainees[0].total_steps
     step = 0
     if checkpoint.exists():
@@ -130,14 +130,14 @@ def distil_student(
     work: Path,
     compile_forward: bool,
 ) -> LlamaForCausalLM:
-    """A student of the target's likeliest tokens (`likeliest`): forward KL to them, plus its argmax as a label."""
+    """Train a student on the target's likeliest tokens (`likeliest`): forward KL, plus the argmax as a label."""
     top_ids, top_log_probs = top
     tokens = torch.cat(documents)
     offsets = torch.tensor([0, *map(len, documents)]).cumsum(0).tolist()
-    places = [torch.arange(start, end) for start, end in pairwise(offsets)]
+    positions = [torch.arange(start, end) for start, end in pairwise(offsets)]
     trainee = Trainee(name, recipe, steps, compile_forward)
 
-    def distillation_loss(batch: torch.Tensor) -> list[torch.Tensor]:  # (B, L + 1) places in `tokens`
+    def distillation_loss(batch: torch.Tensor) -> list[torch.Tensor]:  # (B, L + 1) positions in `tokens`
         here = batch[:, :-1]
         found = trainee.logits(tokens[here]).float().log_softmax(-1)  # (B, L, V)
         wanted_ids, wanted = top_ids[here].long(), top_log_probs[here].float()
@@ -145,7 +145,7 @@ def distil_student(
         divergence = (wanted.exp() * (wanted - found_there)).sum(-1).mean()
         return [divergence - recipe.argmax_weight * found_there[..., 0].mean()]
 
-    run_steps([trainee], places, work / f"{name}.pt", distillation_loss)
+    run_steps([trainee], positions, work / f"{name}.pt", distillation_loss)
     return finished(trainee.model)
 
 

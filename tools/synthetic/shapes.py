@@ -26,7 +26,7 @@ class Shape:
 SHAPES: dict[str, tuple[Shape, Shape]] = {
     "llama3-8b-1b": (Shape(32, 4096, 32, 8, 14336, 128256), Shape(16, 2048, 32, 8, 8192, 128256)),
     "llama2-7b-68m": (Shape(32, 4096, 32, 32, 11008, 32000), Shape(2, 768, 12, 12, 3072, 32000)),
-    # Layers of Llama 3 70B, 34 of its 80, so that one large GPU holds them beside the draft.
+    # Layers of Llama 3 70B, 34 of its 80, so that one large GPU holds them and the draft.
     "llama3-70b-cut-8b": (Shape(34, 8192, 64, 8, 28672, 128256), Shape(32, 4096, 32, 8, 14336, 128256)),
     "tiny": (Shape(5, 64, 8, 4, 160, 512, 256), Shape(2, 32, 4, 2, 96, 512, 256)),
 }
@@ -34,14 +34,14 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """What a synthetic pair is made to be.
+    """The chosen properties of a synthetic pair.
 
     Attributes:
         damping: factor on the outputs of the target's own layers; 0 is a target that always agrees with the draft.
         sharpness: standard deviation of the logits of a token without a likely successor.
-        easy: share of tokens that have one.
-        gain: how far, in such deviations, the successor's logit stands above the others' mean.
-        seed: of all weights.
+        easy: share of tokens that have a likely successor.
+        gain: how far the successor's logit is above the mean of the others, in multiples of ``sharpness``.
+        seed: seed of all weights.
     """
 
     damping: float = 0.3
@@ -53,11 +53,11 @@ class Dials:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a pair turns out to be on random text.
+    """The measured properties of a pair on random text.
 
     Attributes:
-        agreement: share of positions at which both have the same argmax: the acceptance rate of greedy decoding.
-        entropy, entropy_deviation: of the draft's distribution, in nats.
+        agreement: share of positions at which both models have the same argmax, as greedy verification requires.
+        entropy, entropy_deviation: mean and standard deviation of the draft's entropy, in nats.
     """
 
     agreement: float
@@ -66,8 +66,8 @@ class Traits:
 
 
 def require_room(target: Shape, draft: Shape) -> None:
-    """Raise ValueError where a target of one shape cannot hold the function of a draft of the other."""
-    ratio, rest = divmod(target.head_dim, draft.head_dim)
+    """Raise ValueError if a target of this shape cannot contain the function of a draft of that shape."""
+    ratio, remainder = divmod(target.head_dim, draft.head_dim)
     fits = (
         target.vocabulary == draft.vocabulary
         and target.layers > draft.layers
@@ -76,10 +76,10 @@ def require_room(target: Shape, draft: Shape) -> None:
         and target.kv_heads >= draft.kv_heads
         and target.heads // target.kv_heads >= draft.heads // draft.kv_heads
         and ratio >= 1
-        and rest == 0
+        and remainder == 0
     )
     if not fits:
         raise ValueError(
-            "the target must have more layers than the draft, the same vocabulary, at least its sizes, and heads whose "
-            "size is a multiple"
+            "the target must have more layers than the draft, the same vocabulary, at least its sizes, and a head size "
+            "that is a multiple of the draft's"
         )

@@ -18,10 +18,10 @@ EPSILON = 1e-5
 def build_pair(
     target: Shape, draft: Shape, dials: Dials, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """Target and draft, the same for the same arguments on the same kind of device.
+    """Build target and draft; equal arguments give equal weights on the same kind of device.
 
     Raises:
-        ValueError: the target's shape has no room for the draft's function.
+        ValueError: the target's shape cannot contain the draft's function.
     """
     require_room(target, draft)
     large, small = (
@@ -39,17 +39,17 @@ def build_pair(
 
 @torch.inference_mode()
 def measure(target: LlamaForCausalLM, draft: LlamaForCausalLM, *, tokens: int = 256, seed: int = 0) -> Traits:
-    """What the pair is like on one random text."""
+    """Measure the pair on one random text of ``tokens`` tokens."""
     draws = torch.Generator().manual_seed(seed)
     ids = torch.randint(draft.config.vocab_size, (1, tokens), generator=draws).to(draft.device)
-    theirs, ours = target(ids.to(target.device)).logits[0].argmax(-1), draft(ids).logits[0].float()  # (T,), (T, V)
-    entropies = torch.special.entr(ours.softmax(-1)).sum(-1)
-    agreed = (ours.argmax(-1).to(theirs.device) == theirs).float().mean()
+    best, logits = target(ids.to(target.device)).logits[0].argmax(-1), draft(ids).logits[0].float()  # (T,), (T, V)
+    entropies = torch.special.entr(logits.softmax(-1)).sum(-1)
+    agreed = (logits.argmax(-1).to(best.device) == best).float().mean()
     return Traits(float(agreed), float(entropies.mean()), float(entropies.std()))
 
 
 def dial(target: LlamaForCausalLM, draft: LlamaForCausalLM, dials: Dials, agreement: float, steps: int = 10) -> float:
-    """Change the target's damping until the pair agrees about as often as asked; returns the damping found."""
+    """Change the target's damping until the pair agrees at about this share of positions; return the damping."""
     own = list(target.model.layers[draft.config.num_hidden_layers :])
     low, high, now = 0.0, 4.0, dials.damping
     for _ in range(steps):
@@ -73,7 +73,7 @@ def _untrained(shape: Shape, draft: Shape, dtype: torch.dtype, device: str, seed
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         max_position_embeddings=shape.context,
-        # Normed over more places of which only the draft's are filled, the same vector has a smaller mean square.
+        # The target norms over more dimensions, of which only the draft's are filled: the mean square is smaller.
         rms_norm_eps=EPSILON * draft.hidden / shape.hidden,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         bos_token_id=None,
@@ -92,7 +92,7 @@ def _untrained(shape: Shape, draft: Shape, dtype: torch.dtype, device: str, seed
             with torch.no_grad():
                 model.model.embed_tokens.weight.normal_()
                 model.lm_head.weight.normal_(std=1 / sqrt(shape.hidden))
-                # Every matrix keeps the size of what it is given, and all layers together match the embedding.
+                # Every matrix keeps the norm of its input, and the sum of all layers matches the embedding.
                 for name, weight in model.model.layers.named_parameters():
                     if weight.dim() == 2:
                         outwards = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -103,7 +103,7 @@ def _untrained(shape: Shape, draft: Shape, dtype: torch.dtype, device: str, seed
 
 
 def _give_successors(draft: LlamaForCausalLM, shape: Shape, dials: Dials) -> None:
-    """An output head of random rows; the row of an easy token's successor points along that token's embedding too."""
+    """Scale the random output head; add each easy token's embedding to the head row of its successor."""
     draws = torch.Generator().manual_seed(dials.seed)
     head, words = draft.lm_head.weight, draft.model.embed_tokens.weight  # (V, D), (V, D)
     head *= dials.sharpness
@@ -115,14 +115,14 @@ def _give_successors(draft: LlamaForCausalLM, shape: Shape, dials: Dials) -> Non
 
 
 def _embed(small: LlamaForCausalLM, draft: Shape, large: LlamaForCausalLM, target: Shape) -> None:
-    """Put the draft's function into the first places and layers of the target.
+    """Put the draft's function into the first dimensions and layers of the target.
 
-    Behind the draft's places the residual stream stays zero through its layers, so that what the target's matrices
-    hold for those places, which is random, does not matter there.
+    The residual stream stays zero in the target's further dimensions through these layers, so that the random weights
+    that read those dimensions have no effect there.
     """
-    places, shrink = draft.hidden, sqrt(draft.hidden / target.hidden)
+    width, shrink = draft.hidden, sqrt(draft.hidden / target.hidden)
     ratio = target.head_dim // draft.head_dim
-    # A head's places turn in pairs (i, i + half) at rates theta^(-2i / size): those of the larger head that turn alike.
+    # RoPE rotates dimensions (i, i + half) at rate theta^(-2i / size): pick those of the larger head with equal rates.
     half = torch.arange(draft.head_dim // 2)
     inside = torch.cat([half * ratio, half * ratio + target.head_dim // 2])  # (head_dim of the draft,)
     group, large_group = draft.heads // draft.kv_heads, target.heads // target.kv_heads
@@ -132,21 +132,23 @@ def _embed(small: LlamaForCausalLM, draft: Shape, large: LlamaForCausalLM, targe
     keys = (torch.arange(draft.kv_heads)[:, None] * target.head_dim + inside).flatten().to(device)
 
     for theirs, ours in ((large.model.embed_tokens, small.model.embed_tokens), (large.lm_head, small.lm_head)):
-        theirs.weight[:, :places] = ours.weight
-        theirs.weight[:, places:] = 0
+        theirs.weight[:, :width] = ours.weight
+        theirs.weight[:, width:] = 0
     large.model.norm.weight.fill_(shrink)
     for layer, theirs in zip(small.model.layers, large.model.layers, strict=False):
         theirs.input_layernorm.weight.fill_(shrink)
         theirs.post_attention_layernorm.weight.fill_(shrink)
         attention, wide = layer.self_attn, theirs.self_attn
-        wide.q_proj.weight[queries, :places] = attention.q_proj.weight * sqrt(ratio)  # scores are divided by more
-        wide.k_proj.weight.zero_()  # or a head's other places would add to its scores
-        wide.k_proj.weight[keys, :places] = attention.k_proj.weight
-        wide.v_proj.weight[keys, :places] = attention.v_proj.weight
+        wide.q_proj.weight[queries, :width] = attention.q_proj.weight * sqrt(
+            ratio
+        )  # larger heads divide scores by more
+        wide.k_proj.weight.zero_()  # otherwise the head's other dimensions would add to its scores
+        wide.k_proj.weight[keys, :width] = attention.k_proj.weight
+        wide.v_proj.weight[keys, :width] = attention.v_proj.weight
         wide.o_proj.weight.zero_()
-        wide.o_proj.weight[:places, queries] = attention.o_proj.weight
+        wide.o_proj.weight[:width, queries] = attention.o_proj.weight
         inner = draft.intermediate
-        theirs.mlp.gate_proj.weight[:inner, :places] = layer.mlp.gate_proj.weight
-        theirs.mlp.up_proj.weight[:inner, :places] = layer.mlp.up_proj.weight
+        theirs.mlp.gate_proj.weight[:inner, :width] = layer.mlp.gate_proj.weight
+        theirs.mlp.up_proj.weight[:inner, :width] = layer.mlp.up_proj.weight
         theirs.mlp.down_proj.weight.zero_()
-        theirs.mlp.down_proj.weight[:places, :inner] = layer.mlp.down_proj.weight
+        theirs.mlp.down_proj.weight[:width, :inner] = layer.mlp.down_proj.weight
