@@ -30,7 +30,7 @@ def peer(label: str) -> Candidate:
 def drafted_run(
     label: str, prompt: str, shapes: Iterable[Shape], *, slowdown: float = 1.0, other_ms: float = 0.0, **changes: Any
 ) -> Run:
-    """Rounds that cost DRAFT_MS a draft and TARGET_MS a pass, times ``slowdown``, plus ``other_ms`` in all."""
+    """Rounds that cost DRAFT_MS per draft token and TARGET_MS per pass, times ``slowdown``, plus ``other_ms``."""
     rounds = tuple(
         RoundSummary(drafted, accepted, StopReason(stop), None, DRAFT_MS * drafted * slowdown, TARGET_MS * slowdown)
         for drafted, accepted, stop in shapes
@@ -66,7 +66,7 @@ def middle_run(label: str, prompt: str, shapes: Iterable[Shape], **changes: Any)
 
 
 def plain_run(prompt: str, count: int, label: str = "none", slowdown: float = 1.0, **changes: Any) -> Run:
-    """Target-only decoding: a pass a token."""
+    """Target-only decoding: one pass per token."""
     rounds = tuple(RoundSummary(0, 0, None, None, 0.0, TARGET_MS * slowdown) for _ in range(count))
     return _run(label, prompt, rounds, count, 0.0, **changes)
 

@@ -90,7 +90,7 @@ def test_without_a_run_of_one_model_its_cost_stays_unknown() -> None:
     assert fit(results) is None
 
 
-def test_predictions_and_bare_times_are_of_all_levels() -> None:
+def test_predictions_and_bare_times_include_all_levels() -> None:
     """Target widths 6 and 3, between 1 and 8, the middle model's 4, 3 and 3; seven single drafts."""
     results = some(COSTS)
     run = run_of(results, "full")
@@ -119,7 +119,7 @@ def test_sigma_and_eta_of_each_level() -> None:
 
 
 def test_break_even_by_hand() -> None:
-    """5 ms of drafts more for half a pass less: 10 ms. Against a rival with as many passes only drafts count.
+    """5 ms more of drafts for half a pass less: 10 ms. With equal passes only drafts count.
 
     A rival that spends 4 ms more on drafts to save a fifth of a pass is faster from 20 ms on.
     """
@@ -134,7 +134,7 @@ def test_break_even_by_hand() -> None:
     assert break_even((1.0, 3.0, 0.5), [(0.0, 0.0, 0.4)], (3.0, 2.0)) is None
 
 
-def test_a_hierarchy_pays_from_where_its_time_falls_below_all_others() -> None:
+def test_a_hierarchy_pays_where_its_time_is_below_all_others() -> None:
     results = some()
     model = fit(results)
     assert model is not None
@@ -159,7 +159,7 @@ def test_a_results_file_keeps_every_level(tmp_path: Path) -> None:
     assert as_json(again) == as_json(results)
 
 
-def test_what_only_hierarchies_have_is_not_written_for_others() -> None:
+def test_fields_of_hierarchies_are_not_written_for_others() -> None:
     two = run_set(
         [candidate("none"), candidate("svip")], [plain_run("a", 7), drafted_run("svip", "a", [(3, 1, "policy")])]
     )
@@ -173,7 +173,7 @@ def test_what_only_hierarchies_have_is_not_written_for_others() -> None:
     assert "Levels" not in [table.title for table in tables(two)]
 
 
-def test_the_table_and_the_json_tell_of_each_level() -> None:
+def test_the_table_and_the_json_contain_each_level() -> None:
     results = some(COSTS)
     text = as_text(tables(results))
     (table,) = (table for table in tables(results) if table.title == "Levels")
@@ -185,7 +185,7 @@ def test_the_table_and_the_json_tell_of_each_level() -> None:
     assert [one["candidate"] for one in document["levels"]] == ["none", "full", "constant@mid", "constant@draft"]
 
 
-def test_the_oracle_is_of_the_first_draft_alone() -> None:
+def test_the_oracle_covers_the_first_draft_only() -> None:
     results = replace(some(), oracle={"a": 1, "b": 1})
     shares = {cost.candidate: cost.passes_share for cost in digest(results).costs}
     assert (shares["full"], shares["constant@mid"]) == (pytest.approx(1 / 2), pytest.approx(1 / 3))

@@ -117,7 +117,7 @@ def test_shares_of_the_signal_bound() -> None:
     assert signal_speed(results, None) is None
 
 
-def test_the_oracle_speaks_of_the_first_limit() -> None:
+def test_the_oracle_covers_the_first_length_limit() -> None:
     runs = [plain_run("a", 4, length=4), plain_run("a", 4, length=4, repeat=1), plain_run("a", 9, length=9)]
     bound = oracle_bound(run_set(CANDIDATES, runs, oracle={"a": 2}, lengths=[4, 9]), "none", None)
     assert bound is not None

@@ -25,7 +25,7 @@ ALWAYS = {
 
 
 class Page(HTMLParser):
-    """Checks that tags close in order and keeps every address the page points to."""
+    """Checks that tags close in order, and collects every address that the page links to."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     assert first == {path.name: path.read_bytes() for path in write_report(full(), tmp_path / "two")}
 
 
-def test_figures_without_data_are_left_out_and_say_why(tmp_path: Path) -> None:
+def test_figures_without_data_are_left_out_with_a_reason(tmp_path: Path) -> None:
     runs = [peer_run("hf", prompt, 9, 45.0) for prompt in "ab"]
     written = {path.name for path in write_report(run_set(CANDIDATES, runs), tmp_path)}
     assert written == {"report.md", "report.html"}
@@ -118,7 +118,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         write_report(run_set(CANDIDATES, some_runs("a")), tmp_path / "file" / "folder")
 
 
-def test_without_matplotlib_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_message_contains_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"specctl\[report\]"):
         write_report(full(), tmp_path)

@@ -1,4 +1,4 @@
-"""Answer files, read by a small reader that wants what Spec-Bench's speed and equality scripts want."""
+"""Answer files, read by a small reader that needs the same fields as Spec-Bench's speed and equality scripts."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def run_set(runs: list[Run]) -> RunSet:
 
 @pytest.fixture
 def results() -> RunSet:
-    """Three prompts; the second has two turns; svip says something else on the third."""
+    """Three prompts; the second has two turns; svip writes another text for the third."""
     runs = []
     for label, speed in zip(LABELS, (1, 2, 4), strict=True):
         kept = {"none": [0] * 6, "svip:threshold=0.3": [2, 2], "hf-constant": []}[label]
@@ -65,7 +65,7 @@ def answers(path: Path) -> list[dict[str, Any]]:
 
 
 def of_task(path: Path, task: str) -> list[dict[str, Any]]:
-    """As the speed script chooses: the eight by their own names make up mt_bench."""
+    """Selects like the speed script: mt_bench is the union of its eight categories."""
     chosen = {"mt_bench": MT_BENCH, "overall": None}.get(task, (task,))
     return [answer for answer in answers(path) if chosen is None or answer["category"] in chosen]
 

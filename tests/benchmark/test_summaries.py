@@ -40,7 +40,7 @@ def test_target_only_decoding_drafts_nothing_and_so_has_no_rate_of_acceptance() 
     assert summary.speedup.of_totals == Interval(1.0)
 
 
-def test_what_a_peer_hides_is_unknown_but_its_speed_is_not() -> None:
+def test_a_peers_rounds_are_unknown_but_its_speed_is_not() -> None:
     runs = [plain_run(prompt, 10) for prompt in "ab"] + [peer_run("hf", prompt, 10, 47.5) for prompt in "ab"]
     summary = only(runs, "hf")
     assert summary.speedup is not None
@@ -98,7 +98,7 @@ def test_repeats_of_a_prompt_count_as_one() -> None:
     assert summarise([*slow, fast, *baseline], ["svip"])[0].speedup == speedup([slow[0], fast], baseline)
 
 
-def test_the_interval_covers_as_often_as_it_says() -> None:
+def test_the_interval_covers_as_often_as_it_promises() -> None:
     generator = np.random.default_rng(5)
     hits = 0
     for _ in range(200):
@@ -121,6 +121,6 @@ def test_one_prompt_gives_no_interval() -> None:
     assert bootstrap(lambda weights: weights[:, 0] * 7, 1) == Interval(7.0)
 
 
-def test_summaries_keep_the_candidates_order_and_leave_out_who_has_no_run() -> None:
+def test_summaries_keep_the_candidates_order_and_leave_out_candidates_without_runs() -> None:
     runs = [plain_run("a", 3, "x"), plain_run("a", 3)]
     assert [summary.candidate for summary in summarise(runs, ["none", "y", "x"])] == ["none", "x"]

@@ -42,7 +42,7 @@ def test_speed_in_one_line_per_candidate() -> None:
     )
 
 
-def test_what_cannot_be_known_is_a_dash() -> None:
+def test_unknown_values_are_a_dash() -> None:
     rows = titled(run_set(CANDIDATES, some_runs()), "Drafting").rows
     assert rows[1] == ("svip", "50.0%", "3.00", "0.333", "0.667", "0.500", "4.00 ± 1.41", "2.00 ± 2.16")
     assert set(rows[2][1:]) == {"-"}
@@ -93,7 +93,7 @@ def test_no_runs_at_all() -> None:
     assert json.loads(json.dumps(as_json(empty)))["overall"] == []
 
 
-def test_json_holds_numbers() -> None:
+def test_json_contains_numbers() -> None:
     document = json.loads(json.dumps(as_json(run_set(CANDIDATES, some_runs()))))
     svip = document["overall"][1]
     assert svip["speedup"]["of_totals"] == {"value": 1.610169, "low": 1.610169, "high": 1.610169}
@@ -104,7 +104,7 @@ def test_json_holds_numbers() -> None:
     assert list(document["by_category"]) == ["odd", "even"]
 
 
-def test_all_the_same_is_said_in_one_line() -> None:
+def test_identical_output_is_one_line() -> None:
     table = titled(run_set(CANDIDATES, some_runs()), "Greedy identity")
     assert (table.rows, table.note) == ((), "All 8 runs gave exactly the tokens of none.")
 
@@ -116,7 +116,7 @@ def test_sampled_output_is_not_compared() -> None:
     assert [row[-1] for row in titled(results, "Speed").rows] == ["-", "-"]
 
 
-def test_a_difference_is_loud() -> None:
+def test_a_difference_is_an_alarm() -> None:
     noted = Difference(turn=0, position=4, expected=11, found=None, gap=0.000123)
     runs = [*some_runs("a"), drafted_run("svip", "b", ROUNDS, difference=noted), plain_run("b", 9)]
     results = run_set(CANDIDATES, runs)
@@ -129,7 +129,7 @@ def test_a_difference_is_loud() -> None:
     assert as_json(results)["differences"][0]["gap"] == 0.000123
 
 
-def test_a_difference_that_nobody_noted_is_found_in_the_tokens() -> None:
+def test_a_difference_without_a_line_of_its_own_is_found_in_the_tokens() -> None:
     runs = [plain_run("a", 3, tokens=(1, 2, 3)), plain_run("a", 3, "svip", tokens=(1, 9))]
     ((run, difference),) = compare(run_set(CANDIDATES, runs))
     assert (run.candidate, difference) == ("svip", Difference(0, 1, 2, 9, None))
@@ -140,7 +140,7 @@ def test_a_baseline_that_differs_from_itself_is_found_too() -> None:
     assert [difference for _, difference in compare(run_set(CANDIDATES, runs))] == [Difference(0, 3, None, 3, None)]
 
 
-def test_nothing_is_called_the_same_without_a_baseline() -> None:
+def test_without_a_baseline_nothing_is_compared() -> None:
     table = titled(run_set(CANDIDATES, [plain_run("a", 3, "svip")]), "Greedy identity")
     assert table.note.startswith("Not compared")
 
@@ -178,7 +178,7 @@ def test_a_pipe_gets_the_plain_text() -> None:
 
 
 def test_progress_fills_in_and_leaves_nothing_behind() -> None:
-    """17 tokens of none took 180 ms, 18 of svip 118 ms; on prompt b they are not the same."""
+    """17 tokens of none took 180 ms, 18 of svip 118 ms; their tokens differ on prompt b."""
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     runs = some_runs()
     runs[3] = plain_run("b", 8)
@@ -195,7 +195,7 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
     assert "6 of 12 runs · 0:00:00 left" in last
 
 
-def test_progress_is_silent_where_nobody_watches() -> None:
+def test_progress_is_silent_without_a_terminal() -> None:
     out = io.StringIO()
     with BenchProgress(Console(file=out), ["none"], "none", 1) as progress:
         progress.start("none", "a")

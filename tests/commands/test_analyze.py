@@ -22,7 +22,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    # Wide weights, or an untrained model says nothing but noise.
+    # Wide weights, or an untrained model predicts nothing but noise.
     save_model(folder / "target", llama_config(initializer_range=0.3))
     save_model(folder / "draft", llama_config(initializer_range=0.3, num_hidden_layers=1))
     return folder

@@ -33,12 +33,12 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(prompts):
-    """A finished results file and the table it was shown as."""
+    """A finished results file and its printed tables."""
     path = prompts.with_name("results.jsonl")
     return path, bench("-i", prompts, *OPTIONS, "-o", path, "-q").stdout
 
 
-def test_everyone_runs_every_prompt_once_in_a_rotating_order(whole):
+def test_every_candidate_runs_every_prompt_once_in_a_rotating_order(whole):
     results = read_results(whole[0])
     labels = [candidate.label for candidate in results.header.candidates]
     assert labels == ["none", "constant:draft_length=3", "svip", "hf-constant"]
@@ -58,13 +58,13 @@ def test_greedy_output_is_the_targets_own(whole):
     assert "All 9 runs gave exactly the tokens of none." in whole[1]
 
 
-def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(whole):
+def test_a_prompt_that_does_not_fit_is_left_out_with_a_message(whole):
     assert list(read_results(whole[0]).skipped) == ["long"]
     assert "1 of 4 prompts could not be run" in whole[1]
 
 
-def test_a_peer_leaves_such_a_prompt_out_too(tmp_path):
-    """Whoever's turn comes first: here the peer's, third of three on the third prompt."""
+def test_a_peer_leaves_out_a_prompt_that_does_not_fit(tmp_path):
+    """The peer is third of three candidates and runs first on the third prompt."""
     path = tmp_path / "long.jsonl"
     path.write_text("".join(json.dumps(PROMPTS[place]) + "\n" for place in (0, 1, 2)), encoding="utf-8")
     results = tmp_path / "results.jsonl"
@@ -79,7 +79,7 @@ def test_no_policy_beats_the_oracle(whole):
             assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
 
 
-def test_the_signal_bound_is_beside_the_oracle(whole):
+def test_the_signal_bound_is_shown_with_the_oracle(whole):
     results = read_results(whole[0])
     bound = results.signal_bound
     assert bound is not None
@@ -108,7 +108,7 @@ def test_earlier_results_show_the_same_table(whole):
     assert document["expected_runs"] == 12
 
 
-def test_a_killed_benchmark_goes_on_where_it_stopped(whole, prompts, tmp_path):
+def test_a_killed_benchmark_continues_where_it_stopped(whole, prompts, tmp_path):
     path = tmp_path / "half.jsonl"
     lines = whole[0].read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(lines[:7]) + lines[7][:40], encoding="utf-8")

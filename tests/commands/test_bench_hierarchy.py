@@ -1,4 +1,4 @@
-"""`specctl bench` of hierarchies beside their parts, on the embedded models."""
+"""`specctl bench` of hierarchies and their parts, on the embedded models."""
 
 import json
 
@@ -58,7 +58,7 @@ def options(folder):
 
 @pytest.fixture(scope="module")
 def whole(folder, options):
-    """A finished results file and the tables it was shown as."""
+    """A finished results file and its printed tables."""
     path = folder / "results.jsonl"
     return path, bench(*options, "--oracle", "--peer", "hf-constant", "-o", path)
 
@@ -78,7 +78,7 @@ def test_greedy_text_is_the_targets_own_in_every_setting(whole):
     assert "All 10 runs gave exactly the tokens of none." in whole[1]
 
 
-def test_rounds_are_written_with_those_below_them(whole):
+def test_rounds_are_written_with_their_inner_rounds(whole):
     results = read_results(whole[0])
     for label in LABELS[1:3]:
         for run in results.of(label):
@@ -89,7 +89,7 @@ def test_rounds_are_written_with_those_below_them(whole):
     assert all(turn.draft_forwards for label in LABELS[1:] for run in results.of(label) for turn in run.turns)
 
 
-def test_costs_are_of_every_model_at_every_width(whole):
+def test_costs_of_every_model_are_measured_at_every_width(whole):
     costs = read_results(whole[0]).costs
     assert len(costs.drafts) == 2
     assert all(times.keys() == costs.target.keys() for times in costs.drafts)
@@ -103,7 +103,7 @@ def test_the_levels_are_shown(whole):
     assert "mid passes/token  draft passes/token  target passes/token" in whole[1]
 
 
-def test_a_killed_benchmark_goes_on_where_it_stopped(whole, folder, options):
+def test_a_killed_benchmark_continues_where_it_stopped(whole, folder, options):
     path = folder / "half.jsonl"
     lines = whole[0].read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(lines[:6]) + lines[6][:50], encoding="utf-8")
@@ -111,7 +111,7 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(whole, folder, options):
     assert [run.tokens for run in read_results(path).runs] == [run.tokens for run in read_results(whole[0]).runs]
 
 
-def test_a_policy_given_stands_at_the_top(folder, tmp_path):
+def test_a_policy_flag_applies_to_the_targets_own_draft(folder, tmp_path):
     path = tmp_path / "top.jsonl"
     prompts = folder / "prompts.jsonl"
     policies = ["--policy", "svip:threshold=0.4", "--policy", "constant"]
@@ -125,7 +125,7 @@ def test_a_policy_given_stands_at_the_top(folder, tmp_path):
     assert [level.policy for level in candidates[1].setting.levels] == ["svip", "self-verify"]
 
 
-def test_a_hierarchy_alone_is_measured_against_each_of_its_drafts(folder, tmp_path):
+def test_a_single_hierarchy_is_compared_with_each_of_its_drafts_alone(folder, tmp_path):
     path = tmp_path / "alone.jsonl"
     bench("-p", "embedded-hsddw", "-i", folder / "prompts.jsonl", "--limit", 1, "-n", 8, "-q", "-o", path)
     labels = [candidate.label for candidate in read_results(path).header.candidates]

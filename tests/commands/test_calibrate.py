@@ -31,7 +31,7 @@ THOROUGH = {name: getattr(costs, name) for name in ("LENGTHS", "IN_A_ROW", "PASS
 
 @pytest.fixture(scope="module", autouse=True)
 def rough_costs() -> Iterator[None]:
-    """Costs measured in a twentieth of the passes: what they are is nothing that a test looks at."""
+    """Measure costs in a twentieth of the passes; no test reads their values."""
     with patch.multiple(costs, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=costs.WARM_UPS + 1):
         yield
 
@@ -88,7 +88,7 @@ def test_the_document_ranks_every_policy(folder):
     assert document["oracle"]["discard_rate"] == 0
 
 
-def test_the_profile_extends_the_old_one_and_tells_how_it_came_about(folder):
+def test_the_profile_extends_the_old_one_and_records_its_provenance(folder):
     document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
     table = tomllib.loads((folder / "fast.toml").read_text(encoding="utf-8"))
     assert table["extends"] == "embedded"
@@ -101,13 +101,13 @@ def test_the_profile_extends_the_old_one_and_tells_how_it_came_about(folder):
     assert found.target == resolve("embedded").profile.target
 
 
-def test_the_report_holds_its_figures(folder):
+def test_the_report_contains_its_figures(folder):
     names = {path.name for path in (folder / "report").iterdir()}
     assert {"report.md", "report.html", "ranking.png", "ranking.svg"} <= names
 
 
 def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
-    """svip's own threshold is not the embedded profile's: naming the policy alone would leave that in force."""
+    """The embedded profile sets svip's threshold: without a threshold, the new profile would inherit it."""
     path = tmp_path / "default.toml"
     calibrate("--from", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "--grid", "paper", "-o", path, "-q")
     assert tomllib.loads(path.read_text(encoding="utf-8"))["draft"]["policy"].keys() >= {"name"}
@@ -125,7 +125,7 @@ def test_a_kept_trace_gives_the_same_choice_without_a_model(folder, monkeypatch)
         assert second[name] == first[name]
 
 
-def test_a_stopped_run_goes_on_from_its_trace(folder, tmp_path):
+def test_a_stopped_run_continues_from_its_trace(folder, tmp_path):
     whole = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     torn = tmp_path / "torn.jsonl"
     torn.write_text("".join(whole[:3]) + whole[3][:40], encoding="utf-8")
@@ -137,14 +137,14 @@ def test_a_stopped_run_goes_on_from_its_trace(folder, tmp_path):
     assert len(second.traces) == len(PROMPTS) + 1
 
 
-def test_plain_output_ends_with_what_to_put_into_a_profile(folder):
+def test_plain_output_ends_with_a_table_for_a_profile(folder):
     shown = calibrate("--from", folder / "trace.jsonl", "--policy", "constant", "--no-verify").stdout
     assert "Policies at their best settings" in shown
     _, _, policy = shown.partition("[draft.policy]\n")
     assert tomllib.loads(policy)["name"] in ("constant", "none")
 
 
-def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(tmp_path):
+def test_a_prompt_that_does_not_fit_is_left_out_with_a_message(tmp_path):
     path = tmp_path / "prompts.jsonl"
     long = {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700}
     path.write_text("".join(json.dumps(prompt) + "\n" for prompt in [PROMPTS[0], PROMPTS[1], long]), encoding="utf-8")
@@ -171,7 +171,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said_so(tmp_path):
         (["--from", "{headless}", "--policy", "specdec++", "--no-verify"], "needs a head"),
     ],
 )
-def test_mistakes_are_told(folder, arguments, message):
+def test_mistakes_are_reported(folder, arguments, message):
     headless = folder / "headless.jsonl"
     kept = (folder / "trace.jsonl").read_text(encoding="utf-8")
     headless.write_text(kept.replace('"accept_prob", ', "", 1).replace('"accept_prob",', "", 1), encoding="utf-8")
@@ -211,7 +211,7 @@ def _names(policy):
     return [policy["name"] + "(once)" * (policy.get("pre_verify") == "once"), *below]
 
 
-def test_its_profile_says_how_every_level_is_stopped(hierarchy):
+def test_the_profile_of_a_hierarchy_contains_the_policy_of_every_level(hierarchy):
     found = resolve(str(hierarchy / "fast.toml")).profile
     chosen = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))["chosen"]
     for level in found.draft.levels:
@@ -234,13 +234,13 @@ def test_its_profile_says_how_every_level_is_stopped(hierarchy):
         ),
     ],
 )
-def test_mistakes_about_levels_are_told(hierarchy, arguments, message):
+def test_mistakes_about_levels_are_reported(hierarchy, arguments, message):
     options = [argument.format(trace=hierarchy / "trace.jsonl") for argument in arguments]
     with pytest.raises(UsageError, match=message):
         calibrate("-p", "embedded-hsddw", *options, "--no-verify")
 
 
-def test_what_cannot_be_replayed_is_run(hierarchy):
+def test_a_setting_that_cannot_be_replayed_is_run_live(hierarchy):
     settings = "name=svip", "keep_trigger=false", "max_draft=8"
     dropping = [text for setting in settings for text in ("--set", f"draft.policy.{setting}")]
     options = ["-i", hierarchy / "prompts.jsonl", "-n", 8, "-t", 1, "--grid", "paper", "--policy", "constant,constant"]
@@ -254,7 +254,7 @@ def test_what_cannot_be_replayed_is_run(hierarchy):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """A folder of two heads, both the shipped one."""
+    """A folder with two copies of the shipped head."""
     folder = tmp_path_factory.mktemp("sweep")
     for name in ("d1-w1", "d1-w3"):
         shutil.copytree(head_path("draft-head"), folder / name)
@@ -268,7 +268,7 @@ def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_pa
     document = json.loads(calibrate(*options, "--head", sweep, "--json", *files).stdout)
     ranked = {entry["policy"].get("head"): entry for entry in document["ranking"] if "head" in entry["policy"]}
     assert set(ranked) == {"embedded:draft-head", str(sweep / "d1-w1"), str(sweep / "d1-w3")}
-    # They are one and the same head, so replays cannot differ.
+    # Both are the same head, so their replays are equal.
     first, second = (ranked[str(sweep / name)] for name in ("d1-w1", "d1-w3"))
     assert first | {"policy": first["policy"] | {"head": second["policy"]["head"]}} == second
     assert (report / "verification-discard.png").exists()
@@ -287,7 +287,7 @@ def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_pa
         (["--head", "{sweep}", "--from", "{trace}"], "recorded without the head"),
     ],
 )
-def test_mistakes_about_heads_are_told(folder, sweep, tmp_path, arguments, message):
+def test_mistakes_about_heads_are_reported(folder, sweep, tmp_path, arguments, message):
     places = {"empty": tmp_path, "sweep": sweep, "trace": folder / "trace.jsonl"}
     with pytest.raises(UsageError, match=message):
         calibrate(*(argument.format(**places) for argument in arguments), "--no-verify")

@@ -17,7 +17,7 @@ app.command()(doctor)
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
-    """A profile whose draft pads its vocabulary otherwise than its target."""
+    """A profile whose draft pads its vocabulary differently from its target."""
     save_model(tmp_path / "target", llama_config(320))
     save_model(tmp_path / "draft", llama_config(272, num_hidden_layers=1))
     profile = tmp_path / "pair.toml"

@@ -30,7 +30,7 @@ main()
 
 
 def probe(body, **variables):
-    """Run a command of the given body through the entry point."""
+    """Run a command with the given body through the entry point."""
     program = PROBE.format(body=body.replace("\n", "\n    "))
     return subprocess.run(
         [sys.executable, "-c", program], env=ENVIRONMENT | variables, capture_output=True, text=True, check=False
@@ -115,13 +115,13 @@ def test_unexpected_errors_are_one_line_and_advice():
         ("pass", 0),
     ],
 )
-def test_exit_codes_without_a_word(body, code):
+def test_exit_codes_without_a_message(body, code):
     done = probe(body)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_cleanup_runs_when_told_to_stop(name):
+def test_cleanup_runs_on_a_signal_to_stop(name):
     done = probe(f"try:\n    os.kill(os.getpid(), signal.{name}); time.sleep(30)\nfinally:\n    print('cleaned')")
     assert done.stdout == "cleaned\n"
     assert done.returncode == 128 + getattr(signal, name)

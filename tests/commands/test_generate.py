@@ -63,7 +63,7 @@ def write_records(path, *records):
 
 
 def contents(path):
-    """Output records without what the clock says."""
+    """Output records without their times."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
         for name in [name for name in record.get("metrics", ()) if name.endswith(("_ms", "per_second"))]:
@@ -73,7 +73,7 @@ def contents(path):
 
 @pytest.fixture(scope="module")
 def document(specctl):
-    """A prompt's result with all there is to tell."""
+    """A prompt's result with rounds and token ids."""
     ran = specctl(PROMPT, "-n", "24", "--json", "--rounds", "--token-ids")
     assert (ran.code, ran.stderr) == (0, "")
     return ran.lines[0]
@@ -103,7 +103,7 @@ def test_the_rounds_add_up_to_the_metrics(document):
 
 
 @pytest.mark.slow
-def test_a_prompt_in_a_pipe_is_plain_text_and_silence(document):
+def test_a_prompt_in_a_pipe_writes_plain_text_only(document):
     done = subprocess.run(
         [SPECCTL, "generate", PROMPT, "-n", "24"], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
@@ -116,7 +116,7 @@ def test_a_prompt_from_standard_input(specctl, document, end):
     assert (ran.code, ran.stdout, ran.stderr) == (0, document["completion"] + "\n", "")
 
 
-def test_the_target_alone_says_the_same(specctl, document):
+def test_the_target_alone_writes_the_same_text(specctl, document):
     (alone,) = specctl(PROMPT, "-n", "24", "--json", "--token-ids", "--policy", "none").lines
     assert alone["completion_ids"] == document["completion_ids"]
     assert alone["metrics"]["rounds"] == 24
@@ -125,7 +125,7 @@ def test_the_target_alone_says_the_same(specctl, document):
 
 @pytest.mark.parametrize("length", [1, 4, 12])
 def test_a_stop_string_leaves_the_text_before_it(specctl, document, length):
-    """Streamed text too holds nothing back and lets nothing slip."""
+    """Streamed text ends at the same place: all text before the stop string, and none of it."""
     said = document["completion"]
     stop = said[6 : 6 + length]
     ran = specctl(PROMPT, "-n", "24", "--stop", stop)
@@ -151,7 +151,7 @@ def test_an_output_file(specctl, document, tmp_path):
     assert path.read_text() == document["completion"] + "\n"
 
 
-def test_a_trace_tells_every_step(specctl, document, tmp_path):
+def test_a_trace_contains_every_step(specctl, document, tmp_path):
     path = tmp_path / "trace.jsonl"
     assert specctl(PROMPT, "-n", "24", "--trace", path).stdout == document["completion"] + "\n"
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
@@ -234,7 +234,7 @@ def test_usage_errors(specctl, tmp_path, monkeypatch, arguments, words):
     assert (tmp_path / "notes.txt").read_text() == "notes"
 
 
-def test_a_model_that_is_not_there_costs_no_results(specctl, tmp_path):
+def test_a_missing_model_deletes_no_results(specctl, tmp_path):
     kept = tmp_path / "out.txt"
     kept.write_text("from yesterday\n")
     ran = specctl(PROMPT, "--set", f"target.model={tmp_path}/none", "-o", kept)
@@ -266,14 +266,14 @@ def mixed(specctl):
     return specctl("-n", "6", stdin=b"\n".join(MIXED))
 
 
-def test_results_come_in_order_and_the_exit_code_tells_of_errors(mixed):
+def test_results_come_in_order_and_errors_set_the_exit_code(mixed):
     assert (mixed.code, mixed.stderr) == (1, "")
     assert [line["id"] for line in mixed.lines] == [
         *["a", None, 81, "t/0", "none", "two", "long", "half", "odd", None, 12]
     ]
 
 
-def test_errors_stand_in_the_stream_with_line_and_kind(mixed):
+def test_errors_are_in_the_stream_with_line_and_type(mixed):
     assert [(line["line"], line["error"]["type"]) for line in mixed.lines if "error" in line] == [
         (3, "invalid_json"),
         (6, "invalid_record"),
@@ -285,7 +285,7 @@ def test_errors_stand_in_the_stream_with_line_and_kind(mixed):
     ]
 
 
-def test_good_records_among_them_are_answered(mixed):
+def test_valid_records_between_errors_are_answered(mixed):
     first, turns, chat, empty = (line for line in mixed.lines if "error" not in line)
     assert first.items() >= {"category": "story", "extra": {"kept": [1, None]}, "prompt": "Once"}.items()
     assert [len(turns[name]) for name in ("completion", "finish_reason")] == [2, 2]
@@ -301,7 +301,7 @@ def test_lines_of_text(specctl, document):
     assert ran.code == 0
 
 
-def test_text_given_as_records_is_told_how_to_be_read(specctl):
+def test_plain_text_read_as_records_gives_a_hint(specctl):
     ran = specctl(stdin=b"Once upon a time\n")
     assert ran.code == 1
     assert "--input-format text" in ran.lines[0]["error"]["message"]
@@ -326,7 +326,7 @@ RECORDS = [{"id": f"r{n}", "prompt": f"{PROMPT} {n}"} for n in range(40)] + [{"i
 
 @pytest.fixture(scope="module")
 def whole(specctl, tmp_path_factory):
-    """Output and trace of a run that nobody interrupts."""
+    """Output and trace of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     source = write_records(folder / "in.jsonl", *RECORDS)
     ran = specctl("-i", source, "-o", folder / "out.jsonl", "--trace", folder / "trace.jsonl", *SAMPLED)
@@ -346,7 +346,7 @@ def start(*arguments, **streams):
 
 
 def stop_after(process, path, lines, sent):
-    """Send a signal as soon as the output file has so many lines."""
+    """Send a signal as soon as the output file has this number of lines."""
     waiting = threading.Event()
     while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines):
         waiting.wait(0.005)
@@ -356,7 +356,7 @@ def stop_after(process, path, lines, sent):
 
 
 @pytest.mark.slow
-def test_interrupted_killed_and_resumed_is_as_if_nothing_had_been(specctl, whole, tmp_path):
+def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whole, tmp_path):
     source, out = write_records(tmp_path / "in.jsonl", *RECORDS), tmp_path / "out.jsonl"
     trace = tmp_path / "trace.jsonl"
     arguments = ("-i", source, "-o", out, "--trace", trace, *SAMPLED)
@@ -385,7 +385,7 @@ def test_interrupted_killed_and_resumed_is_as_if_nothing_had_been(specctl, whole
 
 
 @pytest.mark.slow
-def test_each_result_is_there_before_the_next_is_asked_for_and_a_closed_pipe_ends_it():
+def test_each_result_is_written_before_the_next_record_is_read_and_a_closed_pipe_ends_the_run():
     process = start("-n", "2", "--trace", os.devnull, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""``specctl generate`` as a person sees it, in a pseudo-terminal."""
+"""``specctl generate`` in a pseudo-terminal."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def spawn(command, arguments, columns=80, **variables):
 
 
 def screen(output):
-    """The lines that a terminal too wide to wrap shows in the end."""
+    """The final lines on a terminal that is too wide to wrap them."""
     lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", output):
         if part == "\r":
@@ -68,7 +68,7 @@ def screen(output):
 
 @pytest.fixture(scope="module")
 def said():
-    """What a pipe is given."""
+    """The text that a pipe receives."""
     done = subprocess.run(
         [SPECCTL, "generate", PROMPT, "-n", str(LENGTH)], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
@@ -77,7 +77,7 @@ def said():
 
 @pytest.fixture(scope="module")
 def outputs():
-    """What the terminal was sent for several commands, run by one process."""
+    """The terminal output of several commands, run by one process."""
     plain = [PROMPT, "-n", str(LENGTH)]
     lines = [plain, [*plain, "--no-live"], [*plain, "-q"], [*plain, "--json"], ["word " * 2000]]
     child = spawn(sys.executable, ["-c", SEVERAL.format(lines=lines)])
@@ -90,7 +90,7 @@ def outputs():
 
 
 @pytest.mark.slow
-def test_the_panel_appears_and_the_completion_stands_whole_in_the_end(outputs, said):
+def test_the_panel_appears_and_the_whole_completion_remains(outputs, said):
     code, output = outputs["live"]
     assert code == 0
     drawn = CONTROL.sub("", output)

@@ -22,9 +22,9 @@ TRAINING = ["--depth", "1", "--reject-weight", "1", "--lr", "0.01", "--epochs", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models and a profile of theirs, with a policy that would need a head."""
+    """Two models and their profile, whose policy needs a head."""
     folder = tmp_path_factory.mktemp("pair")
-    # Wide weights, or an untrained model says nothing but noise.
+    # Wide weights, or an untrained model predicts nothing but noise.
     save_model(folder / "target", llama_config(initializer_range=0.3))
     save_model(folder / "draft", llama_config(initializer_range=0.3, num_hidden_layers=1))
     (folder / "pair.toml").write_text(
@@ -51,7 +51,7 @@ def run(*arguments: str) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> tuple[Path, Any]:
-    """A head trained without interruption, and what was said meanwhile."""
+    """A head trained without interruption, and the messages of the run."""
     prompts = str(folder / "prompts.jsonl")
     return folder / "whole", run(*options(folder, "whole", "-i", prompts, *TRAINING, "--json"))
 
@@ -60,7 +60,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
-def test_a_head_and_what_it_is_worth(whole: tuple[Path, Any]) -> None:
+def test_a_head_and_its_evaluation(whole: tuple[Path, Any]) -> None:
     path, result = whole
     config = json.loads((path / "config.json").read_text())
     assert (config["hidden_size"], config["depth"], config["format_version"]) == (16, 1, 1)
@@ -79,13 +79,13 @@ def test_a_head_and_what_it_is_worth(whole: tuple[Path, Any]) -> None:
     assert not (path / "training.safetensors").exists()
 
 
-def test_a_prompt_that_cannot_be_answered_is_left_out_and_said_so(whole: tuple[Path, Any]) -> None:
+def test_a_prompt_that_cannot_be_answered_is_left_out_with_a_message(whole: tuple[Path, Any]) -> None:
     assert "warning: prompt 3 is left out" in whole[1].stderr
     assert "examples: 80 prompts" in whole[1].stderr
 
 
 @pytest.mark.usefixtures("whole")
-def test_the_policy_stops_by_it(folder: Path) -> None:
+def test_the_policy_stops_by_the_head(folder: Path) -> None:
     trace = folder / "trace.jsonl"
     arguments = ["the moon", "--json", "-n", "40", "--trace", str(trace)]
     said = json.loads(run("generate", "-p", str(folder / "pair.toml"), *arguments).stdout)
@@ -105,7 +105,7 @@ def test_the_policy_stops_by_it(folder: Path) -> None:
 
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("temperature", ["0", "1"])
-def test_analyze_asks_it_too(folder: Path, temperature: str) -> None:
+def test_analyze_reads_the_head_too(folder: Path, temperature: str) -> None:
     (folder / "two.jsonl").write_text('{"prompt": "the moon"}\n{"prompt": "a star"}\n')
     pair = ["-p", str(folder / "pair.toml"), "-i", str(folder / "two.jsonl"), "-n", "10", "-t", temperature]
     found = json.loads(run("analyze", *pair, "--json", "-q").stdout)["predictors"]
@@ -114,7 +114,7 @@ def test_analyze_asks_it_too(folder: Path, temperature: str) -> None:
 
 
 @pytest.mark.usefixtures("whole")
-def test_doctor_looks_at_it(folder: Path) -> None:
+def test_doctor_checks_the_head(folder: Path) -> None:
     found = json.loads(run("doctor", "-p", str(folder / "pair.toml"), "--json").stdout)
     assert found["ready"]
     arguments = ["doctor", "-p", str(folder / "pair.toml"), "--set", "draft.head=./nowhere", "--json"]
@@ -126,7 +126,7 @@ def test_doctor_looks_at_it(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("whole")
-def test_bench_runs_it_beside_others(folder: Path) -> None:
+def test_bench_compares_heads(folder: Path) -> None:
     (folder / "one.jsonl").write_text('{"prompt": "the moon"}\n')
     pair = str(folder / "pair.toml")
     shown = run("bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", "-q").stdout
@@ -139,8 +139,8 @@ def test_bench_runs_it_beside_others(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_in_the_data_and_in_the_training_it_ends_the_same(folder: Path, whole: tuple[Path, Any]) -> None:
-    """As if nothing had happened: the same data and the same head, byte for byte."""
+def test_a_run_killed_in_collection_and_in_training_gives_the_same_head(folder: Path, whole: tuple[Path, Any]) -> None:
+    """Examples and head are the same as without interruption, byte for byte."""
     arguments = options(folder, "torn", "-i", str(folder / "prompts.jsonl"), *TRAINING, "-q")
     index, state = folder / "torn" / "examples" / INDEX, folder / "torn" / "training.safetensors"
 
@@ -180,7 +180,7 @@ def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple
 
 
 @pytest.mark.usefixtures("whole")
-def test_what_is_there_is_not_overwritten(folder: Path) -> None:
+def test_earlier_results_are_not_overwritten(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"already holds config\.json"):
         run(*options(folder, "whole", "-i", str(folder / "prompts.jsonl")))
 
@@ -194,13 +194,13 @@ def test_other_prompts_cannot_be_mixed_in(folder: Path) -> None:
         run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--resume", "-t", "0.5"))
 
 
-def test_data_of_another_draft_is_refused(folder: Path, whole: tuple[Path, Any]) -> None:
+def test_examples_of_another_draft_are_an_error(folder: Path, whole: tuple[Path, Any]) -> None:
     other = ["--set", f"draft.model={folder / 'target'}", "--set", "policy.name=constant"]
     with pytest.raises(UsageError, match="another draft"):
         run(*options(folder, "other", "--examples", str(whole[0] / "examples"), *other))
 
 
-def test_a_head_of_another_draft_is_refused_unless_forced(folder: Path, whole: tuple[Path, Any]) -> None:
+def test_a_head_of_another_draft_is_an_error_unless_forced(folder: Path, whole: tuple[Path, Any]) -> None:
     other = ["--set", f"draft.model={folder / 'target'}", "--set", f"draft.head={whole[0]}"]
     arguments = ["generate", "-p", str(folder / "pair.toml"), *other, "the moon", "-n", "4"]
     with pytest.raises(ModelError, match="trained on other weights"):
@@ -225,6 +225,6 @@ def test_another_draft_does_not_keep_the_head(folder: Path) -> None:
         ["-i", "prompts.jsonl", "--suite", "gsm8k"],
     ],
 )
-def test_options_that_make_no_sense(folder: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_invalid_options(folder: Path, tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(UsageError):
         run(*options(folder, str(tmp_path / "new"), *arguments))

@@ -1,4 +1,4 @@
-"""The README and docs/: marked commands run, and what is named there exists.
+"""The README and docs/: marked commands run, and all that the pages name exists.
 
 Marks are HTML comments right before a fence. ``run`` (with an exit code other than 0 after a colon) runs a console
 block and compares what it shows; ``file: NAME`` gives the file NAME to the page's commands; ``help: COMMAND`` compares
@@ -35,7 +35,7 @@ _FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
 class Marked(NamedTuple):
-    """A fence with a mark: what to do, its argument, and the text."""
+    """A marked fence: the mark's action, its argument, and the text of the fence."""
 
     page: Path
     mark: str
@@ -93,7 +93,7 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_the_words_are_the_fields_own(page: Path) -> None:
+def test_pages_use_the_terms_of_the_field(page: Path) -> None:
     assert re.findall(DIALECT, prose(page), re.I) == []
 
 
@@ -152,7 +152,7 @@ def _pattern(shown: list[str]) -> str:
 
 
 @pytest.mark.parametrize("block", marked("help"), ids=lambda block: f"{block.page.stem}: {block.argument}")
-def test_help_excerpts_are_the_helps_own(block: Marked) -> None:
+def test_help_excerpts_are_those_of_the_command(block: Marked) -> None:
     assert block.argument is not None
     for line in block.text.splitlines():
         assert " ".join(line.split()) in help_of(block.argument)
@@ -248,7 +248,7 @@ def test_every_profile_that_ships_is_listed() -> None:
 
 
 def test_every_column_is_defined_once() -> None:
-    """Within a section; the same heading may mean something else for another command."""
+    """Once per section, because the same heading may have another meaning in another command."""
     sections = re.split(r"^## ", (ROOT / "docs/words.md").read_text("utf-8"), flags=re.M)
     for section in sections:
         names = re.findall(r"^\| ([^`|\n][^\n]*?) \| ", section, re.M)
@@ -294,7 +294,7 @@ def shown_columns() -> set[str]:
 
 
 def _headings(node: ast.expr, function: ast.FunctionDef, seen: frozenset[str] = frozenset()) -> set[str]:
-    """Texts in an expression and in what its names are assigned or appended in the function."""
+    """Texts in an expression, and in the values that the function assigns or appends to its names."""
     if isinstance(node, ast.Constant):
         return {_plain(node.value)} if isinstance(node.value, str) else set()
     if isinstance(node, ast.JoinedStr):
@@ -323,5 +323,5 @@ def _headings(node: ast.expr, function: ast.FunctionDef, seen: frozenset[str] = 
 
 
 def _plain(heading: str) -> str:
-    """Without the arrow that shows whether higher or lower is better."""
+    """The heading without the arrow that shows whether higher or lower is better."""
     return re.sub(r" [↑↓]$", "", heading)

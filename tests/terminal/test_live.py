@@ -107,7 +107,7 @@ def test_a_hierarchy_fits_every_terminal(width: int, height: int) -> None:
 
 
 def test_a_hierarchy_shows_both_levels() -> None:
-    """A round that drafted nothing comes last: what the lower level stood at is shown all the same."""
+    """The last round drafted nothing; the lower level's threshold is shown nevertheless."""
     page = " ".join("\n".join(drawn_lines(terminal(80, 30), panel([nested(0), nested(1), round_of(2, 0, 0)]))).split())
     for figure in (
         "draft passes/token 0.444",
@@ -122,7 +122,7 @@ def test_a_hierarchy_shows_both_levels() -> None:
 
 
 @pytest.mark.parametrize(("width", "beside"), [(200, True), (80, True), (40, False)])
-def test_figures_stand_beside_the_strip_where_there_is_room(width: int, beside: bool) -> None:
+def test_figures_are_next_to_the_strip_where_both_fit(width: int, beside: bool) -> None:
     lines = drawn_lines(terminal(width, 30), panel())
     assert any("rate" in line and "policy" in line for line in lines) is beside
 
@@ -189,7 +189,7 @@ def test_an_error_in_the_block_takes_the_panel_away() -> None:
     assert CONTROL.sub("", output[output.rindex("\x1b[?25h") :]).strip() == ""
 
 
-def test_nothing_is_drawn_where_nobody_watches() -> None:
+def test_nothing_is_drawn_without_a_terminal() -> None:
     console = Console(file=StringIO(), width=80)
     with loading(console, "Loading"):
         pass

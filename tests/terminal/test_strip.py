@@ -33,7 +33,7 @@ def test_bar_of_a_cut_block_stays_as_long_as_what_was_drafted() -> None:
     assert bar(round_of(0, 4, 5, StopReason.BUDGET, inner=inner)).plain == "███ █▒"
 
 
-def test_a_scaled_bar_never_looks_full_when_a_token_was_refused() -> None:
+def test_a_scaled_bar_never_looks_full_when_a_token_was_rejected() -> None:
     assert bar(round_of(0, 39, 40), 0.25).plain == "█████████▒"
     assert bar(round_of(0, 40, 40), 0.25).plain == "█" * 10
     assert bar(round_of(0, 1, 2), 0.1).plain == "▒"

@@ -24,7 +24,7 @@ def plain(lines: Iterable[list[Segment]]) -> list[str]:
 
 
 @given(HOSTILE)
-def test_printable_text_holds_nothing_a_terminal_obeys(text: str) -> None:
+def test_printable_text_contains_no_control_characters(text: str) -> None:
     shown = printable(text)
     assert all(char == "\n" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in shown)
     shown.encode()

@@ -1,4 +1,4 @@
-"""The signal bound, and the comparison of everyone by replay."""
+"""The signal bound, and the comparison of all policies by replay."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_the_signal_bound_lies_between_the_policies_and_the_oracle(ratio: float)
     assert all(bound >= 0.99 * score(one, some, ids, costs).tokens_per_second for one in grid("all", "paper", SIGNALS))
 
 
-def test_where_signals_tell_everything_the_bound_stops_at_the_first_doubt() -> None:
+def test_with_perfect_signals_the_bound_stops_at_the_first_doubt() -> None:
     some = traces(4)
     policy = best_stopping(some.traces, made_up(8))
     for trace in some.traces:
@@ -39,13 +39,13 @@ def test_where_signals_tell_everything_the_bound_stops_at_the_first_doubt() -> N
             assert all(step.top_prob == 0.95 for step in played.steps[:-1])
 
 
-def test_a_hopeless_draft_is_best_left_alone() -> None:
+def test_the_bound_never_drafts_with_a_hopeless_draft() -> None:
     nothing = [useless(trace) for trace in traces(4).traces]
     assert best_stopping(nothing, made_up(3)).draft_limit() == 0
 
 
 def test_the_bound_drafts_no_longer_than_the_traces_reach() -> None:
-    """Traces of a calibration of short drafts hold no more than those."""
+    """Traces of a calibration of short drafts contain short drafts only."""
     some = traces(40, 4)
     some.header = replace(some.header, depth=3)
     costs = flat_costs(1, 30)
@@ -90,11 +90,11 @@ def test_a_draft_that_is_never_right_costs_little() -> None:
     assert 0.97 < share < 1
 
 
-def test_what_is_learned_is_learned_early() -> None:
+def test_cost_optimal_learns_early() -> None:
     assert early_share(traces(4, 10).traces, made_up(8), EOS) > 0.9
 
 
-def test_everyone_is_compared_on_every_part() -> None:
+def test_every_policy_is_compared_on_every_part() -> None:
     found = compare(traces(5, 6), "paper")
     assert [(line.regime, line.part) for line in found.lines] == [
         (regime, part) for regime in regimes() for part in ("c0", "c1", MIXED)
@@ -110,11 +110,11 @@ def test_everyone_is_compared_on_every_part() -> None:
     assert all(len(row) == len(table.columns) for table in (speeds, changing, guards) for row in table.rows)
 
 
-def test_arms_read_no_more_than_the_bandit_says() -> None:
+def test_the_bandit_declares_every_signal_of_its_arms() -> None:
     assert all(arm.signals <= Bandit(paper_arms()).signals for arm in paper_arms())
 
 
-def test_it_runs_from_a_trace_file(tmp_path) -> None:
+def test_the_comparison_runs_from_a_trace_file(tmp_path) -> None:
     path = tmp_path / "t.jsonl"
     some: TraceSet = traces(5, 2)
     with path.open("w", encoding="utf-8") as stream:

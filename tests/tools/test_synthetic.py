@@ -1,4 +1,4 @@
-"""Synthetic pairs are what they are dialled to be, and say so."""
+"""Synthetic pairs have the chosen properties and are marked as synthetic."""
 
 import json
 from dataclasses import asdict
@@ -36,7 +36,7 @@ def test_an_undisturbed_target_is_the_draft_in_a_larger_shape(target: Shape) -> 
 
 
 @pytest.mark.parametrize("wanted", [0.6, 0.75, 0.9])
-def test_agreement_is_as_dialled(wanted: float) -> None:
+def test_agreement_is_as_chosen(wanted: float) -> None:
     dials = Dials()
     large, small = build_pair(TARGET, DRAFT, dials)
     assert dial(large, small, dials, wanted) > 0
@@ -61,7 +61,7 @@ def test_the_same_dials_give_the_same_pair() -> None:
 @pytest.mark.parametrize(
     "target", [Shape(2, 64, 8, 4, 160, 512), Shape(5, 64, 8, 1, 160, 512), Shape(5, 96, 8, 4, 160, 512)]
 )
-def test_a_target_without_room_is_refused(target: Shape) -> None:
+def test_a_target_without_room_is_an_error(target: Shape) -> None:
     with pytest.raises(ValueError, match="at least its sizes"):
         build_pair(target, DRAFT, Dials())
 
@@ -71,7 +71,7 @@ def test_every_shape_has_room_for_its_draft(name: str) -> None:
     require_room(*SHAPES[name])
 
 
-def test_a_written_pair_runs_and_says_what_it_is(tmp_path: Path) -> None:
+def test_a_written_pair_runs_and_is_marked_as_synthetic(tmp_path: Path) -> None:
     large, small = build_pair(TARGET, DRAFT, Dials(damping=3.0))
     write_pair(tmp_path, "tiny", large, small, measure(large, small))
     profile = resolve(str(tmp_path / "profile.toml")).profile
