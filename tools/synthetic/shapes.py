@@ -1,4 +1,4 @@
-"""The shapes of synthetic pairs, their dials, and what a pair turns out to be."""
+"""The shapes of synthetic pairs, their chosen properties (dials), and their measured ones."""
 
 from dataclasses import dataclass
 
