@@ -55,7 +55,7 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="How many times to run every prompt.")] = 1,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
+        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
     lengths: Annotated[

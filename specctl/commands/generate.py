@@ -42,7 +42,8 @@ def generate(
         typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens to generate."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, metavar="T", help="0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")

@@ -133,7 +133,7 @@ def test_another_benchmark_is_not_mixed_in(whole, prompts):
     ("arguments", "message"),
     [
         (["--peer", "hf-constnat"], "did you mean 'hf-constant'"),
-        (["--resume"], "--resume needs to know"),
+        (["--resume"], "--resume needs the results of the earlier run"),
         (["--lengths", "1,x"], "not a list of positive numbers"),
         (["--oracle", "-t", "1"], "only in greedy decoding"),
         (["-p", "embedded", "-p", "qwen14b-svip"], "different models"),
