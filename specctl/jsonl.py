@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -11,6 +12,7 @@ from typing import IO, Any, Literal
 from pydantic import TypeAdapter
 
 from specctl.errors import RecordError, UsageError
+from specctl.files import drop_torn_line
 from specctl.metrics import Metrics
 from specctl.records import Completion, RoundSummary
 
@@ -18,7 +20,6 @@ InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
 RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
-_ROUNDS = TypeAdapter(list[RoundSummary])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,40 +99,25 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
-def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
-    """Write one object as one line and flush it, so that a reader gets it at once."""
-    line = json.dumps(value, ensure_ascii=False)
-    try:
-        line.encode()
-    except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
-        line = json.dumps(value)
-    stream.write(line + "\n")
-    stream.flush()
-
-
 def error_line(record: Record, error: RecordError) -> dict[str, Any]:
     return {"id": record.id, "line": record.line, "error": {"type": error.kind, "message": error.message}}
 
 
-def drop_torn_line(path: Path) -> None:
-    """Remove an incomplete last line (all after the last newline), which a killed process may have left."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-
-
 def drop_unfinished(trace: Path, finished: "Finished") -> None:
-    """Remove rounds of an unfinished record from the end of a trace; when the run resumes, it writes them again."""
+    """Remove rounds of an unfinished record from the end of a trace; when the run resumes, it writes them again.
+
+    Raises:
+        UsageError: the file contains a line that is not a round of a trace; the file is not changed.
+    """
     if not trace.is_file():
         return
-    drop_torn_line(trace)
-    lines = trace.read_bytes().splitlines(keepends=True)
+    *lines, torn = trace.read_bytes().split(b"\n")
+    if torn and not _is_torn(torn):
+        _identity(trace, len(lines) + 1, torn, "round")
     while lines and not finished.has(*_identity(trace, len(lines), lines[-1], "round")):
         lines.pop()
     with trace.open("r+b") as file:
-        file.truncate(sum(map(len, lines)))
+        file.truncate(sum(len(line) + 1 for line in lines))
 
 
 class Finished:
@@ -226,4 +212,9 @@ def result_line(
 
 def _rounds(completion: Completion) -> Any:
     rounds = [round_.summary.rounded() for round_ in completion.rounds]
-    return _ROUNDS.dump_python(rounds, mode="json", exclude_defaults=True)
+    return _round_writer().dump_python(rounds, mode="json", exclude_defaults=True)
+
+
+@cache  # made when first needed, since every start of the program imports this module
+def _round_writer() -> TypeAdapter[list[RoundSummary]]:
+    return TypeAdapter(list[RoundSummary])

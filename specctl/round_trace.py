@@ -11,6 +11,7 @@ In a hierarchy a round also has ``inner``, a list of such rounds.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -85,10 +86,12 @@ class RoundLine(TracedRound):
     round: int
 
 
-_ROUND = TypeAdapter(TracedRound)
-
-
 def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
     """The line of a round, ready to be written as JSON; what is not known (a signal, inner rounds) is left out."""
-    traced = _ROUND.dump_python(TracedRound.of(round_), mode="json", exclude_defaults=True)
+    traced = _writer().dump_python(TracedRound.of(round_), mode="json", exclude_defaults=True)
     return {"kind": "round", "id": record.id, "turn": turn, "round": round_.index, **traced}
+
+
+@cache  # made when first needed, since every start of the program imports this module
+def _writer() -> TypeAdapter[TracedRound]:
+    return TypeAdapter(TracedRound)

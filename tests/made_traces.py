@@ -5,7 +5,8 @@ import random
 import numpy as np
 
 from specctl.replay.costs import CostTable, signal_key
-from specctl.replay.traces import Line, Proposals, Trace, TraceHeader, TraceSet
+from specctl.replay.trace_files import TraceHeader, TraceSet
+from specctl.replay.traces import Line, Proposals, Trace
 
 LENGTH = 60
 SIGNALS = {"entropy", "top_prob", "token_prob"}

@@ -4,7 +4,8 @@ import json
 import pytest
 
 from specctl.errors import UsageError
-from specctl.jsonl import Finished, Record, drop_unfinished, error_line, read_records, result_line, write_line
+from specctl.files import write_line
+from specctl.jsonl import Finished, Record, drop_unfinished, error_line, read_records, result_line
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
 
 METRICS = [

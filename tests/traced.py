@@ -20,7 +20,8 @@ def pair_of(
     eos: frozenset[int] = frozenset(),
     heads: Sequence[AcceptanceHead | None] | None = None,
 ) -> Pair:
-    return Pair(target, drafts, None, eos, 1 << 20, (), tuple(heads or [None] * len(drafts)))  # type: ignore[arg-type]
+    named = tuple({} if head is None else {"head": head} for head in heads or [None] * len(drafts))
+    return Pair(target, drafts, None, eos, 1 << 20, (), named)  # type: ignore[arg-type]
 
 
 def trace_of(

@@ -20,7 +20,8 @@ from specctl.records import DraftStep, Round
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Replay, oracle, replay, rounds
-from specctl.replay.traces import Line, Proposals, Trace, TraceSet, read_traces
+from specctl.replay.trace_files import TraceSet, read_traces
+from specctl.replay.traces import Line, Proposals, Trace
 from specctl.reporting.table import Table, as_markdown
 
 MIXED = "mixed"

@@ -8,7 +8,7 @@ import numpy as np
 from specctl.analysis.bounds import PUBLISHED_C, bounds, estimate
 from specctl.analysis.numbers import Analysis, Theory
 from specctl.analysis.readings import Judged, Readings
-from specctl.analysis.tables import SIGNAL_NAMES
+from specctl.policies import SIGNAL_NAMES
 from specctl.reporting.style import FAINT, INK, PALETTE, Picture, page, panels, style, tint
 from specctl.statistics.association import Bin, quantiles
 from specctl.statistics.intervals import Floats

@@ -1,7 +1,6 @@
 """How well the draft's signals predict acceptance, and how tight the bounds on it are. No torch here."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -156,25 +155,6 @@ def ratios(reading: Reading) -> Floats:
     """H_{q,p}/H_q of each token whose entropy is not almost 0."""
     some = reading.entropy > _LEAST_ENTROPY
     return reading.cross_entropy[some] / reading.entropy[some]
-
-
-def plain(analysis: Analysis) -> dict[str, Any]:
-    """All numbers as values that any JSON writer accepts."""
-    document = _plain(analysis)
-    assert isinstance(document, dict)
-    return document
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _mean_over_prompts(values: Floats, prompt: Ints) -> Interval:

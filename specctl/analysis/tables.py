@@ -4,15 +4,9 @@ from collections.abc import Sequence
 
 from specctl.analysis.numbers import ROUNDING, Analysis, Bound, Theory
 from specctl.analysis.readings import RISING
+from specctl.policies import SIGNAL_NAMES
 from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, number, show_interval
 from specctl.statistics.association import Bin
-
-SIGNAL_NAMES = {
-    "entropy": "draft entropy",
-    "top_prob": "top probability",
-    "token_prob": "drafted token's probability",
-    "accept_prob": "predicted acceptance",
-}
 
 
 def analysis_tables(analysis: Analysis, *, greedy: bool | None = None) -> list[Table]:

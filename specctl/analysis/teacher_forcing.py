@@ -1,6 +1,6 @@
 """Target and draft read what the target wrote: both distributions at every token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,66 +13,62 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_toke
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import Runner
+from specctl.observing.answering import answer_each
+from specctl.observing.results import Skipped
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion
 from specctl.statistics.intervals import Floats
 
 
-class ReadingRun:
-    """Every prompt answered by the target and read by both.
+def read_prompts(
+    pair: Pair,
+    prompts: Sequence[SuitePrompt],
+    settings: SamplingTable,
+    prompt_format: PromptFormat,
+    advance: Callable[[], None] = lambda: None,
+) -> tuple[Readings | None, dict[str, str]]:
+    """Answer every prompt with the target and read each answer with both models.
 
     Args:
         pair: with a draft.
+        prompts: to answer.
         settings: the sampling table in force.
         prompt_format: how prompts become ids.
+        advance: called after each prompt.
 
-    Attributes:
-        failures: prompts that could not be answered, by id, with the reason.
+    Returns:
+        The readings of all tokens, None where there are none; and by id why a prompt could not be answered.
     """
+    readings: list[Reading] = []
+    of_prompt: list[int] = []
+    categories: list[str] = []
+    failures: dict[str, str] = {}
+    for found in answer_each(Answerer(Session(pair, None), prompt_format, settings), prompts, advance=advance):
+        if isinstance(found, Skipped):
+            failures[found.prompt] = found.reason
+            continue
+        some = [_read(pair, one, Sampling.of(found.settings)) for one in found.completions if one.tokens]
+        readings += some
+        of_prompt += [len(categories)] * len(some)
+        categories.append(found.prompt.category)
+    if not readings:
+        return None, failures
+    lengths = [len(reading.entropy) for reading in readings]
+    return Readings(Reading.joined(readings), np.repeat(of_prompt, lengths), categories), failures
 
-    def __init__(self, pair: Pair, settings: SamplingTable, prompt_format: PromptFormat) -> None:
-        self._pair = pair
-        self._answerer = Answerer(Session(pair, None), prompt_format, settings)
-        self._readings: list[Reading] = []
-        self._prompts: list[int] = []
-        self._categories: list[str] = []
-        self.failures: dict[str, str] = {}
 
-    def run(self, prompts: Sequence[SuitePrompt]) -> Iterator[None]:
-        """Yield after each prompt."""
-        for number, prompt in enumerate(prompts):
-            record = prompt.record(number + 1)
-            try:
-                completions = self._answerer.answer(record)
-            except RecordError as error:
-                self.failures[prompt.id] = error.message
-            else:
-                sampling = Sampling.of(self._answerer.settings_of(record))
-                found = [self._read(completion, sampling) for completion in completions if completion.tokens]
-                self._readings += found
-                self._prompts += [len(self._categories)] * len(found)
-                self._categories.append(prompt.category)
-            yield
-
-    def _read(self, completion: Completion, sampling: Sampling) -> Reading:
-        target, draft, text = self._pair.target, self._pair.drafts[0], (completion.prompt, completion.tokens)
-        reading = read(target, draft, *text, sampling)
-        if self._pair.head is None:
-            return reading
-        drawn = draw_draft_tokens(target, draft, *text, sampling, draft_token_generator(target, completion.seed))
-        predicted = predict_acceptance(draft, self._pair.head, *text, drawn)
-        return replace(reading, predicted=_array(predicted), predicted_of=_array(drawn.acceptance))
-
-    def readings(self) -> Readings | None:
-        """All tokens read so far; None where there are none."""
-        if not self._readings:
-            return None
-        lengths = [len(reading.entropy) for reading in self._readings]
-        return Readings(Reading.joined(self._readings), np.repeat(self._prompts, lengths), self._categories)
+def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
+    """A completion read by target and draft, with the predictions of the draft's head where it has one."""
+    target, draft, text = pair.target, pair.drafts[0], (completion.prompt, completion.tokens)
+    reading = read(target, draft, *text, sampling)
+    if pair.head is None:
+        return reading
+    drawn = draw_draft_tokens(target, draft, *text, sampling, draft_token_generator(target, completion.seed))
+    predicted = predict_acceptance(draft, pair.head, *text, drawn)
+    return replace(reading, predicted=_array(predicted), predicted_of=_array(drawn.acceptance))
 
 
 def read(target: Runner, draft: Runner, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Reading:

@@ -1,74 +1,86 @@
-"""Traces that `specctl generate --trace` wrote, as verdicts on draft tokens."""
+"""Traces that `specctl generate` or `specctl calibrate` wrote, as verdicts on draft tokens. No torch here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isnan, nan
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import TypeAdapter
 
-from specctl.analysis.readings import RISING, Judged
+from specctl.analysis.readings import RISING, Judged, run_lengths
 from specctl.errors import UsageError
+from specctl.files import Content, content_of, lines_of, parse_line
+from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.replay.trace_files import read_traces as read_trace_set
+from specctl.replay.traces import Trace
+from specctl.round_trace import RoundLine, TracedRound
 from specctl.statistics.intervals import Floats
 
-Probability = Annotated[float, Field(ge=0, le=1.001)]  # a float32 sum may pass 1
+HINT = "--from takes files that generate --trace or calibrate --trace wrote"
 
 
-class TracedStep(BaseModel):
-    """One drafted token."""
+@dataclass(slots=True)
+class _Verdicts:
+    """The columns of `Judged`, as they fill; ``numbers`` are the prompts', by id."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    prompt: list[int] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    run: list[float] = field(default_factory=list)
+    discarded: list[float] = field(default_factory=list)
+    signals: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in RISING})
+    numbers: dict[str, int] = field(default_factory=dict)
 
-    entropy: Annotated[float, Field(ge=-0.001)] | None = None
-    top_prob: Probability | None = None
-    token_prob: Probability | None = None
-    accept_prob: Probability | None = None
+    def add_round(self, identity: Any, round_: TracedRound) -> None:
+        """The verified tokens of a round, and the entropies of those behind the rejected one."""
+        verified = round_.steps[: round_.accepted + 1]
+        columns: dict[str, Sequence[float | None]] = {
+            name: [getattr(step, name) for step in verified] for name in DISTRIBUTION_SIGNALS
+        }
+        # A head predicts for a token once it is fed, so its prediction stands at the step after.
+        after = [step.accept_prob for step in round_.steps[1 : len(verified) + 1]]
+        columns["accept_prob"] = [*after, *[None] * (len(verified) - len(after))]
+        accepted = [float(step.accepted) for step in verified]
+        self._add(identity, accepted, [float(round_.accepted - index) for index in range(len(verified))], columns)
+        never = round_.steps[round_.accepted + 1 :]
+        self.discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
 
+    def add_trace(self, trace: Trace) -> None:
+        """The draft token at every position of the text, as if each were the first of a draft."""
+        line = trace.line
+        accepted = list(map(float, line.kept if trace.chances is None else trace.chances))
+        columns: dict[str, Sequence[float | None]] = {name: getattr(line.path, name) for name in DISTRIBUTION_SIGNALS}
+        columns["accept_prob"] = [_prediction(trace, position) for position in range(len(accepted))]
+        self._add(trace.prompt, accepted, run_lengths(np.array(accepted)).tolist(), columns)
 
-class TracedRound(BaseModel):
-    """The fields of a trace line that the analysis needs."""
-
-    id: Any
-    accepted: Annotated[int, Field(ge=0)]
-    steps: list[TracedStep]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.accepted > len(self.steps):
-            raise ValueError(f"{self.accepted} of {len(self.steps)} drafted tokens cannot be accepted")
-        return self
+    def _add(
+        self,
+        identity: Any,
+        accepted: Sequence[float],
+        run: Sequence[float],
+        signals: dict[str, Sequence[float | None]],
+    ) -> None:
+        self.prompt += [self.numbers.setdefault(repr(identity), len(self.numbers))] * len(accepted)
+        self.accepted += accepted
+        self.run += run
+        for name, values in self.signals.items():
+            values += [nan if value is None else value for value in signals[name]]
 
 
 def read_traces(paths: Iterable[Path]) -> Judged:
-    """The drafted tokens of all rounds; records of the same id are one prompt, whichever file they are in.
+    """The draft tokens of all traces; records of the same id are one prompt, whichever file they are in.
 
     Raises:
-        UsageError: a file cannot be read, a line is no trace line (the message names it), or nothing was judged.
+        UsageError: a file cannot be read or is no trace, a line is damaged (the message names it), or no draft token
+            was verified.
     """
-    places: dict[str, int] = {}
-    prompt: list[int] = []
-    accepted: list[float] = []
-    run: list[float] = []
-    discarded: list[float] = []
-    signals: dict[str, list[float]] = {name: [] for name in RISING}
+    found = _Verdicts()
     for path in paths:
-        for round_ in _rounds(path):
-            place = places.setdefault(repr(round_.id), len(places))
-            for index, step in enumerate(round_.steps[: round_.accepted + 1]):
-                prompt.append(place)
-                accepted.append(float(index < round_.accepted))
-                run.append(float(round_.accepted - index))
-                # A head predicts for a token once the draft has read it: the prediction is part of the next step.
-                after = round_.steps[index + 1] if index + 1 < len(round_.steps) else None
-                for name, values in signals.items():
-                    source = after if name == "accept_prob" else step
-                    value = None if source is None else getattr(source, name)
-                    values.append(np.nan if value is None else value)
-            never = round_.steps[round_.accepted + 1 :]
-            discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
-    if not accepted:
-        raise UsageError("the traces contain no drafted token", "trace a run with a policy other than none")
-    known = {name: np.array(values) for name, values in signals.items() if not np.isnan(values).all()}
+        _read(path, found)
+    if not found.accepted:
+        raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
+    known = {name: np.array(values) for name, values in found.signals.items() if not all(map(isnan, values))}
     if not known:
         raise UsageError("the traces contain no signals", "write them with `specctl generate --trace FILE`")
     own = [values for name, values in known.items() if name != "accept_prob"] or list(known.values())
@@ -76,34 +88,38 @@ def read_traces(paths: Iterable[Path]) -> Judged:
     if not whole.any():
         raise UsageError("no drafted token has all the signals that others have", "analyse the traces one by one")
     return Judged(
-        np.array(prompt)[whole],
+        np.array(found.prompt)[whole],
         {name: _cleaned(name, values[whole]) for name, values in known.items()},
-        np.array(accepted)[whole],
-        np.array(run)[whole],
-        np.array(discarded),
+        np.array(found.accepted)[whole],
+        np.array(found.run)[whole],
+        np.array(found.discarded),
     )
+
+
+def _read(path: Path, found: _Verdicts) -> None:
+    content = content_of(path)
+    if content is Content.TRACE:
+        for trace in read_trace_set(path).traces:
+            found.add_trace(trace)
+    elif content in (Content.ROUNDS, None):
+        adapter = TypeAdapter(RoundLine)
+        for number, line in lines_of(path):
+            round_ = parse_line(adapter, path, number, line, HINT)
+            found.add_round(round_.id, round_)
+    else:
+        raise UsageError(f"{path} holds {content}, not a trace", HINT)
+
+
+def _prediction(trace: Trace, position: int) -> float | None:
+    """A head's prediction for the draft token at a position, which stands where that token has been fed."""
+    line = trace.line
+    after = line.path if line.kept[position] else line.branches.get(position)
+    place = position + 1 if line.kept[position] else 0
+    if after is None or after.accept_prob is None or place >= len(after):
+        return None
+    return after.accept_prob[place]
 
 
 def _cleaned(name: str, values: Floats) -> Floats:
     """The values without what rounding in float32 adds beyond the possible range."""
     return np.clip(values, 0, None if name == "entropy" else 1)
-
-
-def _rounds(path: Path) -> Iterator[TracedRound]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    # What follows the last newline is an interrupted write.
-    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield TracedRound.model_validate_json(line)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UsageError(
-                f"{path}:{number}: {where}{': ' if where else ''}{first['msg']}",
-                "--from takes files that `specctl generate --trace` wrote",
-            ) from None

@@ -7,9 +7,10 @@ import torch
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.decoding.along import read_along
 from specctl.models.loading.pair import Pair
-from specctl.observing.results import BASELINE, Run, RunSet, oracle_line, signal_bound_line
+from specctl.observing.results import BASELINE, OraclePasses, Run, RunSet
 from specctl.observing.round_robin import Emit, RoundRobin
 from specctl.prompts.suites import SuitePrompt
+from specctl.replay.bound import LONGEST
 from specctl.replay.signal_bound import Text, signal_bound
 
 
@@ -31,8 +32,9 @@ def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], re
     with torch.inference_mode():
         for prompt, run in baselines:
             if prompt.id not in results.oracle:
-                results.oracle[prompt.id] = _oracle_passes(pair, runs.prompt_ids(prompt, run), run)
-                emit(oracle_line(prompt.id, results.oracle[prompt.id]))
+                found = OraclePasses(prompt.id, _oracle_passes(pair, runs.prompt_ids(prompt, run), run))
+                results.add(found)
+                emit(found)
     model = fit(results) or (bare_model(results.costs) if results.costs else None)
     if results.signal_bound is not None or model is None or not baselines:
         return
@@ -41,8 +43,9 @@ def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], re
         for prompt, run in baselines
         for ids, turn in zip(runs.prompt_ids(prompt, run), run.turns, strict=True)
     ]
-    results.signal_bound = signal_bound(pair, texts, draft_ms=model.draft_ms, target_ms=model.target_ms)
-    emit(signal_bound_line(results.signal_bound))
+    bound = signal_bound(pair, texts, model.table(LONGEST))
+    results.add(bound)
+    emit(bound)
 
 
 def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tuple[SuitePrompt, Run]]:

@@ -1,14 +1,17 @@
 """Where the time goes: SpecDec++'s cost model fitted to the runs, bare forward times, and the oracle's bound."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specctl.benchmark.summaries import Summary
-from specctl.observing.results import Costs, Entrant, Run, RunSet
+from specctl.observing.entrant import Entrant
+from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
+from specctl.replay.costs import CostTable
+from specctl.replay.play import columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,10 @@ class CostModel:
     def total_ms(self, forwards: Sequence[float]) -> float:
         """Of forward passes counted by loaded draft, the target's last."""
         return sum(ms * count for ms, count in zip((*self.drafts_ms, self.target_ms), forwards, strict=True))
+
+    def table(self, longest: int) -> CostTable:
+        """The same costs of the first draft alone, for drafts up to a length."""
+        return CostTable.flat(self.draft_ms, self.target_ms, longest)
 
     def latency(self, discard_rate: float, verification_rate: float) -> float:
         """Milliseconds a token (eq. 5.1)."""
@@ -129,35 +136,25 @@ def levels_of(run: Run) -> Iterator[list[RoundSummary]]:
         rounds = [inner for round_ in rounds for inner in round_.inner]
 
 
-def bare_model(costs: Costs) -> CostModel:
+def bare_model(times: PassTimes) -> CostModel:
     """The same model from directly timed forward passes, a target pass being one of the narrowest width."""
-    further = tuple(times[min(times)] for times in costs.drafts[1:])
-    return CostModel(costs.draft, costs.target[min(costs.target)], None, 0, further)
+    further = tuple(times.step_ms(draft) for draft in range(1, len(times.drafts)))
+    return CostModel(times.draft, times.target[min(times.target)], None, 0, further)
 
 
-def bare_ms(run: Run, costs: Costs, entrant: Entrant | None = None) -> float | None:
+def bare_ms(run: Run, times: PassTimes, entrant: Entrant | None = None) -> float | None:
     """What the run's forward passes cost by themselves; None for a peer, whose rounds cannot be seen.
 
-    A pass that verifies K drafts is K + 1 wide, the target's and a middle model's alike. Between measured widths the
-    time is interpolated, beyond the widest it is held, which can only overstate the loop's overhead. Without an
-    entrant, or with one that has no levels of its own, the first draft is meant.
+    A pass of the target or a middle model that verifies K tokens is K + 1 wide. Beyond the widest measured pass the
+    time is held, which can only overstate the loop's overhead. Without an entrant, or with one that has no levels of
+    its own, the first draft is priced.
     """
-    levels = list(levels_of(run))
-    if not levels:
+    levels = columns(run.rounds)
+    if not levels[0].starts:
         return None
-    places = entrant.drafts if entrant is not None else (0,)
-    total = _verifying_ms(levels[0], costs.target)
-    for rounds, place in zip(levels[1:], places, strict=False):
-        total += _verifying_ms(rounds, costs.drafts[place])
-    place, steps = places[-1], sum(round_.drafted for round_ in levels[-1])
-    lowest = costs.drafts[place][1] if costs.drafts else costs.draft
-    return total + lowest * (steps if len(levels) == len(places) else 0)
-
-
-def _verifying_ms(rounds: Sequence[RoundSummary], times: Mapping[int, float]) -> float:
-    known = sorted(times)
-    widths = [round_.drafted + 1 for round_ in rounds]
-    return float(np.interp(widths, known, [times[width] for width in known]).sum())
+    drafts = entrant.drafts if entrant is not None else (0,)
+    longest = max(max(level.drafted) for level in levels)
+    return CostTable.of_passes(times, drafts[: len(levels)], longest).rounds_ms(levels)
 
 
 def entrant_costs(results: RunSet, summaries: Iterable[Summary], model: CostModel | None) -> list[EntrantCost]:

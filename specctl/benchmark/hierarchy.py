@@ -7,7 +7,8 @@ from math import inf
 from specctl.benchmark.cost_model import CostModel, forwards
 from specctl.benchmark.summaries import metrics_of
 from specctl.metrics import Level
-from specctl.observing.results import Entrant, RunSet
+from specctl.observing.entrant import Entrant
+from specctl.observing.results import RunSet
 from specctl.observing.speedup import evened
 
 

@@ -10,7 +10,7 @@ from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.hierarchy import EntrantLevels
 from specctl.benchmark.looks import Look
-from specctl.observing.results import Entrant
+from specctl.observing.entrant import Entrant
 from specctl.profile.model_names import short_name
 from specctl.reporting.style import BASELINE_COLOUR, INK, MissingDataError, Picture, label_ends, page, panels, shorten
 from specctl.statistics.intervals import Floats

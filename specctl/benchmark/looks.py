@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specctl.observing.results import BASELINE, Entrant
+from specctl.observing.entrant import Entrant
+from specctl.observing.results import BASELINE
 from specctl.reporting.style import BASELINE_COLOUR, MARKERS, PALETTE, tint
 
 

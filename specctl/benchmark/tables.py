@@ -1,13 +1,13 @@
 """A benchmark's results as tables, shown as plain text, Markdown or by rich, and as one JSON document."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 from specctl.benchmark.cost_tables import cost_table, level_table
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.speed_tables import drafting_table, part_table, share_table, speed_table
-from specctl.observing.results import OF_HIERARCHIES, header_record
+from specctl.observing.results import OF_HIERARCHIES, RESULTS, as_record
+from specctl.reporting.plain import plain
 from specctl.reporting.table import UNKNOWN, Table
 
 SHOWN_DIFFERENCES = 20
@@ -31,7 +31,7 @@ def tables(digest: Digest) -> list[Table]:
 def as_json(digest: Digest) -> dict[str, Any]:
     """Every number of the tables and its provenance, rounded to six decimals."""
     document: dict[str, Any] = {
-        "provenance": header_record(digest.results.header),
+        "provenance": {**as_record(digest.results.header), "schema_version": RESULTS.version},
         "runs": len(digest.results.runs),
         "expected_runs": digest.expected_runs,
         "overall": digest.overall,
@@ -53,7 +53,7 @@ def as_json(digest: Digest) -> dict[str, Any]:
             for run, found in digest.differing
         ],
     }
-    return {name: _plain(value) for name, value in document.items()}
+    return {name: plain(value, digits=6, optional=OF_HIERARCHIES) for name, value in document.items()}
 
 
 def _differences(digest: Digest) -> Table:
@@ -93,17 +93,3 @@ def _skipped(digest: Digest) -> Table:
     skipped = digest.results.skipped
     note = f"{len(skipped)} of {digest.results.header.suite.get('count', '?')} prompts could not be run on this pair."
     return Table("Prompts left out", ("prompt", "why"), tuple(skipped.items()), labels=2, note=note)
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses and named tuples as dicts and numbers rounded, for any JSON writer."""
-    if is_dataclass(value) and not isinstance(value, type):
-        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
-        return {name: _plain(item) for name, item in fields.items() if item or name not in OF_HIERARCHIES}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: _plain(getattr(value, name)) for name in value._fields}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return round(value, 6) if isinstance(value, float) else value

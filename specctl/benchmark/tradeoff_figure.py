@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from specctl.benchmark.cost_model import CostModel
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.looks import Look
-from specctl.observing.results import Entrant
+from specctl.observing.entrant import Entrant
 from specctl.reporting.style import FAINT, INK, MissingDataError, Picture, label_points, page, panels
 from specctl.statistics.pareto import pareto
 

@@ -8,7 +8,7 @@ from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Grid, grid, level_grids, with_heads
 from specctl.errors import UsageError
 from specctl.models.loading.head_checkpoint import CONFIG
-from specctl.policies import Setting
+from specctl.policies import NONE, Setting
 from specctl.profile.schema import DraftTable
 
 
@@ -33,6 +33,15 @@ class Contest:
         """The longest draft at any level."""
         levels = (one for some in (self.space.fine if self.space is not None else ()) for one in some)
         return max(one.longest_draft for one in (self.old, *self.candidates, *self.rivals, *levels))
+
+    def most(self, old: Setting | None) -> int:
+        """No fewer settings than a search replays.
+
+        Args:
+            old: the profile's own; None where it cannot be replayed.
+        """
+        certain = len(contestants(self.candidates, old, self.rivals))
+        return certain + (self.space.most if self.space is not None else 0)
 
 
 def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[str], recorded: Set[str]) -> Contest:
@@ -64,6 +73,11 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
     # All policies' combinations would be too many at once.
     coarse = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
     return Contest(old, [], rivals, Space(coarse, fine))
+
+
+def contestants(candidates: Iterable[Setting], old: Setting | None, rivals: Iterable[Setting] = ()) -> list[Setting]:
+    """All that `search` replays in any case, each once."""
+    return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *rivals]))
 
 
 def heads_in(given: Iterable[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from specctl.calibration.search import Calibration, Ranked, Score
+from specctl.calibration.scores import Score
+from specctl.calibration.search import Calibration, Ranked
 from specctl.calibration.tables import curve
 from specctl.policies import NONE
 from specctl.reporting.style import (

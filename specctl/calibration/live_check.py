@@ -1,24 +1,33 @@
-"""Runs the chosen settings live, to hold the prediction against the clock."""
+"""Runs the chosen settings live, to compare the predicted with the measured speed."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
+from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.loading.pair import Pair
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.observing.entrants import Field, field_of
+from specctl.observing.facts import gather
+from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE, Header, RunSet
 from specctl.observing.round_robin import RoundRobin
 from specctl.observing.speedup import evened, speedup
-from specctl.policies import Setting
-from specctl.profile.schema import SamplingTable
-from specctl.prompts.suites import SuitePrompt
+from specctl.policies import NONE, Setting
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A setting's predicted and measured tokens/s after the prompt, and its measured speedup with the prompt.
+    """A setting's speed as replay predicted it and as it was measured.
 
-    ``predicted`` is None for one that cannot be replayed.
+    Attributes:
+        predicted: tokens/s after the prompt; None for a setting that cannot be replayed.
+        measured: tokens/s after the prompt.
+        speedup: measured over target-only decoding, the prompt's time included.
     """
 
     setting: Setting
@@ -27,40 +36,78 @@ class Measured:
     speedup: Interval | None
 
 
-def verify(
+def check_live(
     pair: Pair,
-    header: Header,
-    prompts: Sequence[SuitePrompt],
-    settings: SamplingTable,
-    prompt_format: PromptFormat,
-    predicted: Mapping[Setting, float | None],
-    labels: Mapping[Setting, str],
-    advance: Callable[[], None] = lambda: None,
+    profile: Profile,
+    traces: TraceSet,
+    found: Calibration,
+    old: Setting,
+    progress: Progress = SILENT,
 ) -> list[Measured]:
-    """Benchmark each predicted setting on the prompts, interleaved.
+    """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on, in turn.
 
-    Stop strings are left out, as the traces leave them out.
+    Stop strings are ignored, as in the traces.
 
     Args:
-        pair: loaded models.
-        header: names the settings as entrants.
-        prompts: to run.
-        settings: the sampling table in force.
-        prompt_format: how prompts become ids.
-        predicted: tokens/s of each setting.
-        labels: what the header calls them.
-        advance: called after each run.
+        pair: with the drafts and heads that the settings use.
+        profile: the pair's.
+        traces: with the records of the prompts.
+        found: the outcome of the search.
+        old: the profile's own setting.
+        progress: receives a count of runs.
     """
+    assert profile.draft is not None
+    predicted = _predicted(found, old)
+    drafting = [setting for setting in predicted if setting != NONE]
+    field = field_of([profile.draft.stopped_by(setting) for setting in drafting], ())
+    labels = {setting: one.label for setting, one in zip([NONE, *drafting], field.entrants, strict=True)}
+    prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
+    header = Header(
+        **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),
+        entrants=field.entrants,
+        repeats=1,
+        lengths=[profile.sampling.max_new_tokens],
+        drafts=[level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else [],
+    )
     results = RunSet(header)
-    unstopped = settings.model_copy(update={"stop": []})
-    for _ in RoundRobin(pair, results, prompts, unstopped, prompt_format, lambda _: None).run():
-        advance()
+    settings = profile.sampling.model_copy(update={"stop": []})
+    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
+    with progress.counting("live runs", len(prompts) * len(field.entrants)) as advance:
+        for _ in RoundRobin(_with_heads(pair, field), results, prompts, settings, prompt_format, lambda _: None).run():
+            advance()
+    return list(_measured(results, predicted, labels))
+
+
+def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
+    """The settings to run with their predicted tokens/s."""
+    constant = found.ranked("constant")
+    settings = {found.winner.score.setting, old, NONE} | ({constant.score.setting} if constant else set())
+    scores = (entry.score for entry in found.ranking)
+    predicted: dict[Setting, float | None] = {
+        one.setting: one.tokens_per_second for one in scores if one.setting in settings
+    }
+    predicted.setdefault(old, None)
+    return predicted
+
+
+def _with_heads(pair: Pair, field: Field) -> Pair:
+    """The pair with the heads that the entrants use first: an entrant names its head only where heads differ."""
+    own: list[Mapping[str, AcceptanceHead]] = [
+        {names[0]: named[names[0]], **named} if names else {}
+        for named, names in zip(pair.named_heads, field.heads, strict=False)
+    ]
+    return replace(pair, named_heads=(*own, *pair.named_heads[len(own) :]))
+
+
+def _measured(
+    results: RunSet, predicted: Mapping[Setting, float | None], labels: Mapping[Setting, str]
+) -> "list[Measured]":
     found = []
-    for one, tokens_per_second in predicted.items():
-        runs = evened(results.of(labels[one]))
+    for setting, tokens_per_second in predicted.items():
+        runs = evened(results.of(labels[setting]))
         if not runs:
             continue
         speed = speedup(runs, results.of(BASELINE))
         measured = 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
-        found.append(Measured(one, tokens_per_second, measured, speed and speed.of_totals))
+        found.append(Measured(setting, tokens_per_second, measured, speed and speed.of_totals))
     return found

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from specctl.calibration.live_check import Measured
-from specctl.calibration.search import Calibration, Ranked, Score
+from specctl.calibration.scores import Score
+from specctl.calibration.search import Calibration, Ranked
 from specctl.policies import NONE
 from specctl.policies.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
@@ -198,13 +199,13 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
             (
                 f"{context:.0f}",
                 f"{own.at(context)[0]:.3f}",
-                *(f"{own.verify[row, column]:.3f}" for column in some),
+                *(f"{own.verify_ms[row, column]:.3f}" for column in some),
             )
             for row, context in enumerate(own.contexts)
         )
-        reading = ", ".join(f"{key} {ms:.3f}" for key, ms in own.signals.items())
-        if own.heads:
-            reading += f" (by head: {min(own.heads.values()):.3f} to {max(own.heads.values()):.3f})"
+        reading = ", ".join(f"{key} {ms:.3f}" for key, ms in own.signal_ms.items())
+        if own.head_ms:
+            reading += f" (by head: {min(own.head_ms.values()):.3f} to {max(own.head_ms.values()):.3f})"
         tables.append(
             Table(
                 "Measured costs in milliseconds" + f", {level} level{'s' * (level > 1)} further down" * (level > 0),
@@ -212,7 +213,7 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
                 rows,
                 labels=0,
                 note=f"Reading signals adds, per drafted token: {reading or 'nothing'}. "
-                f"Overhead of a round: {own.rest:.3f}.{theorem * (level == 0)}",
+                f"Overhead of a round: {own.overhead_ms:.3f}.{theorem * (level == 0)}",
             )
         )
     return tables
@@ -225,7 +226,7 @@ def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
         return None
     costs = costs.of_head(tried.head)
     draft, target = costs.at(costs.contexts[len(costs.contexts) // 2])
-    return round(implied_threshold(draft + costs.signals[signal_key(tried.signals)], target), 4)
+    return round(implied_threshold(draft + costs.signal_ms[signal_key(tried.signals)], target), 4)
 
 
 def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def analyze(
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
-        typer.Option("--from", metavar="FILE", help="Analyse what generate --trace wrote; no model runs. Repeatable."),
+        typer.Option("--from", metavar="FILE", help="Analyse a trace of generate or calibrate; no model runs."),
     ] = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -60,7 +60,7 @@ def analyze(
     """Look at what a policy has to go by: draft entropy, acceptance, and the bounds between them.
 
     The target writes an answer to every prompt, then target and draft read it. With --from the
-    rounds of an earlier run are analysed instead.
+    rounds or texts of an earlier run are analysed instead.
     """
     if from_:
         unused = {
@@ -122,7 +122,7 @@ def _command() -> str:
 def _read(
     profile: "Profile", suite: "Suite", quiet: bool, force: bool
 ) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
-    """Run the prompts; gives what was read, where it comes from, and the prompts that failed with their reasons."""
+    """Run the prompts: what was read, where it comes from, and by id why prompts could not be run."""
     from rich.console import Console
 
     from specctl.terminal.loading import TerminalProgress
@@ -131,17 +131,16 @@ def _read(
     # In a hierarchy only the draft that the target verifies is analysed.
     pair = load(profile, console, drafts=[profile.draft] if profile.draft is not None else [], force=force)
 
-    from specctl.analysis.teacher_forcing import ReadingRun
+    from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
-    from specctl.observing.facts import describe
+    from specctl.observing.facts import gather
 
-    header = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
-    run = ReadingRun(pair, profile.sampling, PromptFormat.of(pair.tokenizer, profile.prompt))
+    facts = gather(pair, profile, suite)
+    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with TerminalProgress(console).counting("prompts", len(suite.prompts)) as advance:
-        for _ in run.run(suite.prompts):
-            advance()
+        readings, failures = read_prompts(pair, suite.prompts, profile.sampling, prompt_format, advance)
     names = ("created", "suite", "sampling", "devices", "versions", "profile")
-    return run.readings(), {name: getattr(header, name) for name in names}, run.failures
+    return readings, {name: getattr(facts, name) for name in names}, failures
 
 
 def _show(
@@ -155,10 +154,11 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from specctl.analysis.numbers import analyse, plain
+    from specctl.analysis.numbers import analyse
     from specctl.analysis.tables import analysis_tables, distributions
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.reporting.console import print_tables
+    from specctl.reporting.plain import plain
 
     analysis = analyse(judged, readings)
     shown = analysis_tables(analysis, greedy=greedy)

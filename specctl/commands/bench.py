@@ -1,9 +1,8 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,8 +25,11 @@ from specctl.commands.options import (
 from specctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specctl.benchmark.plan import Plan
     from specctl.observing.entrants import Field
-    from specctl.observing.results import Header, RunSet
+    from specctl.observing.results import RunSet
     from specctl.profile import Profile
     from specctl.prompts.suites import Suite
 
@@ -98,6 +100,9 @@ def bench(
     else:
         if resume and output is None:
             raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
+        from rich.console import Console
+
+        from specctl.benchmark.plan import Plan
         from specctl.observing.entrants import contenders, field_of
         from specctl.profile import parse_policy, resolve
         from specctl.profile.schema import PolicyTable
@@ -108,8 +113,11 @@ def bench(
         competing = contenders(profiles, policies)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
         field = field_of(competing, peer or [])
-        limits = _lengths(lengths) or [profiles[0].sampling.max_new_tokens]
-        results = _run(profiles[0], field, prompts, limits, repeats, oracle, output, resume, quiet, force)
+        if oracle and profiles[0].sampling.temperature:
+            raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
+        plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
+        console = Console(stderr=True, quiet=quiet)
+        results = _run(profiles[0], field, prompts, plan, output, console, resume=resume, force=force)
     _show(results, report, spec_bench_out, json_)
 
 
@@ -127,78 +135,32 @@ def _run(
     profile: "Profile",
     field: "Field",
     suite: "Suite",
-    lengths: list[int],
-    repeats: int,
-    oracle: bool,
+    plan: "Plan",
     output: Path | None,
+    console: "Console",
+    *,
     resume: bool,
-    quiet: bool,
     force: bool,
 ) -> "RunSet":
-    from rich.console import Console
-
-    from specctl.commands.streaming import open_output
-    from specctl.jsonl import drop_torn_line, write_line
-    from specctl.observing.results import BASELINE, RunSet, header_line, read_results
-    from specctl.terminal.loading import loading, note
+    """Load what the field needs and run it, with a table that fills in while it runs."""
+    from specctl.terminal.loading import TerminalProgress, note
     from specctl.terminal.progress import BenchProgress
 
-    if oracle and profile.sampling.temperature:
-        raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
-    entrants, drafts = field.entrants, field.drafts
-    console = Console(stderr=True, quiet=quiet)
-    expected = len(suite.prompts) * len(entrants) * sum(lengths) * repeats
-    pair = load(profile, console, expected_tokens=expected, drafts=drafts, heads=field.heads, force=force)
+    expected = len(suite.prompts) * len(field.entrants) * sum(plan.lengths) * plan.repeats
+    pair = load(profile, console, expected_tokens=expected, drafts=field.drafts, heads=field.heads, force=force)
 
-    from specctl.observing.facts import describe
+    from specctl.benchmark.run import run_benchmark
+    from specctl.observing.results import BASELINE
 
-    names = [draft.model for draft in drafts] if len(drafts) > 1 else []
-    header = describe(pair, profile, suite, entrants, lengths, repeats, oracle, names)
-    results = RunSet(header)
-    if resume and output is not None and output.exists():
-        drop_torn_line(output)
-        results = read_results(output)
-        _require_same(results.header, header, output)
+    def watch(results: "RunSet", total: int) -> BenchProgress:
+        labels = [entrant.label for entrant in results.header.entrants]
+        return BenchProgress(console, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
-    from specctl.benchmark.bounds import find_bounds
-    from specctl.decoding.prompt_format import PromptFormat
-    from specctl.observing.round_robin import RoundRobin
-
-    with ExitStack() as stack:
-        sink: IO[str] | None = None
-        if output is not None:
-            sink = stack.enter_context(open_output(str(output), append=bool(results.runs)))
-            if not results.runs:
-                write_line(sink, header_line(header))
-        prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
-
-        def emit(line: dict[str, Any]) -> None:
-            if sink is not None:
-                write_line(sink, line)
-
-        runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompts, emit)
-        total = len(suite.prompts) * len(entrants) * len(lengths) * repeats
-        greedy = not profile.sampling.temperature
-        labels = [entrant.label for entrant in entrants]
-        with BenchProgress(console, labels, BASELINE, total, results.runs, greedy) as progress:
-            for run in runs.run(before=progress.start):
-                progress.add(run)
-        if oracle:
-            with loading(console, "working out the bounds"):
-                find_bounds(pair, runs, suite.prompts, results, emit)
+    progress = TerminalProgress(console)
+    results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, resume=resume)
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"compiling and capturing took {seconds:.1f} s, which no figure contains")
     return results
-
-
-def _require_same(old: "Header", new: "Header", path: Path) -> None:
-    """Refuse to mix two benchmarks in one file."""
-    for name in ("profile", "suite", "sampling", "entrants", "lengths", "repeats"):
-        if getattr(old, name) != getattr(new, name):
-            raise UsageError(
-                f"{path} holds another benchmark: its {name} differs",
-                "resume with the same options, or start a new file",
-            )
 
 
 def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool) -> None:
@@ -206,7 +168,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
 
     from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
     whole = digest(results)

@@ -1,11 +1,8 @@
 """`specctl calibrate`: the right policy and threshold for this pair, this machine and these prompts, in one pass."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from itertools import zip_longest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,17 +24,12 @@ from specctl.commands.options import (
 from specctl.errors import ProfileError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from specctl.calibration.contest import Contest
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
     from specctl.models.loading.pair import Pair
-    from specctl.policies import Setting
-    from specctl.profile import Profile, ResolvedProfile
-    from specctl.prompts.suites import Suite
+    from specctl.profile import ResolvedProfile
     from specctl.replay.costs import CostTable
-    from specctl.replay.traces import TraceHeader, TraceSet
+    from specctl.replay.trace_files import TraceSet
 
 
 def calibrate(
@@ -104,11 +96,14 @@ def calibrate(
     from rich.console import Console
 
     from specctl.calibration.contest import contest, heads_among, heads_in
+    from specctl.calibration.earlier_trace import require_depth, require_same_pair
+    from specctl.calibration.search import search
     from specctl.policies import SIGNALS
     from specctl.profile import resolve
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
-    from specctl.replay.traces import read_traces
+    from specctl.replay.trace_files import read_traces
+    from specctl.terminal.loading import TerminalProgress
 
     if trace is not None and from_ is not None:
         raise UsageError("--from reads what --trace writes", "give one of them")
@@ -129,239 +124,46 @@ def calibrate(
     heads = heads_among(given, own.draft)
     draft = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
     own = own.model_copy(update={"draft": draft})
-    kept: TraceSet | None = None
+    traces: TraceSet | None = None
     if from_ is not None:
-        kept = read_traces(from_)
-        _require_same(kept.header, own, heads, from_)
-    asked = contest(draft, policy, grid, heads, set(SIGNALS if kept is None else kept.header.signals))
-    if kept is not None and asked.depth > kept.header.depth:
-        raise UsageError(
-            f"{from_} was recorded for drafts of {kept.header.depth} tokens, and these settings draft {asked.depth}",
-            "record a new trace, or search other policies or --grid paper",
-        )
+        traces = read_traces(from_)
+        require_same_pair(traces.header, own, heads, from_)
+    asked = contest(draft, policy, grid, heads, set(SIGNALS if traces is None else traces.header.signals))
+    if from_ is not None and traces is not None:
+        require_depth(traces.header, asked, from_)
     replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
     if not replays_old:
         warn(
-            "the profile's own setting is only run, not replayed: when sampling, the text behind a trigger that a "
-            "middle draft drops (keep_trigger = false) would be drawn anew"
+            "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); "
+            "it is only measured live"
         )
     console = Console(stderr=True, quiet=quiet)
+    progress = TerminalProgress(console)
     pair: Pair | None = None
-    if kept is None or verify:
+    if traces is None or verify:
         pair = load(own, console, heads=[heads] if heads else None, force=force)
-    traces = kept
     if traces is None:
         assert pair is not None
+        from specctl.replay.collecting import collect_traces
+
         whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
         prompts = sample(whole, 2 * samples, own.sampling.seed)
-        traces = _trace(pair, own, prompts, asked.depth, heads, trace, console)
+        traces = collect_traces(pair, own, prompts, asked.depth, heads, trace, progress)
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:
         raise UsageError("no prompt could be run, so there is nothing to calibrate on")
-    found, costs = _search(traces, asked, replays_old, console)
-    measured = _verify(pair, own, traces, found, asked.old, console) if verify and pair is not None else []
-    _show(resolved, traces, found, costs, measured, output, report, json_, quiet)
+    old = asked.old if replays_old else None
+    with progress.counting("settings", asked.most(old)) as advance:
+        found = search(traces, asked.candidates, old, traces.costs, asked.rivals, advance, space=asked.space)
+    measured: list[Measured] = []
+    if verify and pair is not None:
+        from specctl.calibration.live_check import check_live
+
+        measured = check_live(pair, own, traces, found, asked.old, progress)
+    _show(resolved, traces, found, traces.costs, measured, output, report, json_, quiet)
     if traces.failures:
         raise typer.Exit(1)
-
-
-def _trace(
-    pair: "Pair",
-    profile: "Profile",
-    suite: "Suite",
-    depth: int,
-    heads: list[str],
-    path: Path | None,
-    console: "Console",
-) -> "TraceSet":
-    """Run the prompts that the file does not have yet, and measure the costs."""
-    from dataclasses import replace
-
-    from specctl.calibration.grids import grid
-    from specctl.decoding.prompt_format import PromptFormat
-    from specctl.decoding.sampling import Sampling
-    from specctl.decoding.session import Session, build_drafter, readable
-    from specctl.errors import RecordError
-    from specctl.observing.facts import describe
-    from specctl.replay.costs import PASSES, measure
-    from specctl.replay.recording import Collection
-    from specctl.replay.traces import (
-        TraceHeader,
-        TraceSet,
-        read_traces,
-        write_costs,
-        write_failure,
-        write_header,
-        write_prompt,
-    )
-    from specctl.terminal.loading import TerminalProgress
-
-    assert profile.draft is not None
-    facts = describe(pair, profile, suite, [], [profile.sampling.max_new_tokens], 1, False)
-    names = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
-    header = TraceHeader(
-        depth, sorted(pair.eos), sorted(readable(pair)), {name: getattr(facts, name) for name in names}, heads
-    )
-    traces = TraceSet(header)
-    if path is not None and path.exists():
-        traces = read_traces(path)
-        same = replace(header, provenance={**header.provenance, "created": traces.header.provenance.get("created")})
-        if traces.header != same:
-            raise UsageError(
-                f"{path} holds the trace of another calibration", "start a new file, or search in it with --from"
-            )
-    fresh = not traces.traces and not traces.failures
-    with ExitStack() as stack:
-        from specctl.commands.streaming import open_output
-
-        sink: IO[str] | None = None
-        if path is not None:
-            sink = stack.enter_context(open_output(str(path), append=not fresh))
-            if fresh:
-                write_header(sink, header)
-        session = Session(pair, build_drafter(pair, profile.draft.setting))
-        prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
-        collection = Collection(pair, session, profile.sampling, prompts, depth)
-        advance = stack.enter_context(TerminalProgress(console).counting("prompts", len(suite.prompts)))
-        rests: list[list[float]] = []
-        for number, prompt in enumerate(suite.prompts):
-            if prompt.id not in traces.records and prompt.id not in traces.failures:
-                try:
-                    answered, rest = collection.record(prompt, number + 1)
-                except RecordError as error:
-                    traces.failures[prompt.id] = error.message
-                    if sink is not None:
-                        write_failure(sink, prompt.id, error.message)
-                else:
-                    record = {"category": prompt.category, "data": prompt.data, "chat": prompt.chat}
-                    traces.traces += answered
-                    traces.records[prompt.id] = record
-                    rests += rest
-                    if sink is not None:
-                        write_prompt(sink, prompt.id, record, answered)
-            advance()
-        if traces.traces:
-            table = profile.sampling
-            ends = [trace.prompt_tokens + len(trace.tokens) for trace in traces.traces]
-            starts = [trace.prompt_tokens for trace in traces.traces]
-            contexts = [min(starts), (min(starts) + max(ends)) // 2, max(ends)]
-            if not rests:
-                # All was in the file: one prompt more tells what a round takes beside its forward passes.
-                first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
-                rests = collection.record(first, 1)[1]
-            costs = measure(
-                pair,
-                contexts,
-                depth,
-                {one.signals for one in grid("all", "paper", readable(pair))},
-                Sampling.of(table),
-                _middles(rests, len(pair.drafts)),
-                stack.enter_context(TerminalProgress(console).counting("costs", PASSES * len(pair.drafts))),
-            )
-            traces.costs = costs.as_record()
-            if sink is not None:
-                write_costs(sink, traces.costs)
-    return traces
-
-
-def _middles(rests: Sequence[Sequence[float]], levels: int) -> list[float]:
-    """The median of each level; of one that was idle that of the level above."""
-    from statistics import median
-
-    found: list[float] = []
-    for level in range(levels):
-        values = [rest[level] for rest in rests if level < len(rest)]
-        found.append(median(values) if values else found[-1])
-    return found
-
-
-def _require_same(header: "TraceHeader", profile: "Profile", heads: list[str], path: Path) -> None:
-    """A trace tells about one pair, one way of running it and one way of sampling."""
-    recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
-    for (place, was), (_, now) in zip_longest(_models(recorded), _models(asked), fillvalue=("draft", {})):
-        if was.get("model") != now.get("model"):
-            raise UsageError(
-                f"{path} was recorded with {was.get('model')} as {place}, not {now.get('model')}",
-                "name the profile that it was recorded with",
-            )
-        listens = "accept_prob" in header.signals and now.get("head") is not None
-        if listens and now["head"] not in (was.get("head"), *header.heads):
-            raise UsageError(
-                f"{path} was recorded with {was.get('head')} as the draft's head, not {now['head']}",
-                "record a new trace",
-            )
-    if missing := [name for name in heads if name not in (recorded["draft"].get("head"), *header.heads)]:
-        raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
-    for key in ("engine", "compile", "deterministic"):
-        if recorded[key] != asked[key]:
-            raise UsageError(f"{path} was recorded with another {key}", "its costs are other ones: record a new trace")
-    for key in ("temperature", "top_k", "top_p", "min_p"):
-        if header.provenance["sampling"][key] != asked["sampling"][key]:
-            raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
-
-
-def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tables of a profile's models, by role, the target's first."""
-    tables = [("target", profile["target"])]
-    below = profile.get("draft")
-    while below is not None:
-        tables.append(("draft", below))
-        below = below.get("draft")
-    return tables
-
-
-def _search(
-    traces: "TraceSet", asked: "Contest", replays_old: bool, console: "Console"
-) -> tuple["Calibration", "CostTable"]:
-    from specctl.calibration.search import contestants, search
-    from specctl.replay.costs import CostTable
-    from specctl.terminal.loading import TerminalProgress
-
-    assert traces.costs is not None
-    costs = CostTable.of_record(traces.costs)
-    old = asked.old if replays_old else None
-    most = len(contestants(asked.candidates, old, asked.rivals)) + (asked.space.most if asked.space is not None else 0)
-    with TerminalProgress(console).counting("settings", most) as advance:
-        found = search(traces, asked.candidates, old, costs, asked.rivals, advance, space=asked.space)
-    return found, costs
-
-
-def _verify(
-    pair: "Pair", profile: "Profile", traces: "TraceSet", found: "Calibration", old: "Setting", console: "Console"
-) -> list["Measured"]:
-    """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on."""
-    from dataclasses import replace
-
-    from specctl.calibration.live_check import verify
-    from specctl.decoding.prompt_format import PromptFormat
-    from specctl.observing.entrants import field_of
-    from specctl.observing.facts import describe
-    from specctl.policies import NONE
-    from specctl.prompts.suites import Suite, SuitePrompt
-    from specctl.terminal.loading import TerminalProgress
-
-    assert profile.draft is not None
-    constant = found.ranked("constant")
-    names = {found.winner.score.setting, old, NONE} | ({constant.score.setting} if constant else set())
-    predicted: dict[Setting, float | None] = {
-        entry.score.setting: entry.score.tokens_per_second for entry in found.ranking if entry.score.setting in names
-    }
-    predicted.setdefault(old, None)
-    prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
-    drafting = [one for one in predicted if one != NONE]
-    field = field_of([profile.draft.stopped_by(one) for one in drafting], ())
-    entrants = field.entrants
-    # An entrant names its head only where they differ in it; else the pair's own is meant.
-    own = [named[names[0]] if names else None for named, names in zip(pair.named_heads, field.heads, strict=False)]
-    pair = replace(pair, heads=(*own, *pair.heads[len(own) :]))
-    labels = {one: entrant.label for one, entrant in zip([NONE, *drafting], entrants, strict=True)}
-    limits = [profile.sampling.max_new_tokens]
-    models = [level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else []
-    header = describe(pair, profile, Suite("", tuple(prompts), ""), entrants, limits, 1, False, models)
-    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with TerminalProgress(console).counting("verifying", len(prompts) * len(entrants)) as advance:
-        return verify(pair, header, prompts, profile.sampling, prompt_format, predicted, labels, advance)
 
 
 def _show(
@@ -382,7 +184,7 @@ def _show(
 
     from specctl.calibration.calibrated import calibrated_profile, draft_table
     from specctl.calibration.tables import as_document, calibration_tables, verdict
-    from specctl.jsonl import write_line
+    from specctl.files import write_line
     from specctl.profile import write_profile
     from specctl.reporting.console import print_tables
 

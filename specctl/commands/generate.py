@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,8 @@ import typer
 from specctl.commands.loading import load
 from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption
 from specctl.errors import UsageError
-from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line, write_line
+from specctl.files import write_line
+from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -184,35 +186,40 @@ def generate(
 
     from rich.console import Console
 
+    from specctl import streams
     from specctl.commands import streaming
 
-    streaming.check_distinct((input_ or "-") if from_stream or prompt == "-" else None, output, trace)
+    streams.check_distinct((input_ or "-") if from_stream or prompt == "-" else None, output, trace)
     console = Console(stderr=True)
     with ExitStack() as stack:
-        source = stack.enter_context(streaming.open_input(input_ or "-")) if from_stream else None
+        source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
         finished = Finished(Path(output)) if resume else None
         # Nothing is thrown away before the models are there to make it anew.
-        sink = stack.enter_context(streaming.open_output(output, append=True))
-        traced = None if trace is None else stack.enter_context(streaming.open_output(trace, append=True))
+        sink = stack.enter_context(streams.open_output(output, append=True))
+        traced = None if trace is None else stack.enter_context(streams.open_output(trace, append=True))
         if finished is not None and trace not in (None, "-"):
             drop_unfinished(Path(str(trace)), finished)
-        text = streaming.read_prompt() if prompt == "-" else prompt or ""
-        expected = (streaming.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
+        text = streams.read_prompt() if prompt == "-" else prompt or ""
+        expected = (streams.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
         traces = traced is not None
         answerer = _load(resolved, console, quiet=quiet, traced=traces, force=force, expected_tokens=expected)
         if not resume:
             for stream in filter(None, (sink, traced)):
-                streaming.start_over(stream)
+                streams.start_over(stream)
+
+        from specctl.observing.record_stream import RecordStream, trace_alone, tracer
 
         if source is not None:
-            bar = None if quiet or not console.is_terminal or (output == "-" and sys.stdout.isatty()) else console
-            view = (lambda text: _view(resolved, console, text)) if live else None
-            records = streaming.RecordStream(answerer, sink, traced, finished, bar, view, rounds, token_ids)
-            if not records.run(read_records(source, input_format), total=streaming.count_lines(input_)):
+            watch = streaming.live_watch(answerer, partial(_view, resolved, console)) if live else trace_alone
+            answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
+            silent = quiet or live or not console.is_terminal or (output == "-" and sys.stdout.isatty())
+            total = streams.count_lines(input_)
+            records = read_records(source, input_format)
+            if not streaming.answer_records(answers, records, total, None if silent else console):
                 raise typer.Exit(1)
             return
         record = Record(1, 1, {"prompt": text})
-        on_round = streaming.tracer(record, traced)
+        on_round = tracer(record, traced)
         if json_:
             completions = answerer.answer(record, on_round)
             write_line(sink, result_line(record, completions, rounds=rounds, token_ids=token_ids))

@@ -1,186 +1,66 @@
-"""Where results of `generate` go: records through a pipe, one prompt to a person."""
+"""Shows what `generate` writes to a person: pieces of text as rounds end, a live panel, a bar for many records."""
 
-import os
-import stat
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from specctl.errors import RecordError, UsageError
-from specctl.jsonl import Finished, Record, error_line, result_line, write_line
+from specctl.jsonl import Record
 from specctl.metrics import Metrics
 from specctl.records import Completion, ExtraToken, Round
-from specctl.round_trace import trace_line
 from specctl.terminal.live import LiveView, Origin, Piece
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
+    from specctl.observing.record_stream import RecordStream, Watch
 
 ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BONUS}
 
 
-@contextmanager
-def open_input(path: str) -> Iterator[IO[bytes]]:
-    """A file, or standard input for ``-``, as bytes; raises UsageError where it cannot be read."""
-    if path == "-":
-        yield sys.stdin.buffer
-        return
-    try:
-        stream = Path(path).open("rb")  # noqa: SIM115 - closed below; the error is opening's alone
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    with stream:
-        yield stream
-
-
-def read_prompt() -> str:
-    """All of standard input, less the line break that ``echo`` and editors end it with."""
-    with open_input("-") as stream:
-        try:
-            text = stream.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-@contextmanager
-def open_output(path: str, *, append: bool = False) -> Iterator[IO[str]]:
-    """A file, or standard output for ``-``, as UTF-8 text; raises UsageError where it cannot be written."""
-    if path == "-":
-        reconfigure = getattr(sys.stdout, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(encoding="utf-8", newline="\n")
-        yield sys.stdout
-        return
-    try:
-        stream = Path(path).open("a" if append else "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
-    with stream:
-        yield stream
-
-
-def start_over(stream: IO[str]) -> None:
-    """Empty a file that was opened to append; a device or a pipe has nothing to take back."""
-    if stream is not sys.stdout and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.truncate(0)
-
-
-def check_distinct(source: str | None, output: str, trace: str | None) -> None:
-    """Raise UsageError where two of input, output and trace are one file, for the one would spoil the other.
+def answer_records(
+    stream: "RecordStream", records: Iterable[Record], total: int | None, console: Console | None
+) -> bool:
+    """Answer all records behind a progress bar; whether every one could be answered.
 
     Args:
-        source: path, ``-`` for standard input, None where nothing is read.
-        output: path, or ``-`` for standard output.
-        trace: as ``output``; None for none.
+        stream: answers them.
+        records: in order.
+        total: how many there are, if that is known.
+        console: shows the bar; None for none.
     """
-    places = {"input": (source, sys.stdin), "output": (output, sys.stdout), "trace": (trace, sys.stdout)}
-    seen: dict[object, str] = {}
-    for role, (path, standard) in places.items():
-        if path is None or (place := _place(path, standard, role)) is None:
-            continue
-        if place in seen:
-            raise UsageError(f"{seen[place]} and {role} are the same file", "give each a file of its own")
-        seen[place] = role
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    text = TextColumn("{task.description}")
+    with Progress(*columns, text, console=console, disable=console is None) as progress:
+        task = progress.add_task("", total=total)
+
+        def advance(metrics: Metrics) -> None:
+            rate = f"{metrics.tokens_per_second:.0f} tokens/s" if metrics.sequences else ""
+            progress.update(task, advance=1, description=rate)
+
+        return stream.run(records, advance)
 
 
-def _place(path: str, standard: IO[str], role: str) -> object:
-    """What tells a file from others; None for what can be shared."""
-    try:
-        found = os.fstat(standard.fileno()) if path == "-" else Path(path).stat()
-        if stat.S_ISREG(found.st_mode):
-            return found.st_dev, found.st_ino
-    except (OSError, ValueError):  # nothing there yet
-        if path != "-":
-            return Path(path).absolute()
-    return "standard output" if path == "-" and role != "input" else None
+def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch":
+    """A live panel for each record while it is answered.
 
-
-def count_lines(path: str | None) -> int | None:
-    """Lines of a regular file that are not blank; None for anything else, whose end nobody knows."""
-    if path is None or not Path(path).is_file():
-        return None
-    with Path(path).open("rb") as file:
-        return sum(1 for line in file if line.strip())
-
-
-def tracer(record: Record, sink: IO[str] | None) -> "OnRound | None":
-    """Writes every round of a record to ``sink``; None where there is no sink."""
-    if sink is None:
-        return None
-    return lambda turn, _, round_: write_line(sink, trace_line(record, turn, round_))
-
-
-@dataclass(slots=True)
-class RecordStream:
-    """Answers records in order, each written as soon as it is finished.
-
-    Attributes:
-        answerer: does the work.
-        sink: where result lines go.
-        traced: where trace lines go, if anywhere.
-        finished: what an earlier run has left there.
-        console: shows progress; None for silence.
-        view: makes a live panel for a prompt; None for none.
+    Args:
+        answerer: of the records.
+        view: makes the panel from the text that a record begins with.
     """
-
-    answerer: "Answerer"
-    sink: IO[str]
-    traced: IO[str] | None
-    finished: Finished | None
-    console: Console | None
-    view: Callable[[str], LiveView] | None
-    rounds: bool
-    token_ids: bool
-
-    def run(self, records: Iterator[Record], total: int | None) -> bool:
-        """Answer them all; whether every one could be, those of an earlier run included."""
-        with self._progress() as progress:
-            task = progress.add_task("", total=total)
-            metrics, fine = Metrics(), True
-            for record in records:
-                if self.finished is None or not self.finished.take(record):
-                    fine &= self._answer(record, metrics)
-                rate = f"{metrics.tokens_per_second:.0f} tokens/s" if metrics.sequences else ""
-                progress.update(task, advance=1, description=rate)
-        return fine and not (self.finished is not None and self.finished.failed)
-
-    def _answer(self, record: Record, metrics: Metrics) -> bool:
-        try:
-            with self._watched(record) as on_round:
-                completions = self.answerer.answer(record, on_round)
-        except RecordError as error:
-            write_line(self.sink, error_line(record, error))
-            return False
-        for completion in completions:
-            metrics.add(completion.summary)
-        write_line(self.sink, result_line(record, completions, rounds=self.rounds, token_ids=self.token_ids))
-        return True
 
     @contextmanager
-    def _watched(self, record: Record) -> Iterator["OnRound | None"]:
-        trace = tracer(record, self.traced)
-        if self.view is None or record.error is not None:
-            yield trace
-            return
-        with self.view(_opening(record)) as view:
-            yield Watcher(self.answerer, view, trace)
+    def watch(record: Record, trace: "OnRound | None") -> Iterator["OnRound | None"]:
+        with view(_opening(record)) as panel:
+            yield Watcher(answerer, panel, trace)
 
-    def _progress(self) -> Progress:
-        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-        text = TextColumn("{task.description}")
-        return Progress(*columns, text, console=self.console, disable=self.console is None or self.view is not None)
+    return watch
 
 
 def _opening(record: Record) -> str:
-    """What a record shows before anything is generated."""
+    """The text that a record's panel begins with."""
     if "messages" in record.data:
         return "\n".join(message["content"] for message in record.data["messages"])
     return "\n".join(record.data["turns"][:1]) if "turns" in record.data else str(record.data["prompt"])

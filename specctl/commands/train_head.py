@@ -134,8 +134,8 @@ def train_head(
 def _show(evaluations: list["Evaluation"], sweep: bool, as_json: bool) -> None:
     from rich.console import Console
 
+    from specctl.files import write_line
     from specctl.heads.report import as_document, head_tables, sweep_tables
-    from specctl.jsonl import write_line
     from specctl.reporting.console import print_tables
 
     if as_json:

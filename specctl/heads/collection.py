@@ -1,6 +1,6 @@
 """The target answers prompts; the draft, reading along, proposes a token of its own at every place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,11 +12,12 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_toke
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
-from specctl.errors import RecordError
 from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.head_checkpoint import weights_hash
 from specctl.models.loading.pair import Pair
+from specctl.observing.answering import answer_each
+from specctl.observing.results import Skipped
 from specctl.policies import Setting
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
@@ -30,29 +31,30 @@ def collect(
     settings: SamplingTable,
     policy: Setting,
     prompt_format: PromptFormat,
-) -> Iterator[None]:
-    """Answer the prompts that the folder has no answers to; yields after each of them.
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer the prompts that the folder has no answers to, and add their examples shard by shard.
 
-    What is collected depends on the prompt's place and the seed alone, not on where an earlier run ended.
+    What is collected depends on a prompt's position and the seed alone, not on where an earlier run ended.
+    ``advance`` is called after each prompt.
     """
+
+    def fresh() -> Answerer:
+        # With a policy that remembers, an answer would depend on where a run was resumed.
+        return Answerer(Session(pair, build_drafter(pair, policy)), prompt_format, settings)
+
     for first in range(folder.done, len(prompts), PROMPTS_PER_SHARD):
+        shard = prompts[first : first + PROMPTS_PER_SHARD]
         examples: list[Example] = []
         left_out: dict[str, str] = {}
         began = perf_counter()
-        for number, prompt in enumerate(prompts[first : first + PROMPTS_PER_SHARD], start=first):
-            # A fresh policy each time: with one that remembers, an answer would depend on where a run was resumed.
-            answerer = Answerer(Session(pair, build_drafter(pair, policy)), prompt_format, settings)
-            record = prompt.record(number + 1)
-            try:
-                completions = answerer.answer(record)
-            except RecordError as error:
-                left_out[prompt.id] = error.message
-            else:
-                sampling = Sampling.of(answerer.settings_of(record))
-                examples += [_example(pair, number, one, sampling) for one in completions if one.tokens]
-            yield
-        count = min(PROMPTS_PER_SHARD, len(prompts) - first)
-        folder.add(examples, count, left_out, perf_counter() - began)
+        for found in answer_each(fresh, shard, first=first, advance=advance):
+            if isinstance(found, Skipped):
+                left_out[found.prompt] = found.reason
+                continue
+            sampling = Sampling.of(found.settings)
+            examples += [_example(pair, found.number, one, sampling) for one in found.completions if one.tokens]
+        folder.add(examples, len(shard), left_out, perf_counter() - began)
 
 
 def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling) -> Example:

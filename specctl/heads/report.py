@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specctl.analysis.tables import SIGNAL_NAMES
 from specctl.heads.evaluation import Evaluation, Score
 from specctl.heads.training import Recipe, Schedule
-from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES
 from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, as_markdown, inert, number
 
 SWEEP_DEPTHS = (0, 1, 2, 3, 4)

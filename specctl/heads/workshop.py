@@ -106,8 +106,7 @@ def collect_examples(path: Path, profile: Profile, suite: Suite, progress: Progr
         pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("answers", len(suite.prompts), folder.done) as advance:
-        for _ in collect(folder, pair, suite.prompts, profile.sampling, draft.policy.setting, prompt_format):
-            advance()
+        collect(folder, pair, suite.prompts, profile.sampling, draft.policy.setting, prompt_format, advance)
     progress.say(f"examples: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
     return Source(folder, pair.models[1])
 

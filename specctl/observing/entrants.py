@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from specctl.errors import UsageError
-from specctl.observing.results import BASELINE, Entrant
+from specctl.observing.entrant import Entrant
+from specctl.observing.results import BASELINE
 from specctl.policies import Setting, nested
 from specctl.profile.model_names import distinct_name, short_name
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile

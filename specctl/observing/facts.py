@@ -2,7 +2,6 @@
 
 import platform
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -10,24 +9,15 @@ import torch
 
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import engine_name
-from specctl.observing.results import Entrant, Header
+from specctl.observing.results import Facts
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
 
 
-def describe(
-    pair: Pair,
-    profile: Profile,
-    suite: Suite,
-    entrants: Sequence[Entrant],
-    lengths: Sequence[int],
-    repeats: int,
-    oracle: bool,
-    drafts: Sequence[str] = (),
-) -> Header:
-    """The header of a results file; ``drafts`` names the pair's drafts where there are several."""
-    runners = {"target": pair.target} | {"draft" + ".draft" * place: draft for place, draft in enumerate(pair.drafts)}
-    return Header(
+def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
+    """Where, when and on what a command runs."""
+    runners = {"target": pair.target} | {"draft" + ".draft" * level: draft for level, draft in enumerate(pair.drafts)}
+    return Facts(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         argv=sys.argv[1:],
         versions={
@@ -38,11 +28,6 @@ def describe(
         profile=profile.model_dump(mode="json", exclude_none=True),
         suite={"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
         sampling=profile.sampling.model_dump(mode="json"),
-        entrants=list(entrants),
-        repeats=repeats,
-        lengths=list(lengths),
-        oracle=oracle,
-        drafts=list(drafts),
         engines={key: engine_name(runner) for key, runner in runners.items()},
         synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
     )

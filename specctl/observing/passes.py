@@ -1,6 +1,5 @@
-"""What a forward pass costs on this machine, timed without the loop around it."""
+"""Times of bare forward passes on this machine, without the loop around them."""
 
-from collections.abc import Iterable
 from statistics import median
 from time import perf_counter
 
@@ -9,13 +8,14 @@ import torch
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner
-from specctl.observing.results import Costs
+from specctl.observing.results import PassTimes
+from specctl.observing.timing import fill, ordinary_tokens, wait
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
 
 
-class CostMeter:
-    """Collects bare forward times over a run, so that a drifting machine drifts in them too.
+class PassMeter:
+    """Times bare forward passes several times during a run, so that a machine that slows down slows them too.
 
     Args:
         pair: loaded models.
@@ -28,19 +28,19 @@ class CostMeter:
         self._context = max(1, min(context, pair.context - widest - 1))
         self._widths = sorted({width for width in WIDTHS if width < widest} | {widest})
         self._draft: list[float] = []
-        self._judged: list[float] = []
+        self._with_head: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
-        # Of one draft alone only single tokens are ever asked.
+        # A single draft never verifies, so it only runs passes of one token.
         several = pair.drafts if len(pair.drafts) > 1 else ()
         self._drafts = [(runner, {width: list[float]() for width in self._widths}) for runner in several]
 
     @torch.inference_mode()
-    def measure(self, repeats: int = 5) -> Costs:
+    def measure(self, repeats: int = 5) -> PassTimes:
         """Time every width ``repeats`` times more; medians over all measurements so far, in milliseconds."""
         for _ in range(repeats):
             for width in self._widths:
-                # What ran before leaves its weights in the processor's cache: before a verification the draft, before a
-                # pass of one token, as in target-only decoding, its like.
+                # A pass leaves its weights in the processor's cache, so each is timed after the one that precedes it in
+                # a run: a verification after the draft, a pass of one token after a pass of the target.
                 verifies = self._pair.drafts and width > 1
                 self._time(self._pair.drafts[0] if verifies else self._pair.target, 1)
                 self._target[width].append(self._time(self._pair.target, width))
@@ -50,36 +50,26 @@ class CostMeter:
                 if self._pair.drafts:
                     self._draft.append(self._time(self._pair.drafts[0], 1))
                 if self._pair.drafts and self._pair.head is not None:
-                    self._judged.append(self._time(self._pair.drafts[0], 1, self._pair.head))
+                    self._with_head.append(self._time(self._pair.drafts[0], 1, self._pair.head))
         draft = median(self._draft) if self._draft else 0.0
-        head = median(self._judged) - draft if self._judged else None
-        return Costs(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), head)
+        head = median(self._with_head) - draft if self._with_head else None
+        return PassTimes(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), head)
 
     def _time(self, runner: Runner, width: int, head: AcceptanceHead | None = None) -> float:
         if runner.length != self._context:
-            runner.rollback(0)
-            runner.extend(self._tokens(self._context), keep=0)
-        tokens = self._tokens(width)
+            fill(runner, ordinary_tokens(self._context, self._pair.eos))
+        tokens = ordinary_tokens(width, self._pair.eos)
         signals = torch.zeros(3, device=runner.device)
-        _wait(runner.device)
+        wait(runner.device)
         began = perf_counter()
         forward = runner.extend(tokens, keep=width, hidden=head is not None)
         if head is not None and forward.hidden is not None:
             head.accept_prob(forward.hidden[-1], signals)
-        _wait(runner.device)
+        wait(runner.device)
         elapsed = perf_counter() - began
         runner.rollback(self._context)
         return elapsed * 1e3
 
-    def _tokens(self, count: int) -> list[int]:
-        ordinary: Iterable[int] = (token for token in range(10, 10 + count + len(self._pair.eos)))
-        return [token for token in ordinary if token not in self._pair.eos][:count]
-
 
 def _medians(times: dict[int, list[float]]) -> dict[int, float]:
     return {width: median(values) for width, values in times.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,8 +1,7 @@
 """Runs every entrant on every prompt, interleaved, and writes each result down at once."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -11,26 +10,17 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
+from specctl.observing.entrant import Entrant
 from specctl.observing.identity import compare
-from specctl.observing.passes import CostMeter
+from specctl.observing.passes import PassMeter
 from specctl.observing.peers import Peer
-from specctl.observing.results import (
-    BASELINE,
-    Difference,
-    Entrant,
-    Run,
-    RunSet,
-    costs_line,
-    difference_line,
-    run_line,
-    skipped_line,
-)
+from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet, Skipped
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 
 WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[object], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +39,7 @@ class RoundRobin:
         prompts: of the suite.
         settings: the sampling table in force.
         prompt_format: how prompts become ids.
-        emit: takes each finished line.
+        emit: is called with each record of a line as soon as it is known.
     """
 
     def __init__(
@@ -65,7 +55,7 @@ class RoundRobin:
         self._format, self._emit = prompt_format, emit
         self._lanes = [self._lane(entrant) for entrant in results.header.entrants]
         longest = max(one.setting.longest_draft for one in results.header.entrants if one.setting is not None)
-        self._meter = CostMeter(pair, context=128, widest=longest + 1)
+        self._meter = PassMeter(pair, context=128, widest=longest + 1)
 
     def _lane(self, entrant: Entrant) -> _Lane:
         if entrant.setting is None:
@@ -99,10 +89,9 @@ class RoundRobin:
                         try:
                             run = self._run(lane, prompt, number, repeat, length)
                         except RecordError as error:
-                            self._skip(prompt, error.message)
+                            self._add(Skipped(prompt.id, error.message))
                             break
-                        self._results.runs.append(run)
-                        self._emit(run_line(run))
+                        self._add(run)
                         yield run
                     else:
                         self._compare(prompt, repeat, length)
@@ -119,14 +108,12 @@ class RoundRobin:
                 continue
             return
 
-    def _skip(self, prompt: SuitePrompt, reason: str) -> None:
-        self._results.skipped[prompt.id] = reason
-        self._results.runs[:] = [run for run in self._results.runs if run.prompt != prompt.id]
-        self._emit(skipped_line(prompt.id, reason))
+    def _add(self, record: object) -> None:
+        self._results.add(record)
+        self._emit(record)
 
     def _measure_costs(self) -> None:
-        self._results.costs = self._meter.measure()
-        self._emit(costs_line(self._results.costs))
+        self._add(self._meter.measure())
 
     def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
         settings = self._settings.model_copy(update={"max_new_tokens": length})
@@ -153,9 +140,8 @@ class RoundRobin:
         for run, difference in compare(replace(self._results, runs=here)):
             if difference is not None and run.difference is None:
                 baseline = next(other for other in here if other.entrant == BASELINE)
-                noted = replace(difference, gap=self._gap(prompt, baseline, difference))
-                self._results.runs[self._results.runs.index(run)] = replace(run, difference=noted)
-                self._emit(difference_line(run, noted))
+                gap = self._gap(prompt, baseline, difference)
+                self._add(RunDifference(**{**asdict(difference), "gap": gap}, run=run.key))
 
     def _gap(self, prompt: SuitePrompt, baseline: Run, difference: Difference) -> float | None:
         ids = self.prompt_ids(prompt, baseline)[difference.turn]

@@ -9,6 +9,13 @@ from specctl.records import DraftStep, Round
 Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob"]
 """A field of `DraftStep` that a policy may read."""
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
+SIGNAL_NAMES = {
+    "entropy": "draft entropy",
+    "top_prob": "top probability",
+    "token_prob": "drafted token's probability",
+    "accept_prob": "predicted acceptance",
+}
+"""Names of the signals in tables."""
 DISTRIBUTION_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")
 """The signals computed from the draft's own distribution, in the order in which an acceptance head reads them."""
 

@@ -129,11 +129,11 @@ def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float]:
     """Milliseconds of one more drafted token, and of a round without any, in the middle of the traces."""
     context = float(np.mean([trace.prompt_tokens + len(trace.tokens) / 2 for trace in traces]))
     draft, target = costs.at(context)
-    verify = [float(np.interp(context, costs.contexts, column)) for column in costs.verify.T]
+    verify = [float(np.interp(context, costs.contexts, column)) for column in costs.verify_ms.T]
     near = costs.lengths <= USUAL
     slope = float(np.polyfit(costs.lengths[near], np.array(verify)[near], 1)[0]) if near.sum() > 1 else 0.0
-    reading = costs.signals.get(signal_key(READS), 0.0)
-    return draft + reading + max(0.0, slope), target + costs.rest
+    reading = costs.signal_ms.get(signal_key(READS), 0.0)
+    return draft + reading + max(0.0, slope), target + costs.overhead_ms
 
 
 def _solve(accepted: Floats, follows: Floats, first: Floats, price: float, one_step: bool) -> tuple[Floats, float]:

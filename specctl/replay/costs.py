@@ -1,35 +1,23 @@
-"""What drafting and verifying cost on this machine, and what replayed rounds would therefore take."""
+"""What replayed rounds would take on this machine, from what drafting and verifying take there. No torch here."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from statistics import median
-from time import perf_counter
-from typing import Any
+from functools import cache, cached_property
+from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
+from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeAdapter
 
-from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.round import judge
-from specctl.decoding.sampling import Sampling
-from specctl.models.loading.pair import Pair
+from specctl.observing.results import PassTimes
 from specctl.policies import Signal
-from specctl.policies.constant import Constant
 from specctl.replay.play import Clock, Level, Replay
 from specctl.statistics.intervals import Floats
 
-LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
-IN_A_ROW = 3
-"""Rounds of one length after each other; the first is not counted."""
-WARM_UPS = 1
-PASSES = WARM_UPS + 4
-TYPICAL = 4
-"""The draft length at which signals are priced."""
-
-SignalSet = frozenset[Signal]
+DIGITS = 4
+"""Of milliseconds, where a table is shown."""
+_Array = PlainValidator(lambda values: np.array(values, dtype=np.float64))
+Times = Annotated[Floats, _Array, PlainSerializer(lambda times: times.tolist())]
+Counts = Annotated[Floats, _Array, PlainSerializer(lambda counts: counts.astype(int).tolist())]
 
 
 def signal_key(signals: Iterable[Signal]) -> str:
@@ -37,87 +25,134 @@ def signal_key(signals: Iterable[Signal]) -> str:
     return "+".join(sorted(signals)) or "none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CostTable:
-    """Milliseconds of a round's two phases, measured as the loop runs them: one after the other, on the same caches.
+    """Milliseconds of a round's two phases, by tokens in the caches and by draft length.
 
-    In a hierarchy each level has one: ``draft`` is then of its draft without those below.
+    In a hierarchy there is a table for each draft with its verifier.
 
     Attributes:
-        contexts: tokens in the caches, ascending.
-        lengths: draft lengths, ascending from 0.
-        draft: ``(contexts, lengths)`` of drafting without any signal.
-        verify: ``(contexts, lengths)`` of the target's pass and verdict, one token wider than the draft.
-        signals: by `signal_key`, what reading them adds to each drafted token.
-        rest: what a round takes beside its two phases.
-        below: of the next draft with this one as its verifier, in a hierarchy.
-        reading: there, by `signal_key`, what reading its signals adds to each of this draft's verifying passes.
-        heads: where the draft has several, what listening to each adds to a drafted token; ``signals`` has the first's.
+        contexts: ``(C,)`` tokens in the caches, ascending.
+        lengths: ``(K,)`` draft lengths, ascending from 0.
+        draft_ms: ``(C, K)`` of drafting without any signal; in a hierarchy without the drafts below.
+        verify_ms: ``(C, K)`` of the verifier's pass and verdict, one token wider than the draft.
+        signal_ms: by `signal_key`, what reading these signals adds to each drafted token.
+        overhead_ms: of a round outside its two phases.
+        below: in a hierarchy, the table of the next draft with this one as its verifier.
+        reading_ms: in a hierarchy, by `signal_key`, what reading the signals of this draft adds to each pass in which
+            it verifies the next draft.
+        head_ms: by name, what each of several heads of the draft adds to each drafted token; ``signal_ms`` contains
+            the first head's time.
     """
 
-    contexts: Floats
-    lengths: Floats
-    draft: Floats
-    verify: Floats
-    signals: dict[str, float]
-    rest: float
+    contexts: Counts
+    lengths: Annotated[Counts, Field(alias="draft_lengths")]
+    draft_ms: Times
+    verify_ms: Times
+    signal_ms: dict[str, float]
+    overhead_ms: Annotated[float, Field(validation_alias=AliasChoices("overhead_ms", "rest_ms"))]
     below: "CostTable | None" = None
-    reading: dict[str, float] = field(default_factory=dict)
-    heads: dict[str, float] = field(default_factory=dict)
+    reading_ms: dict[str, float] = field(default_factory=dict)
+    head_ms: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def flat(cls, draft_ms: float, verify_ms: float, longest: int) -> "CostTable":
+        """A table without overhead: every drafted token takes the same, and so does every pass.
+
+        Args:
+            draft_ms, verify_ms: of one drafted token, and of one pass of the verifier.
+            longest: the longest draft that has to be priced.
+        """
+        lengths = np.arange(longest + 1, dtype=np.float64)
+        return cls(np.zeros(1), lengths, draft_ms * lengths[None], np.full((1, longest + 1), verify_ms), {}, 0.0)
+
+    @classmethod
+    def of_passes(cls, times: PassTimes, drafts: Sequence[int], longest: int) -> "CostTable":
+        """A table of bare passes, without overhead: at one context, and the time of the widest pass held beyond it.
+
+        Args:
+            times: of the loaded models.
+            drafts: which of the loaded drafts take part, the one that the target verifies first.
+            longest: the longest draft that has to be priced.
+        """
+        return cls._of_verifier(times, times.target, drafts, longest)
+
+    @classmethod
+    def _of_verifier(
+        cls, times: PassTimes, verifier: Mapping[int, float], drafts: Sequence[int], longest: int
+    ) -> "CostTable":
+        draft, *below = drafts
+        widths = np.array(sorted({*verifier, longest + 1}), dtype=np.float64)
+        known = sorted(verifier)
+        verify_ms = np.interp(widths, known, [verifier[width] for width in known])
+        return cls(
+            np.zeros(1),
+            widths - 1,
+            times.step_ms(draft) * (widths - 1)[None],
+            verify_ms[None],
+            {},
+            0.0,
+            cls._of_verifier(times, times.drafts[draft], below, longest) if below else None,
+        )
 
     def of_head(self, name: str | None) -> "CostTable":
-        """The same with another head's price; itself for None."""
-        if name is None or name not in self.heads:
+        """The same with the time of another of the draft's heads; itself for None."""
+        if name is None or name not in self.head_ms:
             return self
         if name not in self._by_head:
-            more = self.heads[name] - self.signals.get("accept_prob", 0.0)
-            signals = {key: ms + more * ("accept_prob" in key.split("+")) for key, ms in self.signals.items()}
-            self._by_head[name] = replace(self, signals={key: max(0.0, ms) for key, ms in signals.items()})
+            more = self.head_ms[name] - self.signal_ms.get("accept_prob", 0.0)
+            with_head = {key: ms + more * ("accept_prob" in key.split("+")) for key, ms in self.signal_ms.items()}
+            self._by_head[name] = replace(self, signal_ms={key: max(0.0, ms) for key, ms in with_head.items()})
         return self._by_head[name]
 
     @property
     def levels(self) -> "tuple[CostTable, ...]":
-        """This one, the one below it, and so on down."""
+        """This table, the one below it, and so on down."""
         return (self, *(self.below.levels if self.below is not None else ()))
 
     def milliseconds(self, replays: Iterable[Replay], *signals: Iterable[Signal]) -> float:
         """What the rounds would take, the prompt left out.
 
-        Between measured contexts and lengths the costs are interpolated, beyond them held.
-
         Args:
             replays: of as many levels as there are sets of signals.
             signals: what is read at each level, from the top down.
         """
-        return sum(
-            self._level_ms(
-                replay.trace.prompt_tokens,
-                [Level(replay.starts, replay.drafted, replay.accepted), *replay.inner],
-                signals,
-            )
-            for replay in replays
-        )
+        return sum(self.rounds_ms(replay.levels, signals, replay.trace.prompt_tokens) for replay in replays)
 
-    def _level_ms(self, prompt_tokens: int, levels: Sequence[Level], signals: Sequence[Iterable[Signal]]) -> float:
+    def rounds_ms(
+        self, levels: Sequence[Level], signals: Sequence[Iterable[Signal]] = (), prompt_tokens: int = 0
+    ) -> float:
+        """What the rounds of one sequence would take.
+
+        Between measured contexts and lengths the times are interpolated, beyond them held.
+
+        Args:
+            levels: the rounds of each level, from the top down.
+            signals: what is read at each level; nothing where it is empty.
+            prompt_tokens: length of the prompt.
+        """
         starts, drafted = np.array(levels[0].starts, dtype=np.int64), np.array(levels[0].drafted, dtype=np.int64)
-        phases = self._whole if len(levels) == 1 else self.verify
-        total = float(_interpolated(phases, self.contexts, self.lengths, prompt_tokens + starts, drafted).sum())
-        total += self.rest * len(starts)
+        key = signal_key(signals[0]) if signals else "none"
+        phases = self._both_ms if len(levels) == 1 else self.verify_ms
+        total = float(self._at(phases, prompt_tokens + starts, drafted).sum()) + self.overhead_ms * len(starts)
         if len(levels) == 1:
-            return total + self.signals.get(signal_key(signals[0]), 0.0) * float(drafted.sum())
+            return total + self.signal_ms.get(key, 0.0) * float(drafted.sum())
         assert self.below is not None
-        reading = self.reading.get(signal_key(signals[0]), 0.0) * len(levels[1].starts)
-        return total + reading + self.below._level_ms(prompt_tokens, levels[1:], signals[1:])
+        reading = self.reading_ms.get(key, 0.0) * len(levels[1].starts)
+        return total + reading + self.below.rounds_ms(levels[1:], signals[1:], prompt_tokens)
 
     def clocks(self, signals: Sequence[Iterable[Signal]]) -> list[Clock]:
-        """The same costs round by round, for policies that learn from times: a clock for each level, from the top down.
+        """The same costs round by round, for policies that learn from times; one clock for each level, from the top.
 
-        A round's rest is in neither phase.
+        A round's overhead is in neither phase.
+
+        Args:
+            signals: what is read at each level, from the top down.
         """
         if len(signals) == 1:
             return [self.clock(signals[0])]
         assert self.below is not None
-        reading = self.reading.get(signal_key(signals[0]), 0.0) / 1e3
+        reading = self.reading_ms.get(signal_key(signals[0]), 0.0) / 1e3
         own, (next_, *further) = self.clock(()), self.below.clocks(signals[1:])
 
         def collecting(context: int, drafted: int) -> tuple[float, float]:
@@ -130,20 +165,65 @@ class CostTable:
         return [collecting, with_reading, *further]
 
     def clock(self, signals: Iterable[Signal]) -> Clock:
-        """That of a draft alone."""
-        each = self.signals.get(signal_key(signals), 0.0)
+        """The clock of a draft without drafts below it; ``signals`` are what is read at each of its tokens."""
+        each = self.signal_ms.get(signal_key(signals), 0.0)
 
         def seconds(context: int, drafted: int) -> tuple[float, float]:
             if (context, drafted) not in self._points:
                 row, column = np.array([context]), np.array([drafted])
                 self._points[context, drafted] = (
-                    float(_interpolated(self.draft, self.contexts, self.lengths, row, column)[0]),
-                    float(_interpolated(self.verify, self.contexts, self.lengths, row, column)[0]),
+                    float(self._at(self.draft_ms, row, column)[0]),
+                    float(self._at(self.verify_ms, row, column)[0]),
                 )
             draft, verify = self._points[context, drafted]
             return (draft + each * drafted) / 1e3, verify / 1e3
 
         return seconds
+
+    def at(self, context: float) -> tuple[float, float]:
+        """Milliseconds of one draft step and of the narrowest verifying pass with that many tokens in the caches."""
+        row_draft = [np.interp(context, self.contexts, column) for column in self.draft_ms.T]
+        row_verify = [np.interp(context, self.contexts, column) for column in self.verify_ms.T]
+        if len(self.lengths) > 2:
+            slope = np.polyfit(self.lengths[1:], row_draft[1:], 1)[0]
+        else:
+            slope = row_draft[-1] / self.lengths[-1]
+        return float(slope), float(row_verify[0])
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain numbers, rounded, to be shown as JSON or TOML."""
+        record: dict[str, Any] = _table().dump_python(
+            self._rounded(), mode="json", by_alias=True, exclude_defaults=True
+        )
+        return record
+
+    def _rounded(self) -> "CostTable":
+        return replace(
+            self,
+            draft_ms=np.round(self.draft_ms, DIGITS),
+            verify_ms=np.round(self.verify_ms, DIGITS),
+            signal_ms=_rounded(self.signal_ms),
+            overhead_ms=round(self.overhead_ms, DIGITS),
+            below=None if self.below is None else self.below._rounded(),
+            reading_ms=_rounded(self.reading_ms),
+            head_ms=_rounded(self.head_ms),
+        )
+
+    def _at(self, table: Floats, context: Any, length: Any) -> Floats:
+        """Bilinear interpolation of ``table (C, K)`` at N points, held at its edges."""
+        along = np.stack([np.interp(length, self.lengths, row) for row in table])  # (C, N)
+        if len(along) == 1:
+            only: Floats = along[0]
+            return only
+        place = np.interp(context, self.contexts, np.arange(len(self.contexts)))  # (N,)
+        low = np.minimum(place.astype(np.intp), len(self.contexts) - 2)
+        points = np.arange(len(place))
+        found: Floats = along[low, points] * (1 - (place - low)) + along[low + 1, points] * (place - low)
+        return found
+
+    @cached_property
+    def _both_ms(self) -> Floats:
+        return self.draft_ms + self.verify_ms
 
     @cached_property
     def _by_head(self) -> "dict[str, CostTable]":
@@ -151,230 +231,14 @@ class CostTable:
 
     @cached_property
     def _points(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Interpolated once for all policies: a thousand of them ask for the same."""
+        """Interpolated once, because a thousand policies ask for the same rounds."""
         return {}
 
-    @cached_property
-    def _whole(self) -> Floats:
-        return self.draft + self.verify
 
-    def at(self, context: float) -> tuple[float, float]:
-        """One draft step and the narrowest target pass with that many tokens in the caches."""
-        row_draft = [np.interp(context, self.contexts, column) for column in self.draft.T]
-        row_verify = [np.interp(context, self.contexts, column) for column in self.verify.T]
-        slope = np.polyfit(self.lengths[1:], row_draft[1:], 1)[0] if len(self.lengths) > 2 else row_draft[-1]
-        return float(slope), float(row_verify[0])
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain numbers, to be written down."""
-        return {
-            "contexts": [int(context) for context in self.contexts],
-            "draft_lengths": [int(length) for length in self.lengths],
-            "draft_ms": np.round(self.draft, 4).tolist(),
-            "verify_ms": np.round(self.verify, 4).tolist(),
-            "signal_ms": _rounded(self.signals),
-            "rest_ms": round(self.rest, 4),
-            **({"head_ms": _rounded(self.heads)} if self.heads else {}),
-            **({} if self.below is None else {"reading_ms": _rounded(self.reading), "below": self.below.as_record()}),
-        }
-
-    @classmethod
-    def of_record(cls, record: dict[str, Any]) -> "CostTable":
-        return cls(
-            np.array(record["contexts"], dtype=np.float64),
-            np.array(record["draft_lengths"], dtype=np.float64),
-            np.array(record["draft_ms"]),
-            np.array(record["verify_ms"]),
-            dict(record["signal_ms"]),
-            float(record["rest_ms"]),
-            cls.of_record(record["below"]) if "below" in record else None,
-            dict(record.get("reading_ms", {})),
-            dict(record.get("head_ms", {})),
-        )
+def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+    return {key: round(ms, DIGITS) for key, ms in times.items()}
 
 
-def _rounded(costs: dict[str, float]) -> dict[str, float]:
-    return {key: round(value, 4) for key, value in costs.items()}
-
-
-def measure(
-    pair: Pair,
-    contexts: Sequence[int],
-    longest: int,
-    signal_sets: Iterable[SignalSet],
-    sampling: Sampling,
-    rests: Sequence[float],
-    advance: Callable[[], None] = lambda: None,
-) -> CostTable:
-    """Time rounds of fixed lengths over caches of each context; medians of interleaved repeats.
-
-    In a hierarchy, each draft with its verifier by itself.
-
-    Args:
-        pair: with a draft.
-        contexts: tokens in the caches.
-        longest: the longest draft that has to be priced.
-        signal_sets: what policies read; of what a head says only where there is one.
-        sampling: as it will run.
-        rests: for each draft, milliseconds of a round beside its phases, as a live run showed them.
-        advance: called after each of `PASSES` over all lengths, for every draft.
-    """
-    sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
-    own = [signals for signals in sets if pair.head is not None or "accept_prob" not in signals]
-    table = _measure_top(pair, contexts, longest, own, sampling, rests[0], advance)
-    if len(pair.drafts) == 1:
-        return table
-    below = measure(pair.lower, contexts, longest, sets, sampling, rests[1:], advance)
-    return replace(table, below=below, reading=_measure_reading(pair, int(table.contexts[0]), own, sampling))
-
-
-def _measure_top(
-    pair: Pair,
-    contexts: Sequence[int],
-    longest: int,
-    sets: Sequence[SignalSet],
-    sampling: Sampling,
-    rest: float,
-    advance: Callable[[], None],
-) -> CostTable:
-    """The first draft's, verified by the target."""
-    lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
-    contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
-    plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {
-        (c, k): ([], []) for c in contexts for k in lengths
-    }
-    read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
-    several = pair.named_heads[0] if pair.named_heads and len(pair.named_heads[0]) > 1 else {}
-    # Heads of one shape cost the same, and measured one by one would not.
-    shapes = {
-        name: (sum(weight.numel() for weight in head.parameters()), head.reads_signals)
-        for name, head in several.items()
-    }
-    listening: dict[tuple[int, bool], list[float]] = {shape: [] for shape in shapes.values()}
-    typical = min(TYPICAL, longest)
-    with torch.inference_mode():
-        for number in range(PASSES):
-            for context in contexts:
-                sequence = _ordinary(pair, context)
-                _fill(pair, sequence)
-                for length in lengths:
-                    for again in range(IN_A_ROW):
-                        times = _round(pair, sequence, length, frozenset(), sampling)
-                        # What ran before leaves its weights in the processor's cache: here, as in a run, its like.
-                        if number >= WARM_UPS and again:
-                            for kept, time in zip(plain[context, length], times, strict=True):
-                                kept.append(time)
-            for signals in sets:
-                reading = _reading_ms(pair, sequence, typical, signals, sampling)
-                if number >= WARM_UPS:
-                    read[signals].append(reading)
-            for name, shape in shapes.items():
-                told = replace(pair, heads=(several[name], *pair.heads[1:]))
-                reading = _reading_ms(told, sequence, typical, frozenset({"accept_prob"}), sampling)
-                if number >= WARM_UPS:
-                    listening[shape].append(reading)
-            advance()
-    table = np.array([[[median(times) for times in plain[c, k]] for k in lengths] for c in contexts])  # (C, K, 2)
-    return CostTable(
-        np.array(contexts, dtype=np.float64),
-        np.array(lengths, dtype=np.float64),
-        table[..., 0],
-        table[..., 1],
-        {signal_key(signals): max(0.0, median(times)) for signals, times in read.items()},
-        rest,
-        heads={name: max(0.0, median(listening[shape])) for name, shape in shapes.items()},
-    )
-
-
-def _reading_ms(pair: Pair, sequence: list[int], length: int, signals: SignalSet, sampling: Sampling) -> float:
-    """What reading signals adds to each token of a round, between two rounds of its like."""
-    _round(pair, sequence, length, signals, sampling)
-    bare = _round(pair, sequence, length, frozenset(), sampling)[0]
-    return (_round(pair, sequence, length, signals, sampling)[0] - bare) / length
-
-
-def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
-    """What reading signals adds to a pass in which the first draft verifies the second."""
-    typical = Constant(draft_length=TYPICAL)
-    sequence = _ordinary(pair, context)
-    found: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
-
-    def verifying(signals: SignalSet) -> float:
-        inner = ModelDrafter(pair.drafts[1], typical)
-        block = Constant(draft_length=TYPICAL + 1)
-        drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, head=pair.head)
-        drafter.begin(sampling, frozenset(), None)
-        (round_,) = drafter.draft(sequence, TYPICAL + 1).inner
-        _wait(pair.drafts[0].device)
-        drafter.rollback(len(sequence) - 1)
-        return round_.verify_seconds * 1e3
-
-    with torch.inference_mode():
-        _fill(pair, sequence)
-        for number in range(PASSES):
-            for signals in sets:
-                bare, reading = verifying(frozenset()), verifying(signals)
-                if number >= WARM_UPS:
-                    found[signals].append(reading - bare)
-    return {signal_key(signals): max(0.0, median(times)) for signals, times in found.items()}
-
-
-def _round(pair: Pair, sequence: list[int], length: int, signals: SignalSet, sampling: Sampling) -> tuple[float, float]:
-    """Milliseconds of drafting and of verifying one round of a fixed length."""
-    drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals, pair.head)
-    drafter.begin(sampling, frozenset(), None)
-    draft_device, target_device = pair.drafts[0].device, pair.target.device
-    _wait(draft_device)
-    began = perf_counter()
-    draft = drafter.draft(sequence, length)
-    _wait(draft_device)
-    drafted = perf_counter()
-    logits = pair.target.extend([sequence[-1], *draft.tokens], keep=length + 1).logits
-    judge(draft, logits, sampling, None)
-    _wait(target_device)
-    verified = perf_counter()
-    for runner in (pair.target, pair.drafts[0]):
-        runner.rollback(len(sequence) - 1)
-    return (drafted - began) * 1e3, (verified - drafted) * 1e3
-
-
-def _fill(pair: Pair, sequence: list[int]) -> None:
-    for runner in (pair.target, *pair.drafts):
-        runner.rollback(0)
-        if len(sequence) > 1:
-            runner.extend(sequence[:-1], keep=0)
-
-
-def _ordinary(pair: Pair, count: int) -> list[int]:
-    tokens: Iterator[int] = (10 + place % 100 for place in range(count + len(pair.eos) * count))
-    return [token for token in tokens if token not in pair.eos][:count]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _interpolated(
-    table: Floats, rows: Floats, columns: Floats, row: npt.NDArray[Any], column: npt.NDArray[Any]
-) -> Floats:
-    """Bilinear interpolation of ``table (R, C)`` at points, held at its edges."""
-    left, across = _between(columns, column)
-    if len(rows) == 1:
-        low: Floats = table[0, left] * (1 - across) + table[0, np.minimum(left + 1, len(columns) - 1)] * across
-        return low
-    top, down = _between(rows, row)
-    right, below = np.minimum(left + 1, len(columns) - 1), np.minimum(top + 1, len(rows) - 1)
-    upper = table[top, left] * (1 - across) + table[top, right] * across
-    lower = table[below, left] * (1 - across) + table[below, right] * across
-    found: Floats = upper * (1 - down) + lower * down
-    return found
-
-
-def _between(grid: Floats, values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], Floats]:
-    """Each value's place in an ascending grid: the index at or below it, and how far it is to the next."""
-    held = np.clip(values, grid[0], grid[-1]).astype(np.float64)
-    index = np.clip(np.searchsorted(grid, held, side="right") - 1, 0, max(0, len(grid) - 2))
-    if len(grid) == 1:
-        return index, np.zeros_like(held)
-    return index, (held - grid[index]) / (grid[index + 1] - grid[index])
+@cache
+def _table() -> TypeAdapter[CostTable]:
+    return TypeAdapter(CostTable)

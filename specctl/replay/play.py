@@ -6,12 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
-from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
 from specctl.replay.traces import Line, Trace
 
 Clock = Callable[[int, int], tuple[float, float]]
-"""Seconds of a round's drafting and verifying, from the tokens before it (the prompt's too) and those it drafts. Of a
-draft that collects its block from inner rounds, the first is what that takes beside them."""
+"""Seconds of a round's drafting and verifying, from the tokens before it (the prompt's too) and the tokens it drafts.
+
+For a draft that collects its block from inner rounds, the first is its overhead without these rounds."""
 
 
 class Player(NamedTuple):
@@ -34,10 +35,10 @@ def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]
 
 @dataclass(slots=True)
 class Level:
-    """The rounds of an inner level on one sequence, as columns of equal length.
+    """The rounds of one level on one sequence, as columns of equal length.
 
     Attributes:
-        starts: tokens before each round, those of the block that it adds to among them.
+        starts: generated tokens before each round; in an inner round the block's own so far count too.
         drafted, accepted: tokens of each round.
     """
 
@@ -66,6 +67,11 @@ class Replay:
     def tokens(self) -> int:
         return len(self.trace.tokens)
 
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The rounds of every level, from the top down."""
+        return (Level(self.starts, self.drafted, self.accepted), *self.inner)
+
 
 class _Drafted(NamedTuple):
     steps: list[DraftStep]
@@ -84,7 +90,7 @@ class _Drafting:
         self.policy.reset()
 
     def draft(self, line: Line, start: int, budget: int) -> _Drafted:
-        """A block of at most ``budget`` tokens from a place of its line on."""
+        """A block of at most ``budget`` tokens from a position of its line on."""
         threshold = self.policy.current_threshold
         if (below := self._below) is None:
             steps, stop = draft_phase(self.policy, budget, self._eos, partial(line.step, start))
@@ -116,9 +122,9 @@ class _Drafting:
             drafted: the block.
             index: of the round.
             line: the draft along its verifier's text.
-            start: the block's first place there.
-            written: the verifier's own token after so many kept ones.
-            chances: of every place, to be kept.
+            start: the block's first position there.
+            written: gives the verifier's own token after a number of accepted ones.
+            chances: by position, the probability that the draft token is accepted.
         """
         steps = drafted.steps
         accepted = min(len(steps), line.runs[start])
@@ -146,15 +152,17 @@ class _Drafting:
 def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Round]:
     """Yield every round that `specctl.decoding.loop.decode` would have played, with the times that clocks give them.
 
-    In greedy decoding they are the very same: the target's text is fixed, so a round is settled by where it starts and
-    when the policy stops. When sampling they are one run's worth in law. At every place the target's token x, the
-    draft's proposal y and its verdict are drawn jointly, x first: y = x and kept with probability min(1, q(x) / p(x)),
-    else y from max(q - p, 0) and refused. That is the joint law of drafting y, tossing the coin min(1, p(y) / q(y)) and
-    drawing x from max(p - q, 0) after a refusal, so whichever places a policy drafts at, its rounds have the law of a
-    live run, and a place it leaves to the target has the law p.
+    In greedy decoding they are the very same: the target's text is fixed, so a round depends only on where it starts
+    and when the policy stops. When sampling they have the distribution of a live run. At every position the target's
+    token x, the draft token y and its verdict are drawn jointly, x first: with probability min(1, q(x) / p(x)) y = x
+    and is accepted, else y is drawn from max(q - p, 0) and rejected. This is the joint distribution of drafting y,
+    accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0) after a rejection. So the rounds
+    are distributed as in a live run whichever positions a policy drafts at, and a position it leaves to the target has
+    the distribution p.
 
     In a hierarchy the same holds between each draft and the one below it, along all that the upper one may write: given
-    y the lower draft's proposal there is independent of x, as it is live. `replayable` tells what is out of reach.
+    y, the lower draft's token at that position is independent of x, as in a live run. `replayable` is False where
+    replayed rounds would be distributed otherwise.
 
     Args:
         players: of the drafts from the top down, no more of them than the trace has.
@@ -205,34 +213,41 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
     """Play policies on each sequence in turn; what they carry over goes from one to the next, as it does live."""
     replays = []
     for trace in traces:
-        top, *inner = (Level() for _ in _at_work(players))
-        start = 0
-        for round_ in play(players, trace, eos):
-            _note(round_, start, (top, *inner))
-            start += len(round_.emitted)
+        top, *inner = columns(play(players, trace, eos), len(_at_work(players)))
         replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner)))
     return replays
 
 
-def _note(round_: Round, start: int, levels: Sequence[Level]) -> None:
-    levels[0].starts.append(start)
-    levels[0].drafted.append(round_.drafted)
-    levels[0].accepted.append(round_.accepted)
-    for inner in round_.inner:
-        _note(inner, start, levels[1:])
-        start += len(inner.emitted)
+def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
+    """The rounds of a sequence by level, from the top down; no fewer than ``least`` levels, even without rounds."""
+    levels = [Level() for _ in range(least)]
+    _note(rounds, 0, 0, levels)
+    return levels
+
+
+def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels: list[Level]) -> None:
+    if depth == len(levels):
+        levels.append(Level())
+    level = levels[depth]
+    for round_ in rounds:
+        level.starts.append(start)
+        level.drafted.append(round_.drafted)
+        level.accepted.append(round_.accepted)
+        if round_.inner:
+            _note(round_.inner, start, depth + 1, levels)
+        start += round_.accepted + 1  # only the last round may lack the verifier's own token
 
 
 def oracle(trace: Trace, levels: int = 1) -> Replay:
     """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
 
     It drafts exactly up to each disagreement: nothing is discarded, and the target passes are the fewest possible. In
-    a hierarchy of so many levels, every draft below knows where the one above will disagree.
+    a hierarchy of ``levels`` drafts, every draft below knows where the one above will disagree.
     """
     top, *inner = (Level() for _ in range(levels))
     start = 0
     while start < len(trace.tokens):
-        # The last place is the verifier's own, unless the draft ends the sequence there.
+        # The last position is the verifier's own, unless the draft ends the sequence there.
         length = min(trace.line.runs[start], max(0, trace.limit - start - 1))
         top.starts.append(start)
         top.drafted.append(length)

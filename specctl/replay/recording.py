@@ -6,77 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.answers import Answerer
-from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import TINY, Sampling, draw, read_signals, sibling
-from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.profile.schema import SamplingTable
-from specctl.prompts.suites import SuitePrompt
-from specctl.records import Completion
-from specctl.replay.traces import Line, Proposals, Trace
-
-
-class Collection:
-    """Traces of a suite's prompts, one prompt after the other.
-
-    Args:
-        pair: with a draft.
-        session: generates the outputs; they do not depend on its policy (in law, when sampling).
-        settings: the sampling table in force.
-        prompt_format: how prompts become ids.
-        depth: the longest draft that the traces shall replay.
-    """
-
-    def __init__(
-        self,
-        pair: Pair,
-        session: Session,
-        settings: SamplingTable,
-        prompt_format: PromptFormat,
-        depth: int,
-    ) -> None:
-        self._pair, self._depth = pair, depth
-        self._answerer = Answerer(session, prompt_format, settings.model_copy(update={"stop": []}))
-
-    def record(self, prompt: SuitePrompt, line: int) -> tuple[list[Trace], list[list[float]]]:
-        """The traces of one prompt, a turn each, and of each what a round takes beside its two phases, in ms.
-
-        In a hierarchy the latter for each level that had rounds. Stop strings are left out of account: whether a policy
-        ends a round on one or drafts past it is nothing that a threshold should be chosen by.
-
-        Raises:
-            RecordError: the prompt cannot be answered.
-        """
-        record = prompt.record(line)
-        answered, settings = self._answerer.answer(record), self._answerer.settings_of(record)
-        traces = [self._trace(prompt, turn, one, settings) for turn, one in enumerate(answered)]
-        return traces, list(map(_rests, answered))
-
-    def _trace(self, prompt: SuitePrompt, turn: int, said: Completion, settings: SamplingTable) -> Trace:
-        limit = min(settings.max_new_tokens, self._pair.room(said.prompt))
-        generator = torch.Generator(self._pair.target.device).manual_seed(said.seed)
-        text = said.prompt, said.tokens
-        with torch.inference_mode():
-            line, chances = read_sequence(self._pair, *text, limit, self._depth, Sampling.of(settings), generator)
-        where = prompt.id, prompt.category, turn, len(said.prompt), limit
-        return Trace(*where, list(said.tokens), line, said.prefill_seconds * 1e3, chances)
-
-
-def _rests(completion: Completion) -> list[float]:
-    whole, rounds = completion.total_seconds - completion.prefill_seconds, list(completion.rounds)
-    rests = []
-    while rounds:
-        phases = sum(round_.draft_seconds + round_.verify_seconds for round_ in rounds)
-        rests.append(1e3 * (whole - phases) / len(rounds))
-        collected = [round_ for round_ in rounds if round_.inner]
-        whole = sum(round_.draft_seconds for round_ in collected)
-        rounds = [inner for round_ in collected for inner in round_.inner]
-    return rests
+from specctl.replay.traces import Line, Proposals
 
 
 def read_sequence(
@@ -118,7 +54,7 @@ class _Reading:
         text: Sequence[int],
         wrote: Sequence[int],
         last: int,
-        before: Sequence[float] | None = None,
+        previous: Sequence[float] | None = None,
     ) -> tuple[Line, list[float] | None]:
         """One draft along a text, and all drafts below along what it would write.
 
@@ -133,10 +69,10 @@ class _Reading:
                 the verifier is a draft whose refused proposals are not in it.
             last: the last place whose refused proposal can be followed by another: a round must leave one place to the
                 verifier.
-            before: the signals with which the draft drew the prefix's last token, for a head that reads them.
+            previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for a head that reads them.
         """
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
-        path, kept, chances = self._path(level, prefix, text, wrote, before)
+        path, kept, chances = self._path(level, prefix, text, wrote, previous)
         eos = self.pair.eos
         refused = [
             place
@@ -156,10 +92,10 @@ class _Reading:
             columns = list(read_signals(logits, chosen).values())
             if forward.hidden is not None:
                 rows = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
-                drawn_with = torch.tensor(
+                of_previous = torch.tensor(
                     [row[: len(DISTRIBUTION_SIGNALS)] for row in rows], device=logits.device
                 )  # (B, 3)
-                columns += [head.accept_prob(forward.hidden, drawn_with) for head in heads.values()]
+                columns += [head.accept_prob(forward.hidden, of_previous) for head in heads.values()]
             found = torch.stack(columns, dim=1).tolist()  # (B, 3 and one for each head)
             for branch, token, row in zip(which, chosen.tolist(), found, strict=True):
                 tokens[branch].append(token)
@@ -188,8 +124,8 @@ class _Reading:
             shared = [*prefix, *text[:place]]
             start = [*shared, line.path.tokens[place]]
             room = min(last - place, self.depth) - 2
-            before = below.path.signals(place)
-            branches_below[place], _ = self.line(level + 1, start, branch.tokens, branch.tokens, room, before)
+            previous = below.path.signals(place)
+            branches_below[place], _ = self.line(level + 1, start, branch.tokens, branch.tokens, room, previous)
             for runner in self.pair.drafts[level:]:
                 runner.rollback(min(runner.length, len(shared)))
         return Line(line.kept, line.path, line.branches, below, branches_below)
@@ -200,7 +136,7 @@ class _Reading:
         prefix: Sequence[int],
         text: Sequence[int],
         wrote: Sequence[int],
-        before: Sequence[float] | None,
+        previous: Sequence[float] | None,
     ) -> tuple[Proposals, list[bool], list[float] | None]:
         """Proposals at every place of the text, verdicts and chances, the models reading it in few passes."""
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
@@ -231,20 +167,18 @@ class _Reading:
                 own = torch.stack(columns, dim=1)  # (C, 3)
                 # A row's hidden state is of the token before its place, and so must the signals be.
                 if signals:
-                    drawn_with = signals[-1][: len(DISTRIBUTION_SIGNALS), -1]
+                    last = signals[-1][: len(DISTRIBUTION_SIGNALS), -1]
                 else:
-                    drawn_with = torch.zeros_like(own[0]) if before is None else own.new_tensor(before)
-                before_each = torch.cat([drawn_with[None], own[:-1]])  # (C, 3)
-                columns += [head.accept_prob(forward.hidden, before_each) for head in heads.values()]
+                    last = torch.zeros_like(own[0]) if previous is None else own.new_tensor(previous)
+                previous_of_each = torch.cat([last[None], own[:-1]])  # (C, 3)
+                columns += [head.accept_prob(forward.hidden, previous_of_each) for head in heads.values()]
             signals.append(torch.stack(columns))  # (3 and one for each head, C)
         path = _proposals(proposed, torch.cat(signals, dim=1).tolist(), heads)
         return path, kept, None if sampling.greedy else chances
 
     def _heads(self, level: int) -> Mapping[str, AcceptanceHead]:
         """A draft's heads, the one that it usually has first."""
-        named = self.pair.named_heads[level] if level < len(self.pair.named_heads) else {}
-        own = self.pair.heads[level]
-        return named or ({} if own is None else {"": own})
+        return self.pair.named_heads[level]
 
 
 def _proposals(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> Proposals:

@@ -1,9 +1,8 @@
-"""What a benchmark's own outputs say of the best that any rule on the draft's signals could have done."""
+"""From the outputs of a benchmark, the best that any rule on the draft's signals could have done."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from specctl.decoding.sampling import Sampling
@@ -33,18 +32,15 @@ class Text:
     limit: int
 
 
-def signal_bound(pair: Pair, texts: Iterable[Text], *, draft_ms: float, target_ms: float) -> SignalBound:
-    """Let the draft read each output, and play the best stopping rule for each category on what it says.
+def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalBound:
+    """Let the draft read each output, and play the best stopping rule for each category on its signals.
 
     Args:
-        pair: with a draft; the first one is meant, whatever others there are beside or below it.
+        pair: with a draft; other drafts than the first take no part.
         texts: at least one.
-        draft_ms, target_ms: time of one forward pass of either model.
+        costs: of the first draft and the target.
     """
     traces = [_trace(pair, text) for text in texts]
-    drafted = np.arange(LONGEST + 1, dtype=np.float64)
-    passes = np.full_like(drafted, target_ms)
-    costs = CostTable(np.zeros(1), drafted, draft_ms * drafted[None], passes[None], {}, 0.0)
     replays = play_best(traces, costs, frozenset(pair.eos))
     return SignalBound(
         prompts=len({trace.prompt for trace in traces}),
@@ -56,7 +52,7 @@ def signal_bound(pair: Pair, texts: Iterable[Text], *, draft_ms: float, target_m
 
 def _trace(pair: Pair, text: Text) -> Trace:
     unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
-    first = replace(pair, drafts=pair.drafts[:1], heads=(None,), named_heads=())
+    first = replace(pair, drafts=pair.drafts[:1], named_heads=({},))
     with torch.inference_mode():
         line, _ = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
     where = text.prompt, text.category, 0, len(text.ids), text.limit

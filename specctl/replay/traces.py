@@ -1,28 +1,36 @@
-"""What one run of the models leaves behind, so that every policy can be replayed on it. No torch here."""
+"""What one run of the models leaves behind, so that every policy can be replayed on it. No torch here.
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+A trace holds the text, what the draft drafts along it, and a branch behind every draft token that is rejected. Here the
+draft is right twice, wrong at position 2, and right again::
+
+    position           0     1     2     3
+    text      tokens   the   cat   sat   down
+    line      path     the   cat   ran   down
+              kept     yes   yes   no    yes
+              branches             off   and  ...      (position 2: how the draft goes on after "ran")
+
+A round that starts at position 0 and drafts four tokens drafts ``the cat ran off``, of which two are accepted, and the
+next round starts at position 3. In a hierarchy ``below`` holds the same for the next draft along ``path``, and
+``branches_below`` along each branch, since these are the texts that the next draft has to predict.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import TypeVar
 
 from specctl.errors import UsageError
-from specctl.jsonl import drop_torn_line, write_line
-from specctl.policies import Signal
 from specctl.records import DraftStep
 
-SCHEMA_VERSION = 1
 _T = TypeVar("_T")
-_OWN = ("category", "turn", "prompt_tokens", "limit", "tokens", "prefill_ms", "chances")
 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Tokens a draft proposes at consecutive places, with its signals there; every list as long as ``tokens``.
+    """Tokens that a draft drafts at consecutive positions, with its signals there.
 
-    ``accept_prob`` is a head's word on the token fed just before the place, None where the draft has no head;
-    ``further`` that of other heads of the draft, by name, where several were asked.
+    Every list is as long as ``tokens``. ``accept_prob`` is the prediction of the draft's head for the token fed just
+    before the position, None without a head; ``further`` holds the predictions of the draft's other heads by name.
     """
 
     tokens: list[int]
@@ -57,15 +65,15 @@ class Proposals:
         )
 
     def of_head(self, name: str) -> "Proposals":
-        """The same with another head's word."""
+        """The same with another head's predictions."""
         return replace(self, accept_prob=(self.further or {})[name], further=None)
 
     def signals(self, place: int) -> list[float]:
-        """Entropy, top probability and the proposal's own at a place."""
+        """Entropy, top probability and token probability at a position."""
         return [self.entropy[place], self.top_prob[place], self.token_prob[place]]
 
     def step(self, place: int, index: int) -> DraftStep:
-        """The proposal at a place as the ``index``-th step of a round."""
+        """The token at a position as the ``index``-th step of a round."""
         accept_prob = None if self.accept_prob is None else self.accept_prob[place]
         if accept_prob is not None and index == 1:
             accept_prob = 1.0  # nothing drafted stands before it
@@ -81,15 +89,15 @@ class Proposals:
 
 @dataclass(frozen=True)
 class Line:
-    """What a draft would do along a text that the model above it wrote, the target or in a hierarchy another draft.
+    """What a draft drafts along a text that its verifier wrote: the target, or in a hierarchy the draft above.
 
     Attributes:
-        kept: a flag for each of the N places of the text: verification keeps the draft's proposal there, once all
-            before it in the round are kept.
-        path: what the draft proposes at each of these places, after the text before it.
-        branches: for places where the proposal is not kept, how the draft goes on after it.
-        below: in a hierarchy, the next draft along ``path``, each place of which comes after the text before it.
-        branches_below: the next draft along each of the branches.
+        kept: for each of the N positions of the text, whether verification accepts the draft token there, once it has
+            accepted those before it in the round.
+        path: the draft token at each of these positions, drafted after the text before it.
+        branches: by position of a rejected draft token, how the draft goes on after that token.
+        below: in a hierarchy, the next draft along ``path``, at each position after the text before it.
+        branches_below: by position, the next draft along each branch.
     """
 
     kept: list[bool]
@@ -97,12 +105,9 @@ class Line:
     branches: Mapping[int, Proposals]
     below: "Line | None" = None
     branches_below: "Mapping[int, Line]" = field(default_factory=dict)
-    _steps: dict[int, list[DraftStep]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _under: "dict[int, Line]" = field(default_factory=dict, init=False, repr=False, compare=False)
-    _by_head: "dict[str, Line]" = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of_head(self, name: str) -> "Line":
-        """The same with the word of another of the draft's heads; itself for the one it has."""
+        """The same with the predictions of another of the draft's heads; itself for the head it has."""
         if name not in (self.path.further or {}):
             return self
         if name not in self._by_head:
@@ -112,30 +117,30 @@ class Line:
 
     @cached_property
     def runs(self) -> list[int]:
-        """How many proposals in a row are kept from each place on."""
+        """How many draft tokens in a row are accepted from each position on."""
         runs = [0] * (len(self.kept) + 1)
         for place in range(len(self.kept) - 1, -1, -1):
             runs[place] = runs[place + 1] + 1 if self.kept[place] else 0
         return runs
 
     def step(self, start: int, index: int) -> DraftStep:
-        """The ``index``-th step of a round that starts at a place.
+        """The ``index``-th step of a round that starts at a position.
 
         Raises:
             UsageError: the trace was recorded for shorter drafts.
         """
-        # Kept for the next policy: a thousand of them walk the same steps.
+        # Cached, because a thousand policies walk the same steps.
         steps = self._steps.setdefault(start, [])
         while len(steps) < index:
             steps.append(self._find(start, len(steps) + 1))
         return steps[index - 1]
 
     def _find(self, start: int, index: int) -> DraftStep:
-        place, refused = start + index - 1, start + self.runs[start]
-        if place <= refused and place < len(self.path):
+        place, rejected = start + index - 1, start + self.runs[start]
+        if place <= rejected and place < len(self.path):
             return self.path.step(place, index)
-        branch, after = self.branches.get(refused), place - refused - 1
-        if place <= refused or branch is None or after >= len(branch):
+        branch, after = self.branches.get(rejected), place - rejected - 1
+        if place <= rejected or branch is None or after >= len(branch):
             raise UsageError(
                 f"the trace was not recorded for drafts of {index} tokens",
                 "record a new one, or replay policies with a smaller max_draft",
@@ -143,19 +148,33 @@ class Line:
         return branch.step(after, index)
 
     def under(self, start: int) -> "Line":
-        """The next draft along what this one writes in a round that starts at a place: the path as far as the first
-        proposal that is not kept, then the branch from there. Places are counted as along the path.
+        """The next draft along what this draft writes in a round that starts at a position.
+
+        That is the path up to and including the first rejected token, then the branch behind it. Positions are counted
+        as along the path.
         """
         assert self.below is not None
-        refused = start + self.runs[start]
-        if (found := self._under.get(refused)) is None:
-            branch = self.branches_below.get(refused)
-            found = self._under[refused] = self.below if branch is None else _joined(self.below, branch, refused + 1)
-        return found
+        rejected = start + self.runs[start]
+        if rejected not in self._under:
+            branch = self.branches_below.get(rejected)
+            self._under[rejected] = self.below if branch is None else _joined(self.below, branch, rejected + 1)
+        return self._under[rejected]
+
+    @cached_property
+    def _steps(self) -> dict[int, list[DraftStep]]:
+        return {}
+
+    @cached_property
+    def _under(self) -> "dict[int, Line]":
+        return {}
+
+    @cached_property
+    def _by_head(self) -> "dict[str, Line]":
+        return {}
 
 
 def _joined(trunk: Line, branch: Line, first: int) -> Line:
-    """A line along the first places of one text and then all of another."""
+    """A line along the first positions of one text and then all of another."""
     below = trunk.below
     if below is not None and branch.below is not None:
         below = _joined(below, branch.below, first)
@@ -176,17 +195,17 @@ def _shifted(trunk: Mapping[int, _T], branch: Mapping[int, _T], first: int) -> d
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One sequence: everything that any policy could have seen while it was generated.
+    """One sequence: everything that any policy could have read while it was generated.
 
     Attributes:
         prompt, category, turn: where it comes from.
         prompt_tokens: length of the prompt.
         limit: the token limit in force.
-        tokens: N ids, what the target wrote.
+        tokens: N ids, the target's text.
         line: the draft along them.
-        prefill_ms: time of the prompt in both models.
-        chances: when sampling, with what probability verification was to keep the proposal at each of the N places;
-            None when greedy, and in files that were written without.
+        prefill_ms: time of the prompt in both models, in milliseconds.
+        chances: when sampling, the probability that verification accepts the draft token at each of the N positions;
+            None in greedy decoding.
     """
 
     prompt: str
@@ -200,136 +219,5 @@ class Trace:
     chances: list[float] | None = None
 
     def of_head(self, name: str | None) -> "Trace":
-        """The same with the word of another of the draft's heads; itself for the one it has, or None."""
+        """The same with the predictions of another of the draft's heads; itself for None or the head it has."""
         return self if name is None else replace(self, line=self.line.of_head(name))
-
-
-@dataclass(frozen=True, slots=True)
-class TraceHeader:
-    """Where traces come from.
-
-    Attributes:
-        depth: the longest draft they can replay.
-        eos: ids that end a sequence.
-        signals: what their steps carry.
-        provenance: profile, suite, sampling, devices and versions.
-        heads: of the draft, where more than the profile's own were asked.
-    """
-
-    depth: int
-    eos: list[int]
-    signals: list[Signal]
-    provenance: dict[str, Any]
-    heads: list[str] = field(default_factory=list)
-    schema_version: int = SCHEMA_VERSION
-
-
-@dataclass(slots=True)
-class TraceSet:
-    """A whole trace file.
-
-    Attributes:
-        records: by prompt id, the input record it answers, so that it can be run again.
-        costs: the measured costs, as `specctl.replay.costs.CostTable.as_record` gives them; None before.
-        failures: prompts that could not be run, by id, with the reason.
-    """
-
-    header: TraceHeader
-    traces: list[Trace] = field(default_factory=list)
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)
-    costs: dict[str, Any] | None = None
-    failures: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def prompts(self) -> list[str]:
-        """Ids in the order they were run."""
-        return list(dict.fromkeys(trace.prompt for trace in self.traces))
-
-    def of(self, prompts: Iterable[str], head: str | None = None) -> list[Trace]:
-        """Those of some prompts, with the word of a head of the draft."""
-        wanted = set(prompts)
-        return [trace.of_head(head) for trace in self.traces if trace.prompt in wanted]
-
-
-def write_header(stream: IO[str], header: TraceHeader) -> None:
-    write_line(stream, {"kind": "header", **asdict(header)})
-
-
-def write_prompt(stream: IO[str], prompt: str, record: Mapping[str, Any], traces: Iterable[Trace]) -> None:
-    """A prompt with its turns on one line, so that a file never ends between them."""
-    turns = [
-        {name: value for name in _OWN if (value := getattr(trace, name)) is not None} | _proposed(trace.line)
-        for trace in traces
-    ]
-    write_line(stream, {"kind": "prompt", "prompt": prompt, "record": record, "turns": turns})
-
-
-def write_failure(stream: IO[str], prompt: str, reason: str) -> None:
-    write_line(stream, {"kind": "failure", "prompt": prompt, "reason": reason})
-
-
-def write_costs(stream: IO[str], costs: Mapping[str, Any]) -> None:
-    write_line(stream, {"kind": "costs", **costs})
-
-
-def read_traces(path: Path) -> TraceSet:
-    """Read a trace file; a torn last line, left by a kill, is dropped from the file.
-
-    Raises:
-        UsageError: it cannot be read or is not a trace file of this version.
-    """
-    found: TraceSet | None = None
-    try:
-        drop_torn_line(path)
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(map(json.loads, lines), start=1):
-            kind = line.pop("kind", None)
-            if found is None:
-                if kind != "header" or line.get("schema_version") != SCHEMA_VERSION:
-                    raise UsageError(f"{path} is not a calibration trace of version {SCHEMA_VERSION}")
-                found = TraceSet(TraceHeader(**line))
-            elif kind == "prompt":
-                found.records[line["prompt"]] = line["record"]
-                found.traces += [
-                    Trace(line["prompt"], line=_line(turn), **{name: turn[name] for name in _OWN if name in turn})
-                    for turn in line["turns"]
-                ]
-            elif kind == "failure":
-                found.failures[line["prompt"]] = line["reason"]
-            elif kind == "costs":
-                found.costs = line
-            else:
-                raise UsageError(f"{path}:{number}: this line is not part of a calibration trace")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if found is None:
-        raise UsageError(f"{path} is empty")
-    return found
-
-
-def _proposed(line: Line) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "kept": line.kept,
-        "path": _columns(line.path),
-        "branches": {str(place): _columns(branch) for place, branch in line.branches.items()},
-    }
-    if line.below is not None:
-        record["below"] = _proposed(line.below)
-        record["branches_below"] = {str(place): _proposed(below) for place, below in line.branches_below.items()}
-    return record
-
-
-def _columns(proposals: Proposals) -> dict[str, Any]:
-    return {name: values for name, values in asdict(proposals).items() if values is not None}
-
-
-def _line(record: dict[str, Any]) -> Line:
-    return Line(
-        record["kept"],
-        Proposals(**record["path"]),
-        {int(place): Proposals(**columns) for place, columns in record["branches"].items()},
-        _line(record["below"]) if "below" in record else None,
-        {int(place): _line(below) for place, below in record.get("branches_below", {}).items()},
-    )

@@ -13,7 +13,7 @@ from toys import TableRunner, related_table, table
 
 from specctl.analysis.bounds import bretagnolle_huber, estimate, fit_c, pinsker
 from specctl.analysis.figures import draw_analysis
-from specctl.analysis.numbers import analyse, plain
+from specctl.analysis.numbers import analyse
 from specctl.analysis.readings import Judged, Reading, Readings, judge, run_lengths
 from specctl.analysis.tables import analysis_tables
 from specctl.analysis.teacher_forcing import compare, read
@@ -23,6 +23,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.jsonl import Record
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.reporting.plain import plain
 from specctl.reporting.table import as_text
 from specctl.round_trace import trace_line
 from specctl.statistics.association import auroc, binned, quantiles, spearman, wilson
@@ -301,16 +302,23 @@ def test_a_write_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     assert len(read_traces([path]).accepted) == 2
 
 
+def round_line(*steps: dict[str, object], **changes: object) -> str:
+    round_ = {"id": 1, "turn": 0, "round": 0, "drafted": len(steps), "accepted": 0, "stop": "policy", "threshold": None}
+    times = {"draft_ms": 1.0, "verify_ms": 1.0, "extra": 9, "extra_kind": "correction"}
+    whole = [{"token": 3, "accepted": False, **step} for step in steps]
+    return json.dumps({**round_, **times, "steps": whole, **changes})
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("nonsense", "Invalid JSON"),
-        ("[1]", "Input should be an object"),
-        ('{"id": 1, "completion": "text"}', "accepted: Field required"),
-        ('{"id": 1, "accepted": 2, "steps": [{"entropy": 1}]}', "2 of 1 drafted tokens cannot be accepted"),
-        ('{"id": 1, "accepted": 0, "steps": [{"entropy": "high"}]}', "steps.0.entropy: Input should be a valid number"),
-        ('{"id": 1, "accepted": 0, "steps": [{"entropy": NaN}]}', "steps.0.entropy: Input should be a finite number"),
-        ('{"id": 1, "accepted": 0, "steps": [{"top_prob": 2}]}', "steps.0.top_prob: Input should be less than"),
+        ("nonsense", "not JSON"),
+        ("[1]", "Input should be a dictionary"),
+        ('{"id": 1, "completion": "text"}', "drafted: Field required"),
+        (round_line({"entropy": 1}, accepted=2), "2 of 1 drafted tokens accepted"),
+        (round_line({"entropy": "high"}), "steps.0.entropy: Input should be a valid number"),
+        (round_line({"entropy": float("nan")}), "steps.0.entropy: Input should be a finite number"),
+        (round_line({"top_prob": 2}), "steps.0.top_prob: Input should be less than"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -328,7 +336,7 @@ def test_traces_without_anything_to_analyse(tmp_path: Path) -> None:
         read_traces([written(tmp_path / "a.jsonl", [(0, [])])])
     with pytest.raises(UsageError, match="cannot read"):
         read_traces([tmp_path / "nowhere.jsonl"])
-    (tmp_path / "b.jsonl").write_text('{"id": 1, "accepted": 1, "steps": [{"token": 3}]}\n')
+    (tmp_path / "b.jsonl").write_text(round_line({}) + "\n")
     with pytest.raises(UsageError, match="no signals"):
         read_traces([tmp_path / "b.jsonl"])
 

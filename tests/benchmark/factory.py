@@ -7,9 +7,10 @@ from typing import Any
 from specctl.benchmark import report
 from specctl.benchmark import tables as of_digest
 from specctl.benchmark.digest import digest
-from specctl.observing.results import Costs, Entrant, Header, Run, RunSet
+from specctl.observing.entrant import Entrant
+from specctl.observing.results import Header, PassTimes, Run, RunSet
 from specctl.policies import Setting, nested
-from specctl.records import CompletionSummary, RoundSummary
+from specctl.records import CompletionSummary, FinishReason, RoundSummary, StopReason
 from specctl.reporting.table import Table
 
 DRAFT_MS, TARGET_MS, PREFILL_MS = 2.0, 10.0, 5.0
@@ -31,7 +32,7 @@ def drafted_run(
 ) -> Run:
     """Rounds that cost DRAFT_MS a draft and TARGET_MS a pass, times ``slowdown``, plus ``other_ms`` in all."""
     rounds = tuple(
-        RoundSummary(drafted, accepted, stop, None, DRAFT_MS * drafted * slowdown, TARGET_MS * slowdown)
+        RoundSummary(drafted, accepted, StopReason(stop), None, DRAFT_MS * drafted * slowdown, TARGET_MS * slowdown)
         for drafted, accepted, stop in shapes
     )
     return _run(label, prompt, rounds, sum(round_.accepted + 1 for round_ in rounds), other_ms, **changes)
@@ -48,17 +49,18 @@ def nested_run(label: str, prompt: str, blocks: Iterable[tuple[int, Sequence[tup
     """
     rounds = []
     for accepted, inner in blocks:
-        below = tuple(RoundSummary(k, n, "policy", 0.1, DRAFT_MS * k, MID_MS) for k, n in inner)
+        below = tuple(RoundSummary(k, n, StopReason.POLICY, 0.1, DRAFT_MS * k, MID_MS) for k, n in inner)
         drafted = sum(n + 1 for _, n in inner)
         draft_ms = sum(one.draft_ms + one.verify_ms for one in below)
-        rounds.append(RoundSummary(drafted, accepted, "policy", 0.2, draft_ms, TARGET_MS, below))
+        rounds.append(RoundSummary(drafted, accepted, StopReason.POLICY, 0.2, draft_ms, TARGET_MS, below))
     return _run(label, prompt, tuple(rounds), sum(round_.accepted + 1 for round_ in rounds), 0.0, **changes)
 
 
 def middle_run(label: str, prompt: str, shapes: Iterable[Shape], **changes: Any) -> Run:
     """The middle model drafting alone."""
     rounds = tuple(
-        RoundSummary(drafted, accepted, stop, None, MID_MS * drafted, TARGET_MS) for drafted, accepted, stop in shapes
+        RoundSummary(drafted, accepted, StopReason(stop), None, MID_MS * drafted, TARGET_MS)
+        for drafted, accepted, stop in shapes
     )
     return _run(label, prompt, rounds, sum(round_.accepted + 1 for round_ in rounds), 0.0, **changes)
 
@@ -91,7 +93,7 @@ def _run(
         prompt_tokens=7,
         tokens=tuple(tokens if tokens is not None else range(count)),
         text="",
-        finish_reason="length",
+        finish_reason=FinishReason.LENGTH,
         prefill_ms=PREFILL_MS,
         first_token_ms=PREFILL_MS + first_ms,
         total_ms=PREFILL_MS + decode_ms,
@@ -107,7 +109,7 @@ def run_set(
     runs: Sequence[Run],
     *,
     temperature: float = 0.0,
-    costs: Costs | None = None,
+    costs: PassTimes | None = None,
     oracle: dict[str, int] | None = None,
     lengths: Sequence[int] = (64,),
     prompts: int | None = None,

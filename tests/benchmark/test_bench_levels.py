@@ -25,16 +25,8 @@ from specctl.benchmark.cost_model import bare_model, bare_ms, entrant_costs, fit
 from specctl.benchmark.digest import digest
 from specctl.benchmark.hierarchy import break_even, entrant_levels
 from specctl.benchmark.summaries import summarise
-from specctl.observing.results import (
-    Costs,
-    Entrant,
-    RunSet,
-    costs_line,
-    entrant_record,
-    header_line,
-    read_results,
-    run_line,
-)
+from specctl.observing.entrant import Entrant, entrant_record
+from specctl.observing.results import RESULTS, PassTimes, RunSet, read_results
 from specctl.policies import Setting, nested
 from specctl.reporting.table import as_text
 
@@ -55,10 +47,10 @@ ENTRANTS = [
 ]
 BLOCKS = [(4, [(3, 3), (2, 0)]), (1, [(2, 1)])]
 """7 tokens of the target in 2 passes; 7 tokens of the middle model in 3, 5 kept; 7 of the draft, 4 kept."""
-COSTS = Costs(4.0, {1: 10.0, 8: 17.0}, ({1: 4.0, 3: 5.0, 5: 6.0}, {1: 2.0, 8: 2.5}))
+COSTS = PassTimes(4.0, {1: 10.0, 8: 17.0}, ({1: 4.0, 3: 5.0, 5: 6.0}, {1: 2.0, 8: 2.5}))
 
 
-def some(costs: Costs | None = None) -> RunSet:
+def some(costs: PassTimes | None = None) -> RunSet:
     runs = []
     for prompt in "ab":
         runs += [
@@ -157,7 +149,7 @@ def test_a_hierarchy_pays_from_where_its_time_falls_below_all_others() -> None:
 
 def test_a_results_file_keeps_every_level(tmp_path: Path) -> None:
     results = some(COSTS)
-    lines = [header_line(results.header), *map(run_line, results.runs), costs_line(COSTS)]
+    lines = [RESULTS.line(results.header), *map(RESULTS.line, results.runs), RESULTS.line(COSTS)]
     path = tmp_path / "results.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     again = read_results(path)
@@ -169,8 +161,10 @@ def test_a_results_file_keeps_every_level(tmp_path: Path) -> None:
 
 def test_what_only_hierarchies_have_is_not_written_for_others() -> None:
     two = run_set([entrant("none"), entrant("svip")], [plain_run("a", 7), drafted_run("svip", "a", [(3, 1, "policy")])])
-    written = json.dumps([header_line(two.header), *map(run_line, two.runs), costs_line(Costs(1.0, {1: 8.0}))])
-    shown = json.dumps(as_json(replace(two, costs=Costs(1.0, {1: 8.0}))))
+    written = json.dumps(
+        [RESULTS.line(two.header), *map(RESULTS.line, two.runs), RESULTS.line(PassTimes(1.0, {1: 8.0}))]
+    )
+    shown = json.dumps(as_json(replace(two, costs=PassTimes(1.0, {1: 8.0}))))
     for key in ('"levels"', '"inner"', '"drafts"', '"further_ms"'):
         assert key not in written
         assert key not in shown

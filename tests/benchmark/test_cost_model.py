@@ -14,7 +14,7 @@ from specctl.benchmark.cost_model import (
     signal_speed,
 )
 from specctl.benchmark.summaries import summarise
-from specctl.observing.results import Costs, RunSet, SignalBound
+from specctl.observing.results import PassTimes, RunSet, SignalBound
 
 ENTRANTS = [entrant("none"), entrant("svip"), peer("hf")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
@@ -70,7 +70,7 @@ def test_lines_of_equal_speed_go_through_the_points_of_that_speed() -> None:
 
 def test_overhead_is_wall_time_over_the_bare_passes_at_their_widths() -> None:
     """Widths 6, 6, 3; width 3 lies halfway between 2 and 4, 6 beyond the widest."""
-    costs = Costs(1.0, {1: 8.0, 2: 9.0, 4: 10.0})
+    costs = PassTimes(1.0, {1: 8.0, 2: 9.0, 4: 10.0})
     run = drafted_run("svip", "a", ROUNDS)
     assert bare_ms(run, costs) == pytest.approx(12 * 1.0 + 10.0 + 10.0 + 9.5)
     assert of(run_set(ENTRANTS, [run], costs=costs), "svip").overhead == pytest.approx(54 / 41.5)
@@ -79,7 +79,7 @@ def test_overhead_is_wall_time_over_the_bare_passes_at_their_widths() -> None:
 
 
 def test_a_peer_is_measured_only() -> None:
-    results = run_set(ENTRANTS, [peer_run("hf", "a", 9, 90.0)], costs=Costs(1.0, {1: 8.0}), oracle={"a": 2})
+    results = run_set(ENTRANTS, [peer_run("hf", "a", 9, 90.0)], costs=PassTimes(1.0, {1: 8.0}), oracle={"a": 2})
     assert of(results, "hf", MODEL) == EntrantCost("hf", pytest.approx(100.0), None, None, None, None, None, None)
 
 

@@ -8,7 +8,7 @@ from test_tables import ENTRANTS, ROUNDS, some_runs
 
 from specctl.benchmark.looks import looks
 from specctl.errors import UsageError
-from specctl.observing.results import Costs, Difference, Run, RunSet
+from specctl.observing.results import Difference, PassTimes, Run, RunSet
 from specctl.statistics.pareto import pareto
 
 pytest.importorskip("matplotlib")
@@ -61,7 +61,7 @@ def full() -> RunSet:
                 drafted_run("svip:0.6", prompt, [*ROUNDS, (8, 3, "budget")], other_ms=number, **where),
                 peer_run("hf", prompt, 9, 45.0, **where),
             ]
-    return run_set(entrants, runs, temperature=0.5, costs=Costs(1.9, {1: 9.0, 8: 10.0}), lengths=(64, 128))
+    return run_set(entrants, runs, temperature=0.5, costs=PassTimes(1.9, {1: 9.0, 8: 10.0}), lengths=(64, 128))
 
 
 def test_a_whole_report(tmp_path: Path) -> None:

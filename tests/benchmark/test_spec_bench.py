@@ -9,17 +9,18 @@ import pytest
 
 from specctl.benchmark.spec_bench import write_answers
 from specctl.errors import UsageError
-from specctl.observing.results import Entrant, Header, Run, RunSet
+from specctl.observing.entrant import Entrant
+from specctl.observing.results import Header, Run, RunSet
 from specctl.prompts.formats import MT_BENCH
-from specctl.records import CompletionSummary, RoundSummary
+from specctl.records import CompletionSummary, FinishReason, RoundSummary, StopReason
 
 LABELS = ("none", "svip:threshold=0.3", "hf-constant")
 
 
 def turn(text: str, tokens: int, ms: float, accepted: list[int]) -> CompletionSummary:
-    rounds = tuple(RoundSummary(max(kept, 1), kept, "policy", None, 1.0, 1.0) for kept in accepted)
+    rounds = tuple(RoundSummary(max(kept, 1), kept, StopReason.POLICY, None, 1.0, 1.0) for kept in accepted)
     passes = len(rounds) or tokens
-    return CompletionSummary(3, tuple(range(tokens)), text, "length", 1.0, 2.0, ms, passes, 9, rounds)
+    return CompletionSummary(3, tuple(range(tokens)), text, FinishReason.LENGTH, 1.0, 2.0, ms, passes, 9, rounds)
 
 
 def run(entrant: str, prompt: str, category: str, *turns: CompletionSummary, repeat: int = 0, length: int = 16) -> Run:

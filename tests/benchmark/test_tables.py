@@ -8,7 +8,7 @@ from factory import as_json, drafted_run, entrant, peer, peer_run, plain_run, ru
 from rich.console import Console
 
 from specctl.observing.identity import compare
-from specctl.observing.results import Difference, Run, RunSet, header_line, read_results, run_line
+from specctl.observing.results import RESULTS, Difference, Run, RunSet, read_results
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
 from specctl.terminal.progress import BenchProgress
@@ -68,7 +68,7 @@ def test_parts_where_there_are_several() -> None:
 
 def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None:
     whole = run_set(ENTRANTS, some_runs(), prompts=4)
-    lines = [json.dumps(line) + "\n" for line in (header_line(whole.header), *map(run_line, whole.runs[:5]))]
+    lines = [json.dumps(line) + "\n" for line in (RESULTS.line(whole.header), *map(RESULTS.line, whole.runs[:5]))]
     path = tmp_path / "results.jsonl"
     path.write_text("".join(lines) + '{"kind": "run", "entr', encoding="utf-8")
     speed = titled(read_results(path), "Speed")
@@ -80,7 +80,7 @@ def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None
 def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     whole = run_set(ENTRANTS, some_runs())
     path = tmp_path / "results.jsonl"
-    lines = [json.dumps(line) for line in (header_line(whole.header), *map(run_line, whole.runs))]
+    lines = [json.dumps(line) for line in (RESULTS.line(whole.header), *map(RESULTS.line, whole.runs))]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     first, second = read_results(path), read_results(path)
     assert as_text(tables(first)) == as_text(tables(second)) == as_text(tables(whole))

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space, explore
 from specctl.calibration.grids import grid, level_grids, with_heads
@@ -69,11 +70,10 @@ def test_heads_go_by_what_tells_them_apart():
 
 
 def test_each_head_has_its_price():
-    costs = flat(2.0, 10.0, 0.0, heads={"small": 0.25, "large": 1.0})
-    costs = replace(costs, signals={"accept_prob": 0.25, "entropy": 0.5})
-    costs = CostTable.of_record(costs.as_record())
+    costs = flat(2.0, 10.0, 0.0, head_ms={"small": 0.25, "large": 1.0})
+    costs = replace(costs, signal_ms={"accept_prob": 0.25, "entropy": 0.5})
     assert costs.of_head(None) is costs.of_head("another") is costs
-    assert costs.of_head("large").signals == {"accept_prob": 1.0, "entropy": 0.5}
+    assert costs.of_head("large").signal_ms == {"accept_prob": 1.0, "entropy": 0.5}
     assert costs.of_head("large") is costs.of_head("large")
 
 
@@ -126,15 +126,14 @@ def flat(draft: float, verify: float, rest: float, **more) -> CostTable:
 
 
 def test_every_level_has_its_price():
-    costs = flat(100.0, 10.0, 1.0, below=flat(2.0, 5.0, 0.5), reading={"top_prob": 0.125})
+    costs = flat(100.0, 10.0, 1.0, below=flat(2.0, 5.0, 0.5), reading_ms={"top_prob": 0.125})
     nothing = Proposals([], [], [], [])
     trace = Trace("p", "c", 0, 3, 20, [1] * 9, Line([], nothing, {}), 0.0)
     found = Replay(trace, [0, 5], [4, 3], [4, 3], (Level([0, 2, 5], [1, 1, 2], [1, 1, 2]),))
     expected = 2 * (10 + 1) + 3 * (5 + 0.5 + 0.125) + 4 * (2 + 0.25)
     assert costs.milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(expected)
-    assert CostTable.of_record(costs.as_record()).milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(
-        expected
-    )
+    again = TypeAdapter(CostTable).validate_python(costs.as_record())
+    assert again.milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(expected)
     top, lowest = costs.clocks([{"top_prob"}, {"entropy"}])
     assert top(7, 4) == pytest.approx((0.0, 0.010))
     assert lowest(7, 4) == pytest.approx((4 * 2.25e-3, 5.125e-3))

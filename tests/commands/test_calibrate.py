@@ -14,8 +14,8 @@ from specctl.errors import UsageError
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
-from specctl.replay import costs
-from specctl.replay.traces import read_traces
+from specctl.replay import metering as costs
+from specctl.replay.trace_files import read_traces
 
 PROMPTS = [
     {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},

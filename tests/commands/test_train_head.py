@@ -170,7 +170,7 @@ def kill_when(arguments: list[str], ready: Any) -> None:
 def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple[Path, Any]) -> None:
     data = ["--examples", str(whole[0] / "examples"), "--sweep", "--epochs", "1", "--lr", "0.01", "-q"]
     shown = run(*options(folder, "sweep", *data)).stdout
-    assert "KL (nats) by depth and weight of a refusal" in shown
+    assert "KL (nats) by depth and rejection weight" in shown
     heads = json.loads((folder / "sweep" / "sweep.json").read_text())
     assert [(head["depth"], head["reject_weight"]) for head in heads[:5]] == [(0, 1), (0, 3), (0, 6), (0, 12), (1, 1)]
     for head in heads:

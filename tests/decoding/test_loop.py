@@ -316,7 +316,7 @@ def test_policies_restart_with_each_sequence() -> None:
 
 
 def test_only_a_policy_that_never_drafts_goes_without_a_drafter() -> None:
-    pair = Pair(TableRunner(TARGET), (TableRunner(DRAFT),), None, frozenset(), 1 << 20, (), (None,))  # type: ignore[arg-type]
+    pair = Pair(TableRunner(TARGET), (TableRunner(DRAFT),), None, frozenset(), 1 << 20, (), ({},))  # type: ignore[arg-type]
     assert build_drafter(pair, Setting("none")) is None
     assert build_drafter(pair, Setting("constant")) is not None
     rounds = Play(Script(0, 2), limit=12).rounds

@@ -1,8 +1,8 @@
 import pytest
 
 from specctl.errors import UsageError
+from specctl.observing.entrant import entrant_record
 from specctl.observing.entrants import field_of
-from specctl.observing.results import entrant_record
 from specctl.policies import Setting, nested
 from specctl.profile.schema import DraftTable
 

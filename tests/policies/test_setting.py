@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from specctl.observing.results import Entrant, entrant_of, entrant_record
+from specctl.observing.entrant import Entrant, entrant_of, entrant_record
 from specctl.policies import NONE, POLICIES, Setting, nested
 from specctl.profile import parse_policy, resolve
 from specctl.profile.schema import PolicyTable

@@ -30,7 +30,8 @@ from specctl.models.running.runner import EagerRunner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import Round
 from specctl.replay.play import Player, oracle, play, replay_levels, replayable
-from specctl.replay.traces import Trace, TraceHeader, read_traces, write_header, write_prompt
+from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
+from specctl.replay.traces import Trace
 
 LENGTH, DEPTH = 4 * WINDOW, 12
 PROMPT = tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
@@ -208,8 +209,8 @@ def test_levels_are_read_back_from_a_file(tmp_path) -> None:
     _, trace = greedy("llama", 3)
     path = tmp_path / "t.jsonl"
     with path.open("w", encoding="utf-8") as stream:
-        write_header(stream, TraceHeader(DEPTH, [], ["entropy"], {}))
-        write_prompt(stream, "p", {}, [trace])
+        TRACES.append(stream, TraceHeader(DEPTH, [], ["entropy"], {}))
+        TRACES.append(stream, TracedPrompt("p", {}, [trace]))
     assert read_traces(path).traces == [trace]
 
 

@@ -12,7 +12,7 @@ from specctl.calibration.search import score, score_oracle, score_signal_bound
 from specctl.policies import POLICIES
 from specctl.replay.bound import best_stopping
 from specctl.replay.play import replay, rounds
-from specctl.replay.traces import TraceSet, write_header, write_prompt
+from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet
 from tools.compare_policies import (
     MIXED,
     NEW,
@@ -126,9 +126,9 @@ def test_it_runs_from_a_trace_file(tmp_path) -> None:
     path = tmp_path / "t.jsonl"
     some: TraceSet = traces(5, 2)
     with path.open("w", encoding="utf-8") as stream:
-        write_header(stream, some.header)
+        TRACES.append(stream, some.header)
         for trace in some.traces:
-            write_prompt(stream, trace.prompt, {}, [trace])
+            TRACES.append(stream, TracedPrompt(trace.prompt, {}, [trace]))
     command = [sys.executable, "-m", "tools.compare_policies", str(path), "--grid", "paper"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.count("| 1:8 flat ") == 4  # two categories, mixed, and the guards

@@ -1,6 +1,7 @@
 """Synthetic pairs are what they are dialled to be, and say so."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from specctl.benchmark.digest import digest
 from specctl.benchmark.tables import tables
 from specctl.decoding.session import Session, build_drafter
 from specctl.models.loading.pair import load_pair
-from specctl.observing.facts import describe
-from specctl.observing.results import RunSet
+from specctl.observing.facts import gather
+from specctl.observing.results import Header, RunSet
 from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.prompts.suites import Suite
@@ -83,7 +84,7 @@ def test_a_written_pair_runs_and_says_what_it_is(tmp_path: Path) -> None:
     drafted = Session(pair, build_drafter(pair, Setting("constant"))).generate(prompt, settings)
     assert plain.tokens == drafted.tokens
     assert 0 < sum(round_.accepted for round_ in drafted.rounds) < sum(round_.drafted for round_ in drafted.rounds)
-    header = describe(pair, profile, Suite("x", "0", ()), [], [30], 1, False)
+    header = Header(**asdict(gather(pair, profile, Suite("x", "0", ()))), entrants=[], repeats=1, lengths=[30])
     assert header.synthetic
     speed = tables(digest(RunSet(header)))[0]
     assert speed.note.startswith("SYNTHETIC pair")

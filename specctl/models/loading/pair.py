@@ -28,8 +28,7 @@ class Pair:
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
         models: the transformers models of the runners, the target's first.
-        heads: for each draft its acceptance head, on the draft's device; None for a draft without a head.
-        named_heads: for each draft all its heads by name; the first of them is also in ``heads``.
+        named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
     """
 
     target: Runner
@@ -38,20 +37,22 @@ class Pair:
     eos: frozenset[int]
     context: int
     models: tuple[PreTrainedModel, ...]
-    heads: tuple[AcceptanceHead | None, ...]
     named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
 
     @property
+    def heads(self) -> tuple[AcceptanceHead | None, ...]:
+        """The first head of each draft; None for a draft without one."""
+        return tuple(next(iter(heads.values()), None) for heads in self.named_heads)
+
+    @property
     def head(self) -> AcceptanceHead | None:
-        """The first draft's acceptance head; None without a draft or a head."""
-        return self.heads[0] if self.heads else None
+        """The first head of the first draft; None without a draft or head."""
+        return self.heads[0] if self.named_heads else None
 
     @property
     def lower(self) -> "Pair":
         """The pair in which the first draft is the target of the drafts below it."""
-        return replace(
-            self, target=self.drafts[0], drafts=self.drafts[1:], heads=self.heads[1:], named_heads=self.named_heads[1:]
-        )
+        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:])
 
     @property
     def preparing_seconds(self) -> float | None:
@@ -132,7 +133,6 @@ def load_pair(
         eos=eos_ids(target.model, tokenizer),
         context=min(runner.context for runner in runners),
         models=tuple(model.model for model in models),
-        heads=tuple(next(iter(loading.values()), None) for loading in named),
         named_heads=tuple(named),
     )
 

@@ -1,0 +1,19 @@
+"""How a benchmark is to be run. No torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a benchmark is to be run.
+
+    Attributes:
+        lengths: token limits; every prompt is run to each of them.
+        repeats: how often everything is run.
+        oracle: whether the bounds of greedy decoding are wanted.
+    """
+
+    lengths: Sequence[int]
+    repeats: int = 1
+    oracle: bool = False

@@ -1,0 +1,66 @@
+"""An earlier trace as the source of a calibration: whether it fits what is asked now."""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from specctl.calibration.contest import Contest
+from specctl.errors import UsageError
+from specctl.profile.schema import Profile
+from specctl.replay.trace_files import TraceHeader
+
+_ENGINE_KEYS = ("engine", "compile", "deterministic")
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
+
+
+def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str], path: Path) -> None:
+    """Check that a trace was recorded with the models, the engine and the sampling of a profile.
+
+    Raises:
+        UsageError: it was not; the message names what differs.
+    """
+    recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
+    for (role, was), (_, now) in zip_longest(_models(recorded), _models(asked), fillvalue=("draft", {})):
+        if was.get("model") != now.get("model"):
+            raise UsageError(
+                f"{path} was recorded with {was.get('model')} as {role}, not {now.get('model')}",
+                "name the profile that it was recorded with",
+            )
+        predicts = "accept_prob" in header.signals and now.get("head") is not None
+        if predicts and now["head"] not in (was.get("head"), *header.heads):
+            raise UsageError(
+                f"{path} was recorded with {was.get('head')} as the draft's head, not {now['head']}",
+                "record a new trace",
+            )
+    if missing := [name for name in heads if name not in (recorded["draft"].get("head"), *header.heads)]:
+        raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
+    for key in _ENGINE_KEYS:
+        if recorded[key] != asked[key]:
+            raise UsageError(f"{path} was recorded with another {key}", "its costs do not hold: record a new trace")
+    for key in _SAMPLING_KEYS:
+        if header.provenance["sampling"][key] != asked["sampling"][key]:
+            raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
+
+
+def require_depth(header: TraceHeader, asked: Contest, path: Path) -> None:
+    """Check that a trace can replay the longest draft of a contest.
+
+    Raises:
+        UsageError: it was recorded for shorter drafts.
+    """
+    if asked.depth > header.depth:
+        raise UsageError(
+            f"{path} was recorded for drafts of {header.depth} tokens, and these settings draft {asked.depth}",
+            "record a new trace, or search other policies or --grid paper",
+        )
+
+
+def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables of a profile's models, by role, the target's first."""
+    tables = [("target", profile["target"])]
+    below = profile.get("draft")
+    while below is not None:
+        tables.append(("draft", below))
+        below = below.get("draft")
+    return tables

@@ -1,0 +1,115 @@
+"""What a setting would do on some prompts: replayed, and priced with measured costs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specctl.calibration.grids import LONGEST
+from specctl.policies import Setting, Signal
+from specctl.replay.bound import READS, play_best
+from specctl.replay.costs import CostTable
+from specctl.replay.play import Replay, oracle, players_of, replay_levels
+from specctl.replay.trace_files import TraceSet
+from specctl.statistics.intervals import Floats, Interval, bootstrap
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a setting would do on some prompts; every array has one value for each of them.
+
+    Attributes:
+        ms: predicted time, the prompt's own left out.
+        passes: rounds, i.e. target passes.
+    """
+
+    setting: Setting
+    tokens: Floats
+    ms: Floats
+    passes: Floats
+    drafted: Floats
+    accepted: Floats
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(1e3 * self.tokens.sum() / self.ms.sum())
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        drafted = float(self.drafted.sum())
+        return float(self.accepted.sum()) / drafted if drafted else None
+
+    @property
+    def discard_rate(self) -> float:
+        """Rejected drafts for each generated token."""
+        return float((self.drafted.sum() - self.accepted.sum()) / self.tokens.sum())
+
+    @property
+    def verification_rate(self) -> float:
+        """Target passes for each generated token."""
+        return float(self.passes.sum() / self.tokens.sum())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return float(1 + self.accepted.sum() / self.passes.sum())
+
+    def speedup(self, over: "Score") -> Interval:
+        """Ratio of predicted speeds with a bootstrap interval paired by prompt."""
+
+        def ratio(weights: Floats) -> Floats:
+            found: Floats = (weights @ over.ms) / (weights @ self.ms)
+            return found
+
+        return bootstrap(ratio, len(self.ms), RESAMPLES)
+
+
+def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """Replay a setting on the prompts and price its rounds."""
+    costs = costs.of_head(setting.head)
+    signals = [level.signals for level in setting.levels]
+    players = players_of(setting, costs.clocks(signals))
+    replays = replay_levels(players, traces.of(prompts, setting.head), frozenset(traces.header.eos))
+    return _priced(setting, replays, prompts, costs, *signals)
+
+
+def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """The same for the policy that knows where the target will disagree (Theorem 4.1); it reads no signal.
+
+    In a hierarchy its drafts know where the one above them will, and it takes as many of them as is fastest.
+    """
+    some = traces.of(prompts)
+    scores = [
+        _priced(Setting("oracle"), [oracle(trace, used) for trace in some], prompts, costs, *[()] * used)
+        for used in range(1, len(costs.levels) + 1)
+    ]
+    return max(scores, key=lambda found: found.tokens_per_second)
+
+
+def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
+    """The same for the best that entropy and top probability allow, were their meaning on these prompts known."""
+    longest = min(LONGEST, traces.header.depth)
+    replays = play_best(traces.of(prompts), costs, frozenset(traces.header.eos), longest=longest)
+    return _priced(Setting("signal bound"), replays, prompts, costs, READS)
+
+
+def _priced(
+    setting: Setting,
+    replays: Iterable[Replay],
+    prompts: Sequence[str],
+    costs: CostTable,
+    *signals: Iterable[Signal],
+) -> Score:
+    by_prompt: dict[str, list[Replay]] = {prompt: [] for prompt in prompts}
+    for found in replays:
+        by_prompt[found.trace.prompt].append(found)
+    groups = list(by_prompt.values())
+    return Score(
+        setting,
+        np.array([sum(one.tokens for one in group) for group in groups], dtype=np.float64),
+        np.array([costs.milliseconds(group, *signals) for group in groups]),
+        np.array([sum(len(one.starts) for one in group) for group in groups], dtype=np.float64),
+        np.array([sum(map(sum, (one.drafted for one in group))) for group in groups], dtype=np.float64),
+        np.array([sum(map(sum, (one.accepted for one in group))) for group in groups], dtype=np.float64),
+    )

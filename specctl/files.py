@@ -1,0 +1,214 @@
+"""Files of JSON lines: what they hold, how a record becomes a line, and how lines become records again.
+
+A line ends at a line feed and at no other character, and is flushed as it is written. Text behind the last line feed
+was left by an interrupted write: readers ignore it, and a run that continues the file first cuts it off.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import cached_property, reduce
+from operator import or_
+from pathlib import Path
+from typing import IO, Annotated, Any, Generic, TypeVar
+
+from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
+
+from specctl.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Content(StrEnum):
+    """What a file of JSON lines can hold, in words for people."""
+
+    RESULTS = "results of specctl bench"
+    TRACE = "a trace of specctl calibrate"
+    ROUNDS = "a trace of specctl generate"
+    COMPLETIONS = "output of specctl generate"
+    PROMPTS = "prompts"
+    UNKNOWN = "nothing that specctl has written"
+
+
+_KEYS = (
+    ({"kind", "entrants"}, Content.RESULTS),
+    ({"kind", "depth"}, Content.TRACE),
+    ({"round", "steps"}, Content.ROUNDS),
+    ({"id", "completion"}, Content.COMPLETIONS),
+    ({"prompt"}, Content.PROMPTS),
+    ({"messages"}, Content.PROMPTS),
+    ({"turns"}, Content.PROMPTS),
+)
+"""Keys by which the first line of a file is recognised; the first that fit decide."""
+
+
+def content_of(path: Path) -> Content | None:
+    """What a file holds, by its first line; None for a file without a whole line. Raises UsageError if unreadable."""
+    first = next(lines_of(path), None)
+    return None if first is None else _content(first[1])
+
+
+def _content(line: bytes) -> Content:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return Content.UNKNOWN
+    known = (content for keys, content in _KEYS if isinstance(found, dict) and keys <= found.keys())
+    return next(known, Content.UNKNOWN)
+
+
+def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
+    """Write one object as one line and flush, so that readers have it at once."""
+    line = json.dumps(value, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
+        line = json.dumps(value)
+    stream.write(line + "\n")
+    stream.flush()
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a file that are not blank, each with its number from 1.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n") and line.strip():
+                    yield number, line
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def parse_line(adapter: TypeAdapter[T], path: Path, number: int, line: bytes, hint: str = "") -> T:
+    """The record that a line holds.
+
+    Args:
+        adapter: of the record's type.
+        path, number, line: where the line stands, for messages, and its text.
+        hint: how to mend it.
+
+    Raises:
+        UsageError: the line holds no such record; the message names the file, the line and the key.
+    """
+    try:
+        return adapter.validate_python(json.loads(line))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path}:{number}: {where}{': ' if where else ''}{first['msg']}", hint) from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}:{number}: the line is not JSON ({error})", hint) from None
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off what follows the file's last line feed, to continue the file from there."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+class LineFormat(Generic[T]):
+    """A kind of file: a header on the first line, then records, each with its ``kind``.
+
+    Fields at their default are not written, and unknown keys are ignored when read.
+
+    Args:
+        content: what such a file holds.
+        version: the version that is written, as ``schema_version`` on the first line; all versions up to it are read.
+        header: the dataclass of the first line.
+        kinds: the dataclass of each other kind of line, alone or annotated with what pydantic shall do before.
+    """
+
+    def __init__(self, content: Content, version: int, header: type[T], kinds: Mapping[str, Any]) -> None:
+        self.content, self.version = content, version
+        self._types = {"header": header, **kinds}
+        self._kinds = {getattr(found, "__origin__", found): kind for kind, found in self._types.items()}
+
+    def line(self, record: object) -> dict[str, Any]:
+        """A record of one of the kinds as what JSON can hold."""
+        kind = self._kinds[type(record)]
+        version = {"schema_version": self.version} if kind == "header" else {}
+        found: dict[str, Any] = self._writers[kind].dump_python(
+            record, mode="json", by_alias=True, exclude_defaults=True
+        )
+        return {"kind": kind, **version, **found}
+
+    def append(self, stream: IO[str], record: object) -> None:
+        """Write a record of one of the kinds as one line and flush."""
+        write_line(stream, self.line(record))
+
+    @contextmanager
+    def writing(self, path: Path | None, header: object, *, append: bool) -> Iterator[Callable[[object], None]]:
+        """While the block runs, records can be written to a file.
+
+        Args:
+            path: of the file; None to write nothing.
+            header: of a new file.
+            append: continue the file instead of starting it anew.
+
+        Yields:
+            A function that writes one record as one line.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        if path is None:
+            yield lambda _: None
+            return
+        try:
+            stream = path.open("a" if append else "w", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        with stream:
+            if not append:
+                self.append(stream, header)
+            yield lambda record: self.append(stream, record)
+
+    def read(self, path: Path) -> Iterator[Any]:
+        """The header and then every other record, read while it is asked for.
+
+        Raises:
+            UsageError: the file cannot be read, holds something else, is of a later version, or a line is damaged; the
+                message names the file and the line.
+        """
+        empty = True
+        for number, line in lines_of(path):
+            if empty:
+                self._recognise(path, line)
+            yield parse_line(self._reader, path, number, line)
+            empty = False
+        if empty:
+            raise UsageError(f"{path} is empty", f"what is needed here is {self.content}")
+
+    def _recognise(self, path: Path, line: bytes) -> None:
+        found = _content(line)
+        if found is not self.content:
+            raise UsageError(f"{path} holds {found}, not {self.content}")
+        version = json.loads(line).get("schema_version")
+        if not isinstance(version, int) or not 1 <= version <= self.version:
+            raise UsageError(
+                f"{path}:1: version {version} of {self.content} is unknown",
+                f"this specctl reads versions up to {self.version}",
+            )
+
+    @cached_property
+    def _writers(self) -> dict[str, TypeAdapter[Any]]:
+        return {kind: TypeAdapter(found) for kind, found in self._types.items()}
+
+    @cached_property
+    def _reader(self) -> TypeAdapter[Any]:
+        union: Any = reduce(or_, (Annotated[found, Tag(kind)] for kind, found in self._types.items()))
+        message = f"this line is not part of {self.content}"
+        by_kind = Discriminator(_kind, custom_error_type="kind", custom_error_message=message)
+        return TypeAdapter(Annotated[union, by_kind])
+
+
+def _kind(line: Any) -> Any:
+    return line.get("kind") if isinstance(line, dict) else None

@@ -1,0 +1,59 @@
+"""Answers prompts in turn: what can be answered with its completions, the others with the reason."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+
+from specctl.decoding.answers import Answerer
+from specctl.errors import RecordError
+from specctl.observing.results import Skipped
+from specctl.profile.schema import SamplingTable
+from specctl.prompts.suites import SuitePrompt
+from specctl.records import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A prompt with its completions, one for each turn.
+
+    Attributes:
+        number: the prompt's position in its suite, from 0.
+        settings: the sampling table in force, with what the prompt's own record changes.
+    """
+
+    number: int
+    prompt: SuitePrompt
+    settings: SamplingTable
+    completions: tuple[Completion, ...]
+
+
+def answer_each(
+    answerer: Answerer | Callable[[], Answerer],
+    prompts: Sequence[SuitePrompt],
+    done: Container[str] = (),
+    advance: Callable[[], None] = lambda: None,
+    *,
+    first: int = 0,
+) -> Iterator[Answered | Skipped]:
+    """Answer every prompt that is not done; a prompt that cannot be answered is yielded as skipped.
+
+    The random draws of an answer depend on the prompt's position in the suite and on the seed, not on what was done
+    before.
+
+    Args:
+        answerer: of all prompts, or a function that makes one for each prompt, for policies that shall not remember.
+        prompts: in order.
+        done: ids that need no answer.
+        advance: called after each prompt, done or not.
+        first: position of the first prompt in its suite.
+    """
+    for number, prompt in enumerate(prompts, start=first):
+        if prompt.id not in done:
+            own = answerer if isinstance(answerer, Answerer) else answerer()
+            record = prompt.record(number + 1)
+            try:
+                completions = tuple(own.answer(record))
+            except RecordError as error:
+                yield Skipped(prompt.id, error.message)
+            else:
+                yield Answered(number, prompt, own.settings_of(record), completions)
+        advance()

@@ -1,0 +1,27 @@
+"""What every timing of forward passes needs."""
+
+from collections.abc import Sequence, Set
+from itertools import count, islice
+
+import torch
+
+from specctl.models.running.runner import Runner
+
+
+def wait(device: torch.device) -> None:
+    """Return once all work given to the device is done; at once on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ordinary_tokens(number: int, eos: Set[int]) -> list[int]:
+    """As many ids that neither end a sequence nor are likely to be special."""
+    ids = (10 + position % 100 for position in count())
+    return list(islice((token for token in ids if token not in eos), number))
+
+
+def fill(runner: Runner, tokens: Sequence[int]) -> None:
+    """Make the cache hold these tokens and nothing else."""
+    runner.rollback(0)
+    if tokens:
+        runner.extend(list(tokens), keep=0)

@@ -1,0 +1,189 @@
+"""Times rounds of fixed lengths as the loop runs them, and makes the cost table of this machine."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.round import judge
+from specctl.decoding.sampling import Sampling
+from specctl.models.loading.pair import Pair
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.observing.timing import fill, ordinary_tokens, wait
+from specctl.policies import Signal
+from specctl.policies.constant import Constant
+from specctl.replay.costs import CostTable, signal_key
+
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
+IN_A_ROW = 3
+"""Rounds of one length after each other; the first is not counted."""
+WARM_UPS = 1
+PASSES = WARM_UPS + 4
+TYPICAL = 4
+"""The draft length at which signals are priced."""
+
+SignalSet = frozenset[Signal]
+
+
+def measure(
+    pair: Pair,
+    contexts: Sequence[int],
+    longest: int,
+    signal_sets: Iterable[SignalSet],
+    sampling: Sampling,
+    overheads: Sequence[float],
+    advance: Callable[[], None] = lambda: None,
+) -> CostTable:
+    """Time rounds of fixed lengths over caches of each context; medians of interleaved repeats.
+
+    In a hierarchy, each draft is timed with its verifier alone.
+
+    Args:
+        pair: with a draft.
+        contexts: tokens in the caches.
+        longest: the longest draft that has to be priced.
+        signal_sets: what policies read; ``accept_prob`` is priced only for a draft with a head.
+        sampling: as it will run.
+        overheads: for each draft, milliseconds of a round outside its phases, as measured in a live run.
+        advance: called after each of `PASSES` over all lengths, for every draft.
+    """
+    sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
+    own = [signals for signals in sets if pair.head is not None or "accept_prob" not in signals]
+    table = _measure_top(pair, contexts, longest, own, sampling, overheads[0], advance)
+    if len(pair.drafts) == 1:
+        return table
+    below = measure(pair.lower, contexts, longest, sets, sampling, overheads[1:], advance)
+    return replace(table, below=below, reading_ms=_measure_reading(pair, int(table.contexts[0]), own, sampling))
+
+
+def _measure_top(
+    pair: Pair,
+    contexts: Sequence[int],
+    longest: int,
+    sets: Sequence[SignalSet],
+    sampling: Sampling,
+    overhead: float,
+    advance: Callable[[], None],
+) -> CostTable:
+    """The first draft's, verified by the target."""
+    lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
+    contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
+    plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {
+        (c, k): ([], []) for c in contexts for k in lengths
+    }
+    read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
+    several = pair.named_heads[0] if len(pair.named_heads[0]) > 1 else {}
+    # Heads of one shape cost the same, and measured one by one would not.
+    shapes = {
+        name: (sum(weight.numel() for weight in head.parameters()), head.reads_signals)
+        for name, head in several.items()
+    }
+    predicting: dict[tuple[int, bool], list[float]] = {shape: [] for shape in shapes.values()}
+    typical = min(TYPICAL, longest)
+    with torch.inference_mode():
+        for number in range(PASSES):
+            for context in contexts:
+                sequence = ordinary_tokens(context, pair.eos)
+                _fill(pair, sequence)
+                for length in lengths:
+                    for again in range(IN_A_ROW):
+                        times = _round(pair, sequence, length, frozenset(), sampling)
+                        # The first round finds other weights in the processor's cache than rounds of a run do.
+                        if number >= WARM_UPS and again:
+                            for kept, time in zip(plain[context, length], times, strict=True):
+                                kept.append(time)
+            for signals in sets:
+                reading = _reading_ms(pair, sequence, typical, signals, sampling, pair.head)
+                if number >= WARM_UPS:
+                    read[signals].append(reading)
+            for name, shape in shapes.items():
+                reading = _reading_ms(pair, sequence, typical, frozenset({"accept_prob"}), sampling, several[name])
+                if number >= WARM_UPS:
+                    predicting[shape].append(reading)
+            advance()
+    table = np.array([[[median(times) for times in plain[c, k]] for k in lengths] for c in contexts])  # (C, K, 2)
+    return CostTable(
+        np.array(contexts, dtype=np.float64),
+        np.array(lengths, dtype=np.float64),
+        table[..., 0],
+        table[..., 1],
+        {signal_key(signals): max(0.0, median(times)) for signals, times in read.items()},
+        overhead,
+        head_ms={name: max(0.0, median(predicting[shape])) for name, shape in shapes.items()},
+    )
+
+
+def _reading_ms(
+    pair: Pair,
+    sequence: list[int],
+    length: int,
+    signals: SignalSet,
+    sampling: Sampling,
+    head: AcceptanceHead | None,
+) -> float:
+    """What reading signals adds to each token of a round, timed between two rounds that read them too."""
+    _round(pair, sequence, length, signals, sampling, head)
+    bare = _round(pair, sequence, length, frozenset(), sampling)[0]
+    return (_round(pair, sequence, length, signals, sampling, head)[0] - bare) / length
+
+
+def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
+    """What reading signals adds to a pass in which the first draft verifies the second."""
+    typical = Constant(draft_length=TYPICAL)
+    sequence = ordinary_tokens(context, pair.eos)
+    found: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
+
+    def verifying(signals: SignalSet) -> float:
+        inner = ModelDrafter(pair.drafts[1], typical)
+        block = Constant(draft_length=TYPICAL + 1)
+        drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, head=pair.head)
+        drafter.begin(sampling, frozenset(), None)
+        (round_,) = drafter.draft(sequence, TYPICAL + 1).inner
+        wait(pair.drafts[0].device)
+        drafter.rollback(len(sequence) - 1)
+        return round_.verify_seconds * 1e3
+
+    with torch.inference_mode():
+        _fill(pair, sequence)
+        for number in range(PASSES):
+            for signals in sets:
+                bare, reading = verifying(frozenset()), verifying(signals)
+                if number >= WARM_UPS:
+                    found[signals].append(reading - bare)
+    return {signal_key(signals): max(0.0, median(times)) for signals, times in found.items()}
+
+
+def _round(
+    pair: Pair,
+    sequence: list[int],
+    length: int,
+    signals: SignalSet,
+    sampling: Sampling,
+    head: AcceptanceHead | None = None,
+) -> tuple[float, float]:
+    """Milliseconds of drafting and of verifying one round of a fixed length."""
+    drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals, head)
+    drafter.begin(sampling, frozenset(), None)
+    draft_device, target_device = pair.drafts[0].device, pair.target.device
+    wait(draft_device)
+    began = perf_counter()
+    draft = drafter.draft(sequence, length)
+    wait(draft_device)
+    drafted = perf_counter()
+    logits = pair.target.extend([sequence[-1], *draft.tokens], keep=length + 1).logits
+    judge(draft, logits, sampling, None)
+    wait(target_device)
+    verified = perf_counter()
+    for runner in (pair.target, pair.drafts[0]):
+        runner.rollback(len(sequence) - 1)
+    return (drafted - began) * 1e3, (verified - drafted) * 1e3
+
+
+def _fill(pair: Pair, sequence: list[int]) -> None:
+    for runner in (pair.target, *pair.drafts):
+        fill(runner, sequence[:-1])

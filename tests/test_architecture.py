@@ -1,0 +1,103 @@
+"""The arrows between rooms are those that docs/architecture.md draws, and no module is too long."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "specctl"
+MOST_LINES = 300
+PARTED = {"models"}
+"""Folders whose own folders are rooms."""
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted module name, such as ``models.running`` for ``specctl.models.running.cache``."""
+    parts = module.split(".")[1:]
+    if not parts or parts[0] in ("__main__", "__init__"):
+        return "entry"
+    if parts[0] in PARTED:
+        return ".".join(parts[:2])
+    return parts[0]
+
+
+def module_name(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of every module of the package that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("specctl", "tools"):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield node.lineno, full if is_module(full) else node.module
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names if a.name.split(".")[0] in ("specctl", "tools"))
+
+
+def allowed() -> dict[str, set[str]]:
+    """The table of docs/architecture.md: for each room the rooms that it may import."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| room \| may import \|\n\| --- \| --- \|\n((?:\|.*\n)+)", page, re.M)
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()]
+    rooms = [row[0] for row in rows]
+    found: dict[str, set[str]] = {}
+    for room, cell in rows:
+        names = {name.strip() for name in cell.split(",") if name.strip()}
+        if "everything" in names:
+            names = set(rooms)
+        if "models.*" in names:
+            names = names - {"models.*"} | {other for other in rooms if other.startswith("models.")}
+        assert names <= set(rooms), f"{room} may import {names - set(rooms)}, which is no room"
+        found[room] = names
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_room_is_in_the_picture() -> None:
+    rooms = {room_of(module_name(path)) for path in FILES} - {"entry", "models"}
+    assert rooms == set(allowed())
+
+
+def test_arrows_between_rooms_are_as_drawn() -> None:
+    may = allowed()
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in FILES
+        if (own := room_of(module_name(path))) != "entry"
+        for line, module in imports(path)
+        if (room := room_of(module)) not in ("entry", own) and room not in may.get(own, set())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_imports_upward() -> None:
+    """The table itself has no circle: rooms can be stacked so that every arrow points down."""
+    left = {room: set(below) - {room} for room, below in allowed().items()}
+    while free := {room for room, below in left.items() if not below}:
+        left = {room: below - free for room, below in left.items() if room not in free}
+    assert not left, f"these rooms import each other: {sorted(left)}"
+
+
+def test_the_package_does_not_need_the_tools() -> None:
+    assert not [f"{path}:{line}" for path in FILES for line, module in imports(path) if module.startswith("tools")]
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "tools").rglob("*.py"))], ids=lambda path: path.stem)
+def test_no_module_is_too_long(path: Path) -> None:
+    if path.parent.name == "embedded" and path.parent.parent.name == "tools":
+        pytest.skip("how the embedded models were made is kept as it ran")
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MOST_LINES, f"{path.relative_to(ROOT)} has {lines} lines: split it by what its parts are about"

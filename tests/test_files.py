@@ -1,0 +1,207 @@
+"""Files of JSON lines: those of version 1, those of another kind, and damaged ones."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specctl.analysis.verdicts import read_traces as read_verdicts
+from specctl.benchmark.cost_model import bare_model, bare_ms
+from specctl.errors import UsageError
+from specctl.files import content_of, drop_torn_line
+from specctl.observing.results import RESULTS, read_results
+from specctl.policies import POLICIES
+from specctl.replay.play import Level, Player, replay_levels
+from specctl.replay.trace_files import TRACES, read_traces
+
+DATA = Path(__file__).parent / "data"
+READERS = {"results": read_results, "trace": read_traces, "rounds": lambda path: read_verdicts([path])}
+ALL = ["results", "results-hierarchy", "trace-sampled", "trace-hierarchy", "rounds"]
+
+
+def version_1(name: str) -> Path:
+    return DATA / f"{name}-v1.jsonl"
+
+
+def read(name: str, path: Path) -> object:
+    return READERS[name.partition("-")[0]](path)
+
+
+def damaged(name: str, path: Path, line: int, *, key: str | None = None) -> Path:
+    """A copy with a line that is cut short, or that lacks a key."""
+    lines = version_1(name).read_bytes().split(b"\n")
+    if key is None:
+        lines[line - 1] = lines[line - 1][:-20]
+    else:
+        record = json.loads(lines[line - 1])
+        del record[key]
+        lines[line - 1] = json.dumps(record).encode()
+    path.write_bytes(b"\n".join(lines))
+    return path
+
+
+def test_results_of_version_1_cost_what_they_did() -> None:
+    """The numbers are the ones that the release which wrote the files gave for them."""
+    results = read_results(version_1("results"))
+    assert results.costs is not None
+    bare = [bare_ms(run, results.costs, results.header.entrant(run.entrant)) for run in results.runs]
+    assert bare == pytest.approx([66.84969599882606, 62.255370999423576, 46.35230299935608, 66.84969599882606])
+    assert (bare_model(results.costs).draft_ms, bare_model(results.costs).target_ms) == (
+        0.8395319999863204,
+        8.356211999853258,
+    )
+    assert results.oracle.keys() == {"story-opening-01", "story-opening-02"}
+    assert results.signal_bound is not None
+    assert [run.tokens for run in results.runs] == [8, 8, 8, 8]
+
+
+def test_results_of_a_hierarchy_of_version_1_cost_what_they_did() -> None:
+    results = read_results(version_1("results-hierarchy"))
+    assert results.costs is not None
+    bare = {run.entrant: bare_ms(run, results.costs, results.header.entrant(run.entrant)) for run in results.runs}
+    assert bare == {
+        "none": pytest.approx(91.47546399981366),
+        "self-verify < self-verify": pytest.approx(76.6694080000434),
+        "constant@mid": pytest.approx(69.63154499908342),
+        "constant@draft": pytest.approx(76.64614200007236),
+    }
+    assert bare_model(results.costs).drafts_ms == (2.8366085000470775, 1.499297000009392)
+
+
+def test_traces_of_version_1_replay_as_they_did() -> None:
+    sampled = read_traces(version_1("trace-sampled"))
+    assert sampled.costs is not None
+    (found,) = replay_levels([Player(POLICIES["constant"](draft_length=4))], sampled.traces, {1})
+    assert (found.starts, found.accepted) == ([0, 1, 2, 3, 5, 8, 10, 11], [0, 0, 0, 1, 2, 1, 0, 0])
+    assert sampled.costs.milliseconds([found], {"entropy"}) == pytest.approx(119.3480153846154)
+    nested = read_traces(version_1("trace-hierarchy"))
+    assert nested.costs is not None
+    players = [Player(POLICIES["constant"](draft_length=4)) for _ in nested.costs.levels]
+    (found,) = replay_levels(players, nested.traces, {1})
+    assert found.inner == (Level([0, 1, 2, 3, 5, 6], [3, 2, 3, 2, 0, 0], [0, 2, 0, 1, 0, 0]),)
+    assert nested.costs.milliseconds([found], {"entropy"}, {"entropy"}) == pytest.approx(86.996)
+
+
+@pytest.mark.parametrize("name", ["trace-sampled", "trace-hierarchy"])
+def test_a_trace_is_the_same_once_it_is_written_anew(name: str, tmp_path: Path) -> None:
+    records = list(TRACES.read(version_1(name)))
+    with (tmp_path / "new.jsonl").open("w", encoding="utf-8") as stream:
+        for record in records:
+            TRACES.append(stream, record)
+    old, new = read_traces(version_1(name)), read_traces(tmp_path / "new.jsonl")
+    assert (old.header, old.traces, old.records, old.failures) == (new.header, new.traces, new.records, new.failures)
+    assert old.costs is not None
+    assert new.costs is not None
+    assert old.costs.as_record() == new.costs.as_record()
+    assert content_of(tmp_path / "new.jsonl") is TRACES.content
+
+
+@pytest.mark.parametrize("name", ["results", "results-hierarchy"])
+def test_results_are_the_same_once_they_are_written_anew(name: str, tmp_path: Path) -> None:
+    with (tmp_path / "new.jsonl").open("w", encoding="utf-8") as stream:
+        for record in RESULTS.read(version_1(name)):
+            RESULTS.append(stream, record)
+    assert read_results(tmp_path / "new.jsonl") == read_results(version_1(name))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_torn_tail_is_ignored_and_left_where_it_is(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "torn.jsonl"
+    whole = version_1(name).read_bytes()
+    path.write_bytes(whole + b'{"kind": "prompt", "prom')
+    read(name, path)
+    assert path.read_bytes() == whole + b'{"kind": "prompt", "prom'
+    drop_torn_line(path)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *(("results", other) for other in ("trace-sampled", "rounds", "prompts", "text", "nothing")),
+        *(("trace-sampled", other) for other in ("results", "rounds", "prompts", "text", "nothing")),
+        *(("rounds", other) for other in ("results", "prompts", "text", "nothing")),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(name: str, other: str, tmp_path: Path) -> None:
+    texts = {"prompts": '{"prompt": "x"}\n', "text": "nonsense\n", "nothing": "[1]\n"}
+    path = version_1(other)
+    if other in texts:
+        path = tmp_path / "other.jsonl"
+        path.write_text(texts[other])
+    words = {
+        "results": "holds results of specctl bench, not",
+        "trace-sampled": "holds a trace of specctl calibrate, not",
+        "rounds": "holds a trace of specctl generate, not",
+        "prompts": "holds prompts, not",
+    }
+    with pytest.raises(UsageError, match=words.get(other, "holds nothing that specctl has written, not")):
+        read(name, path)
+
+
+@pytest.mark.parametrize("name", ["results", "trace-sampled"])
+def test_an_empty_file_is_said_to_be_empty(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UsageError, match="is empty"):
+        read(name, tmp_path / "empty.jsonl")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_damaged_line_is_named_by_its_number(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"copy\.jsonl:2: the line is not JSON"):
+        read(name, damaged(name, tmp_path / "copy.jsonl", 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "key", "message"),
+    [
+        ("results", 3, "turns", r"copy\.jsonl:3: run\.turns: Field required"),
+        ("results", 1, "suite", r"copy\.jsonl:1: header\.suite: Field required"),
+        ("results", 1, "schema_version", r"copy\.jsonl:1: version None of results of specctl bench is unknown"),
+        ("trace-sampled", 2, "record", r"copy\.jsonl:2: prompt\.record: Field required"),
+        ("trace-sampled", 2, "turns", r"copy\.jsonl:2: prompt\.turns: Field required"),
+        ("trace-sampled", 3, "kind", r"copy\.jsonl:3: this line is not part of a trace of specctl calibrate"),
+        ("trace-hierarchy", 3, "draft_ms", r"copy\.jsonl:3: costs\.draft_ms: Field required"),
+        ("rounds", 4, "steps", r"copy\.jsonl:4: steps: Field required"),
+    ],
+)
+def test_a_line_that_lacks_a_key_is_named_with_the_key(
+    name: str, line: int, key: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(name, damaged(name, tmp_path / "copy.jsonl", line, key=key))
+
+
+def test_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
+    text = version_1("results").read_text().replace('}, "schema_version": 1', '}, "schema_version": 9', 1)
+    text = text.replace('"oracle": true, "schema_version": 1', '"oracle": true, "schema_version": 9')
+    (tmp_path / "later.jsonl").write_text(text)
+    with pytest.raises(UsageError, match=r"later\.jsonl:1: version 9 .* is unknown"):
+        read_results(tmp_path / "later.jsonl")
+
+
+def test_lines_end_at_a_line_feed_alone(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c\x0bd"
+    results = read_results(version_1("results"))
+    path = tmp_path / "r.jsonl"
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        RESULTS.append(stream, results.header)
+        run = results.runs[0]
+        RESULTS.append(stream, replace(run, turns=(replace(run.turns[0], text=text),)))
+    (again,) = read_results(path).runs
+    assert again.turns[0].text == text
+
+
+def test_both_kinds_of_trace_are_analysed() -> None:
+    rounds = read_verdicts([version_1("rounds")])
+    assert set(rounds.accepted) <= {0.0, 1.0}
+    texts = read_verdicts([version_1("trace-sampled"), version_1("trace-hierarchy")])
+    sampled, greedy = read_traces(version_1("trace-sampled")).traces, read_traces(version_1("trace-hierarchy")).traces
+    (first,), (second,) = sampled, greedy
+    assert len(texts.accepted) == len(first.tokens) + len(second.tokens)
+    assert texts.accepted[: len(first.tokens)].tolist() == first.chances
+    assert texts.accepted[len(first.tokens) :].tolist() == list(map(float, second.line.kept))
+    assert texts.signals["entropy"].tolist() == pytest.approx(first.line.path.entropy + second.line.path.entropy)
+    assert texts.run[len(first.tokens) :].tolist() == second.line.runs[:-1]
+    assert len(set(texts.prompt)) == len({first.prompt, second.prompt})
