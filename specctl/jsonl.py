@@ -152,7 +152,7 @@ class Finished:
         return self._ids[_key(identity, line)] > 0
 
     def take(self, record: Record) -> bool:
-        """Whether the file contains this record; each line of the file counts for one record of its id."""
+        """Whether the file contains this record; each line of the file matches one record only."""
         key = _key(record.id, record.line)
         if not self._ids[key]:
             return False

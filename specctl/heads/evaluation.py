@@ -160,10 +160,8 @@ def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
     log_accept, log_reject = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)
     rejected = 1 - accepted
     entropy = -(xlogy(accepted, accepted) + xlogy(rejected, rejected))
-    weighted = (
-        -(accepted * log_accept + reject_weight * rejected * log_reject).sum()
-        / (accepted + reject_weight * rejected).sum()
-    )
+    heavy = reject_weight * rejected
+    weighted = -(accepted * log_accept + heavy * log_reject).sum() / (accepted + heavy).sum()
     predicted = expit(logits)
     return Score(
         kl=float((-(accepted * log_accept + rejected * log_reject) - entropy).mean()),

@@ -20,7 +20,7 @@ def sweep_recipes() -> list[Recipe]:
 
 
 def head_tables(evaluation: Evaluation) -> list[Table]:
-    """Tables of one head: its scores and those of single signals, the verdict, and the head's reliability."""
+    """Tables of one head: scores of the head and of single signals, the verdict, and the head's reliability."""
     weight = evaluation.recipe.reject_weight
     scores = {_HEAD: evaluation.head, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
     rows = tuple((name, *_cells(found)) for name, found in scores.items())
