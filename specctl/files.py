@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Content(StrEnum):
-    """What a file of JSON lines can hold, in words for people."""
+    """What a file of JSON lines can hold, worded for messages."""
 
     RESULTS = "results of specctl bench"
     TRACE = "a trace of specctl calibrate"
@@ -41,7 +41,7 @@ _KEYS = (
     ({"messages"}, Content.PROMPTS),
     ({"turns"}, Content.PROMPTS),
 )
-"""Keys by which the first line of a file is recognised; the first that fit decide."""
+"""Keys by which the first line of a file is recognised; the first match decides."""
 
 
 def content_of(path: Path) -> Content | None:
@@ -60,7 +60,7 @@ def _content(line: bytes) -> Content:
 
 
 def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
-    """Write one object as one line and flush, so that readers have it at once."""
+    """Write one object as one line and flush, so that readers see it at once."""
     line = json.dumps(value, ensure_ascii=False)
     try:
         line.encode()
@@ -71,7 +71,7 @@ def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The whole lines of a file that are not blank, each with its number from 1.
+    """The complete, non-blank lines of a file, each with its number, counted from 1.
 
     Raises:
         UsageError: the file cannot be read.
@@ -89,9 +89,10 @@ def parse_line(adapter: TypeAdapter[T], path: Path, number: int, line: bytes, hi
     """The record that a line holds.
 
     Args:
-        adapter: of the record's type.
-        path, number, line: where the line stands, for messages, and its text.
-        hint: how to mend it.
+        adapter: for the record's type.
+        path, number: where the line is, for messages.
+        line: its text.
+        hint: how to fix the file, for messages.
 
     Raises:
         UsageError: the line holds no such record; the message names the file, the line and the key.
@@ -107,7 +108,7 @@ def parse_line(adapter: TypeAdapter[T], path: Path, number: int, line: bytes, hi
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off what follows the file's last line feed, to continue the file from there."""
+    """Cut off the text after the last line feed, so that the file can be continued."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
@@ -124,7 +125,7 @@ class LineFormat(Generic[T]):
         content: what such a file holds.
         version: the version that is written, as ``schema_version`` on the first line; all versions up to it are read.
         header: the dataclass of the first line.
-        kinds: the dataclass of each other kind of line, alone or annotated with what pydantic shall do before.
+        kinds: the dataclass of each other kind of line, alone or annotated with a validator of pydantic.
     """
 
     def __init__(self, content: Content, version: int, header: type[T], kinds: Mapping[str, Any]) -> None:
@@ -133,7 +134,7 @@ class LineFormat(Generic[T]):
         self._kinds = {getattr(found, "__origin__", found): kind for kind, found in self._types.items()}
 
     def line(self, record: object) -> dict[str, Any]:
-        """A record of one of the kinds as what JSON can hold."""
+        """A record of one of the kinds as a dictionary of JSON values."""
         kind = self._kinds[type(record)]
         version = {"schema_version": self.version} if kind == "header" else {}
         found: dict[str, Any] = self._writers[kind].dump_python(
@@ -147,12 +148,12 @@ class LineFormat(Generic[T]):
 
     @contextmanager
     def writing(self, path: Path | None, header: object, *, append: bool) -> Iterator[Callable[[object], None]]:
-        """While the block runs, records can be written to a file.
+        """Open a file for records while the block runs.
 
         Args:
-            path: of the file; None to write nothing.
-            header: of a new file.
-            append: continue the file instead of starting it anew.
+            path: the file; None to write nothing.
+            header: first record of a new file.
+            append: continue the file instead of replacing it.
 
         Yields:
             A function that writes one record as one line.
@@ -173,7 +174,7 @@ class LineFormat(Generic[T]):
             yield lambda record: self.append(stream, record)
 
     def read(self, path: Path) -> Iterator[Any]:
-        """The header and then every other record, read while it is asked for.
+        """Yield the header, then every other record, each line read when its record is needed.
 
         Raises:
             UsageError: the file cannot be read, holds something else, is of a later version, or a line is damaged; the
@@ -186,7 +187,7 @@ class LineFormat(Generic[T]):
             yield parse_line(self._reader, path, number, line)
             empty = False
         if empty:
-            raise UsageError(f"{path} is empty", f"what is needed here is {self.content}")
+            raise UsageError(f"{path} is empty", f"give a file that holds {self.content}")
 
     def _recognise(self, path: Path, line: bytes) -> None:
         found = _content(line)

@@ -15,9 +15,9 @@ class Level:
     Attributes:
         forwards: its own forward passes: one for each drafted token of the lowest draft, one for each inner round of
             any other.
-        drafted: tokens it handed to its verifier.
-        accepted: how many of them its verifier accepted.
-        seconds: in its own forward passes, those of the levels below left out.
+        drafted: tokens it passed to its verifier.
+        accepted: drafted tokens that its verifier accepted.
+        seconds: spent in its own forward passes, without those of the levels below.
     """
 
     forwards: int = 0
@@ -38,10 +38,10 @@ class Level:
 
 @dataclass(slots=True)
 class Metrics:
-    """Running sums over one or many sequences; every rate is derived from them.
+    """Running sums over one or more sequences, and the rates derived from them.
 
-    ``generated_tokens`` counts what completions keep; while a sequence runs it counts what its rounds emitted.
-    Times are seconds. Rates whose denominator is zero are 0.
+    ``generated_tokens`` counts the tokens that completions keep; for a running sequence, the tokens that its rounds
+    emitted. Times are seconds. Rates whose denominator is zero are 0.
 
     Attributes:
         levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.

@@ -1,4 +1,4 @@
-"""What happened while text was generated: the records that decoding hands to everyone else. No torch here."""
+"""What happened while text was generated: the records that decoding passes to other modules. No torch here."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -56,10 +56,10 @@ class DraftStep:
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """A round in a few numbers, as files and metrics have it.
+    """The numbers of a round that files and metrics contain.
 
     Attributes:
-        drafted, accepted: number of tokens drafted, and of those that verification accepted.
+        drafted, accepted: number of draft tokens, and of accepted draft tokens.
         stop: why drafting ended; None in a round without a draft.
         threshold: the policy's threshold during the round; None for a policy without one.
         draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
@@ -80,7 +80,7 @@ class RoundSummary:
         return len(self.inner) or self.drafted
 
     def rounded(self) -> Self:
-        """The same with times rounded to microseconds, those of inner rounds included."""
+        """A copy with times rounded to microseconds, in inner rounds too."""
         return replace(
             self,
             draft_ms=round(self.draft_ms, 3),
@@ -96,15 +96,16 @@ class Round:
     Attributes:
         index: 0 for the first round of the sequence; of an inner round, 0 for the first in its block.
         steps: the drafted tokens in order.
-        accepted: how many of them verification accepted.
-        extra: the id of the verifier's own token after them; None after an accepted end of sequence.
-        extra_kind: where ``extra`` comes from; None with it.
+        accepted: number of drafted tokens that verification accepted.
+        extra: id of the verifier's own token after the accepted ones; None after an accepted end of sequence.
+        extra_kind: where ``extra`` comes from; None if ``extra`` is None.
         stop: why drafting ended; None in a round that drafted nothing because there is no draft.
         threshold: the policy's threshold during the round, if it has one.
         draft_seconds, verify_seconds, total_seconds: wall time of drafting, of the verifying forward pass with its
             verdict, and of the whole round.
         inner: in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the
-            model below it; each took one forward pass of the draft. Their ``budget`` is the room left in the block.
+            model below it; each took one forward pass of the draft. An inner round stops with ``budget`` where the
+            block is full.
         chances: min(1, p/q) of each accepted token and of the first rejected one, the probability that verification
             accepts it; p and q are the verifier's and the draft's probability of the token. None in greedy decoding.
     """
@@ -157,18 +158,19 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class CompletionSummary:
-    """A finished generation as files and metrics have it; times in milliseconds.
+    """The data of a finished generation that files and metrics contain; times in milliseconds.
 
     Attributes:
         prompt_tokens: length of the prompt.
         tokens: generated ids, an end-of-sequence token included.
         text: the decoded tokens without special tokens and without a stop string.
         finish_reason: why it ended.
-        prefill_ms: of the prompt in all models, before the first round.
-        first_token_ms, total_ms: from the start to the end of the first round, and to the last token.
-        target_forwards: verifying forward passes, the prompt's own not counted.
+        prefill_ms: time spent on the prompt by all models, before the first round.
+        first_token_ms: from the start to the end of the first round.
+        total_ms: from the start to the last token.
+        target_forwards: verifying forward passes; the pass over the prompt is not counted.
         draft_forwards: forward passes of the draft that the target verifies.
-        rounds: in order; empty for a peer, whose rounds cannot be seen.
+        rounds: in order; empty for a peer, whose rounds are not visible.
     """
 
     prompt_tokens: int

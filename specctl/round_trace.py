@@ -1,6 +1,6 @@
-"""The trace of a generation: one line for each round, with what the policy could read at each drafted token.
+"""The trace of a generation: one line for each round, with the signals of each drafted token.
 
-A line, as ``specctl generate --trace`` writes it, here over several lines::
+A line of ``specctl generate --trace``, wrapped here::
 
     {"kind": "round", "id": 1, "turn": 0, "round": 0,
      "drafted": 2, "accepted": 1, "stop": "policy", "threshold": 0.6, "draft_ms": 4.1, "verify_ms": 9.7,
@@ -57,7 +57,7 @@ class TracedRound(RoundSummary):
 
     @classmethod
     def of(cls, round_: Round) -> "TracedRound":
-        """A live round's, with times rounded to microseconds."""
+        """Convert a live round; times are rounded to microseconds."""
         summary = round_.summary.rounded()
         steps = (
             TracedStep(step.token, index < round_.accepted, **{name: getattr(step, name) for name in SIGNALS})
@@ -87,7 +87,7 @@ class RoundLine(TracedRound):
 
 
 def trace_line(record: Record, turn: int, round_: Round) -> dict[str, Any]:
-    """The line of a round, ready to be written as JSON; what is not known (a signal, inner rounds) is left out."""
+    """The line of a round, as JSON values; unknown values (a signal, inner rounds) are left out."""
     traced = _writer().dump_python(TracedRound.of(round_), mode="json", exclude_defaults=True)
     return {"kind": "round", "id": record.id, "turn": turn, "round": round_.index, **traced}
 

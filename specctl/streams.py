@@ -13,12 +13,12 @@ from specctl.errors import UsageError
 
 @contextmanager
 def open_input(path: str) -> Iterator[IO[bytes]]:
-    """A file, or standard input for ``-``, as bytes; raises UsageError where it cannot be read."""
+    """A file, or standard input for ``-``, as bytes; raises UsageError if it cannot be read."""
     if path == "-":
         yield sys.stdin.buffer
         return
     try:
-        stream = Path(path).open("rb")  # noqa: SIM115 - closed below; the error is opening's alone
+        stream = Path(path).open("rb")  # noqa: SIM115 - closed below; only opening raises the error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     with stream:
@@ -26,7 +26,7 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
 
 
 def read_prompt() -> str:
-    """All of standard input, less the line break that ``echo`` and editors end it with."""
+    """All of standard input without its last line break, which ``echo`` and editors add."""
     with open_input("-") as stream:
         try:
             text = stream.read().decode("utf-8")
@@ -37,7 +37,7 @@ def read_prompt() -> str:
 
 @contextmanager
 def open_output(path: str, *, append: bool = False) -> Iterator[IO[str]]:
-    """A file, or standard output for ``-``, as UTF-8 text; raises UsageError where it cannot be written."""
+    """A file, or standard output for ``-``, as UTF-8 text; raises UsageError if it cannot be written."""
     if path == "-":
         reconfigure = getattr(sys.stdout, "reconfigure", None)
         if reconfigure is not None:
@@ -53,43 +53,43 @@ def open_output(path: str, *, append: bool = False) -> Iterator[IO[str]]:
 
 
 def start_over(stream: IO[str]) -> None:
-    """Empty a file that was opened to append; a device or a pipe has nothing to take back."""
+    """Empty a file that was opened to append; a device or a pipe is left as it is."""
     if stream is not sys.stdout and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.truncate(0)
 
 
 def check_distinct(source: str | None, output: str, trace: str | None) -> None:
-    """Raise UsageError where two of input, output and trace are one file, for the one would spoil the other.
+    """Raise UsageError if two of input, output and trace are the same file, since one would overwrite the other.
 
     Args:
         source: path, ``-`` for standard input, None where nothing is read.
         output: path, or ``-`` for standard output.
         trace: as ``output``; None for none.
     """
-    places = {"input": (source, sys.stdin), "output": (output, sys.stdout), "trace": (trace, sys.stdout)}
+    roles = {"input": (source, sys.stdin), "output": (output, sys.stdout), "trace": (trace, sys.stdout)}
     seen: dict[object, str] = {}
-    for role, (path, standard) in places.items():
-        if path is None or (place := _place(path, standard, role)) is None:
+    for role, (path, standard) in roles.items():
+        if path is None or (identity := _identity(path, standard, role)) is None:
             continue
-        if place in seen:
-            raise UsageError(f"{seen[place]} and {role} are the same file", "give each a file of its own")
-        seen[place] = role
+        if identity in seen:
+            raise UsageError(f"{seen[identity]} and {role} are the same file", "use a different file for each")
+        seen[identity] = role
 
 
-def _place(path: str, standard: IO[str], role: str) -> object:
-    """What tells a file from others; None for what can be shared."""
+def _identity(path: str, standard: IO[str], role: str) -> object:
+    """A value that is equal for two paths of the same file; None for a stream that can be shared."""
     try:
         found = os.fstat(standard.fileno()) if path == "-" else Path(path).stat()
         if stat.S_ISREG(found.st_mode):
             return found.st_dev, found.st_ino
-    except (OSError, ValueError):  # nothing there yet
+    except (OSError, ValueError):  # the file does not exist yet
         if path != "-":
             return Path(path).absolute()
     return "standard output" if path == "-" and role != "input" else None
 
 
 def count_lines(path: str | None) -> int | None:
-    """Lines of a regular file that are not blank; None for anything else, whose end nobody knows."""
+    """Number of non-blank lines of a regular file; None for a stream, whose length is unknown."""
     if path is None or not Path(path).is_file():
         return None
     with Path(path).open("rb") as file:

@@ -1,1 +1,1 @@
-"""Programs for people who work on specctl itself: not shipped in the wheel."""
+"""Programs for developers of specctl; not in the wheel."""

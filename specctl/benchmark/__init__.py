@@ -1,1 +1,1 @@
-"""Measurement: suites, runs, the cost model and reports."""
+"""Benchmarks: runs, bounds, the cost model, tables, figures and reports."""

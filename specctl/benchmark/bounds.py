@@ -1,4 +1,4 @@
-"""The best that any policy could have done on a benchmark's prompts, from the baseline's greedy outputs."""
+"""The best result that any policy could reach on a benchmark's prompts, from the baseline's greedy outputs."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,15 +15,15 @@ from specctl.replay.signal_bound import Text, signal_bound
 
 
 def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], results: RunSet, emit: Emit) -> None:
-    """Add Theorem 4.1's oracle and the signal bound of the first draft to results in which every prompt has run.
+    """Add the oracle of Theorem 4.1 and the signal bound of the first draft to finished results.
 
-    What an earlier run has worked out is kept.
+    Bounds that the results already contain are kept.
 
     Args:
-        pair: with a draft; without one nothing is added.
-        runs: that produced the results.
+        pair: without a draft, nothing is added.
+        runs: produced the results.
         prompts: of the suite.
-        results: to add to.
+        results: the runs; the bounds are added here.
         emit: receives each line for the results file.
     """
     if not pair.drafts:
@@ -49,7 +49,7 @@ def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], re
 
 
 def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tuple[SuitePrompt, Run]]:
-    """Each prompt that ran with the baseline's run at the first length limit, from which bounds are worked out."""
+    """Each prompt with the baseline's run at the first length limit; prompts without such a run are left out."""
     first = results.header.lengths[0]
     runs: dict[str, Run] = {}
     for run in results.of(BASELINE):
@@ -59,14 +59,14 @@ def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tupl
 
 
 def _oracle_passes(pair: Pair, prompt_ids: list[list[int]], run: Run) -> int:
-    """The fewest target passes for a run's text: in each turn one more than there are disagreements (SpecDec++,
-    arXiv 2405.19715, Theorem 4.1).
+    """The fewest target passes for a run's text: in each turn, one more than the number of positions at which draft and
+    target disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
     """
     draft = pair.drafts[0]
     passes = 0
     for ids, turn in zip(prompt_ids, run.turns, strict=True):
         for part, (forward,) in read_along([draft], ids, turn.tokens):
             predicted = forward.logits.argmax(-1).tolist()
-            passes += sum(one != token for one, token in zip(predicted, turn.tokens[part], strict=True))
+            passes += sum(guess != token for guess, token in zip(predicted, turn.tokens[part], strict=True))
         passes += 1
     return passes

@@ -28,7 +28,7 @@ def panel_height(parts: Sized, names: Sequence[str]) -> float:
 
 
 def panel_columns(parts: Sized) -> int:
-    """How many panels stand side by side."""
+    """Number of panels in a row of the page."""
     return 3 if len(parts) in (3, 5, 6, 9) else min(4, len(parts))
 
 

@@ -19,9 +19,9 @@ class CostModel:
     """T = draft_ms N_draft + target_ms N_target (SpecDec++ eq. 3.1), T being the time after the prompt.
 
     Attributes:
-        draft_ms: of one forward pass of the first draft.
-        r_squared: share of the runs' variance in T that the model explains; None where they all took the same time.
-        runs: how many it was fitted to; 0 for one taken from bare forward times.
+        draft_ms, target_ms: of one forward pass of the first draft, and of the target.
+        r_squared: share of the runs' variance in T that the model explains; None if all runs took the same time.
+        runs: number of runs it was fitted to; 0 for a model made from bare forward times.
         further_ms: where several drafts are loaded, a term for each after the first.
     """
 
@@ -33,14 +33,14 @@ class CostModel:
 
     @property
     def drafts_ms(self) -> tuple[float, ...]:
-        """Of one forward pass, by loaded draft."""
+        """Milliseconds of one forward pass of each loaded draft."""
         return (self.draft_ms, *self.further_ms)
 
     def milliseconds(self, drafted: float, passes: float) -> float:
         return self.draft_ms * drafted + self.target_ms * passes
 
     def total_ms(self, forwards: Sequence[float]) -> float:
-        """Of forward passes counted by loaded draft, the target's last."""
+        """Milliseconds of all forward passes, from the counts of each loaded draft and, last, of the target."""
         return sum(ms * count for ms, count in zip((*self.drafts_ms, self.target_ms), forwards, strict=True))
 
     def table(self, longest: int) -> CostTable:
@@ -48,31 +48,31 @@ class CostModel:
         return CostTable.flat(self.draft_ms, self.target_ms, longest)
 
     def latency(self, discard_rate: float, verification_rate: float) -> float:
-        """Milliseconds a token (eq. 5.1)."""
+        """Milliseconds per token (eq. 5.1)."""
         return self.draft_ms + self.draft_ms * discard_rate + (self.target_ms - self.draft_ms) * verification_rate
 
     def verification_rate_at(self, speedup: float, discard_rate: float) -> float:
         """The verification rate at which a policy is ``speedup`` times as fast as target-only decoding.
 
-        A line in the discard rate; the target's pass must cost more than a draft step.
+        Linear in the discard rate. A target pass must cost more than a draft step.
         """
-        rest = self.target_ms / speedup - self.draft_ms * (1 + discard_rate)
-        return rest / (self.target_ms - self.draft_ms)
+        left_ms = self.target_ms / speedup - self.draft_ms * (1 + discard_rate)
+        return left_ms / (self.target_ms - self.draft_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateCost:
-    """A candidate against what its forward passes should cost.
+    """A candidate's measured cost compared with the cost of its forward passes.
 
-    The prompt's time is left out everywhere, but for peers, of whose time it cannot be told.
+    Times exclude the prompt's, except for peers, whose time cannot be split.
 
     Attributes:
-        measured, predicted: tokens/s, by the clock and by the fit.
-        latency_ms: predicted per token from its rates alone (eq. 5.1, of the first draft without a hierarchy).
-        overhead: wall time over the bare time of the same forward passes; 1 is a loop that costs nothing.
+        measured, predicted: tokens/s, by the clock and by the fitted model.
+        latency_ms: per token, predicted from the rates alone (eq. 5.1); None unless only the first draft is used.
+        overhead: wall time over the bare time of the same forward passes; 1 means that the loop costs nothing.
         passes_share: the oracle's target passes over this candidate's; 1 is the fewest possible.
         time_share: the oracle's predicted time over this candidate's measured time.
-        signal_share: the same of the best stopping rule on the draft's signals.
+        signal_share: the signal bound's predicted time over this candidate's measured time.
     """
 
     candidate: str
@@ -87,10 +87,12 @@ class CandidateCost:
 
 @dataclass(frozen=True, slots=True)
 class OracleBound:
-    """Theorem 4.1 on the prompts it was worked out for: no policy needs fewer target passes with nothing discarded.
+    """Theorem 4.1's oracle on some prompts: no policy discards less or needs fewer target passes.
 
     Attributes:
-        tokens_per_second: predicted for such a policy, the prompt's time left out; None without a fit.
+        prompts: number of prompts that the oracle covers.
+        passes, tokens: target passes and generated tokens on these prompts.
+        tokens_per_second: predicted, without the prompt's time; None without a fitted model.
     """
 
     prompts: int
@@ -100,7 +102,7 @@ class OracleBound:
 
 
 def fit(results: RunSet) -> CostModel | None:
-    """Least squares over all runs of policies; None where they cannot tell the costs apart."""
+    """Fit by least squares over all runs of policies; None if the runs do not determine every cost."""
     ours = {candidate.label: candidate for candidate in results.header.candidates if candidate.setting is not None}
     runs = [run for run in results.runs if run.candidate in ours]
     if len(runs) < 2:
@@ -123,8 +125,8 @@ def forwards(run: Run, candidate: Candidate, drafts: int) -> list[int]:
     if len(candidate.drafts) == 1:
         counts[candidate.drafts[0]] = sum(turn.draft_forwards for turn in run.turns)
     else:
-        for place, rounds in zip(candidate.drafts, levels_of(run), strict=False):
-            counts[place] += sum(round_.draft_forwards for round_ in rounds)
+        for draft, rounds in zip(candidate.drafts, levels_of(run), strict=False):
+            counts[draft] += sum(round_.draft_forwards for round_ in rounds)
     return [*counts, sum(turn.target_forwards for turn in run.turns)]
 
 
@@ -137,17 +139,17 @@ def levels_of(run: Run) -> Iterator[list[RoundSummary]]:
 
 
 def bare_model(times: PassTimes) -> CostModel:
-    """The same model from directly timed forward passes, a target pass being one of the narrowest width."""
+    """The cost model with directly timed forward passes; a target pass has the narrowest measured width."""
     further = tuple(times.step_ms(draft) for draft in range(1, len(times.drafts)))
     return CostModel(times.draft, times.target[min(times.target)], None, 0, further)
 
 
 def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> float | None:
-    """What the run's forward passes cost by themselves; None for a peer, whose rounds cannot be seen.
+    """Bare time of the run's forward passes in milliseconds; None for a peer, whose rounds are not visible.
 
-    A pass of the target or a middle model that verifies K tokens is K + 1 wide. Beyond the widest measured pass the
-    time is held, which can only overstate the loop's overhead. Without a candidate, or with one that has no levels of
-    its own, the first draft is priced.
+    A pass of the target or of a middle draft that verifies K tokens has width K + 1. A pass wider than the widest
+    measured one is priced like it, which can only overstate the loop's overhead. Without a candidate, all draft passes
+    are priced as the first draft's.
     """
     levels = columns(run.rounds)
     if not levels[0].starts:
@@ -162,7 +164,7 @@ def candidate_costs(results: RunSet, summaries: Iterable[Summary], model: CostMo
 
 
 def oracle_bound(results: RunSet, candidate: str, model: CostModel | None) -> OracleBound | None:
-    """The bound for a candidate's outputs; None where no oracle was asked for or none of its prompts is covered."""
+    """The oracle's bound for a candidate's outputs; None if the results contain no oracle for any of its prompts."""
     runs = _oracle_runs(results, candidate)
     if not runs:
         return None
@@ -174,7 +176,7 @@ def oracle_bound(results: RunSet, candidate: str, model: CostModel | None) -> Or
 
 
 def signal_speed(results: RunSet, model: CostModel | None) -> float | None:
-    """Tokens/s of the best stopping rule on the draft's signals, predicted as `OracleBound` does; None without one."""
+    """Predicted tokens/s of the best stopping rule on the draft's signals; None without a bound or a model."""
     bound = results.signal_bound
     return 1e3 * bound.tokens / model.milliseconds(bound.drafted, bound.passes) if bound and model else None
 
@@ -187,7 +189,7 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
     *drafted, passes = np.sum([forwards(run, candidate, drafts) for run in runs], axis=0).tolist()
     bare = [bare_ms(run, results.costs, candidate) for run in runs] if results.costs else []
     known = [time for time in bare if time is not None]
-    # Of a peer some forward passes may have been counted and others not.
+    # For a peer, the passes of one model may have been counted and those of another not.
     counted = passes and (any(drafted) or summary.mean_acceptance_length is not None)
     passes_share, time_share, signal_share = _bound_shares(results, summary.candidate, model)
     return CandidateCost(
@@ -214,7 +216,7 @@ def _bound_shares(
     runs = _oracle_runs(results, candidate)
     best = sum(results.oracle[run.prompt] for run in runs)
     passes = sum(turn.target_forwards for run in runs for turn in run.turns)
-    # The bounds are of one draft's guesses, and no other's.
+    # Both bounds hold for the first draft only.
     if not runs or not passes or results.header.candidate(candidate).drafts[0] != 0:
         return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
@@ -226,7 +228,7 @@ def _bound_shares(
 
 
 def _oracle_runs(results: RunSet, candidate: str) -> Sequence[Run]:
-    """Its runs that the oracle covers: those at the first limit, from which the bound is worked out."""
+    """Runs of a candidate that the oracle covers: it is computed at the first length limit only."""
     first = next(iter(results.header.lengths), None)
     runs = [run for run in results.of(candidate) if run.prompt in results.oracle and first in (None, run.length)]
     return evened(runs) if runs else []

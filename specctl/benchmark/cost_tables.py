@@ -1,4 +1,4 @@
-"""Tables of forward passes by model, and of what the cost model makes of them."""
+"""Tables of forward passes by model, and of the speeds that the cost model predicts from them."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,13 +12,13 @@ def level_table(digest: Digest) -> Table:
     """Passes per token and HSDDW's sigma and eta of each model, one row per candidate."""
     names = list(map(short_name, digest.results.header.drafts))
     rows = []
-    for one in digest.levels:
-        by_draft = {level.draft: level for level in one.levels}
-        cells = [number(passes, 3) for passes in one.passes]
+    for found in digest.levels:
+        by_draft = {level.draft: level for level in found.levels}
+        cells = [number(passes, 3) for passes in found.passes]
         for draft in range(len(names)):
             level = by_draft.get(draft)
             cells += [number(value, 3) for value in ((level.redundancy, level.utilisation) if level else (None, None))]
-        rows.append((one.candidate, *cells, _pays(one)))
+        rows.append((found.candidate, *cells, _pays(found)))
     columns = (
         "candidate",
         *(f"{name} passes/token" for name in names),
@@ -30,7 +30,7 @@ def level_table(digest: Digest) -> Table:
 
 
 def cost_table(digest: Digest) -> Table:
-    """Measured against predicted speed and the bounds, one row per candidate."""
+    """Measured speed, predicted speed and the bounds, one row per candidate."""
     columns = (
         "candidate",
         f"measured tokens/s{UP}",
@@ -83,10 +83,10 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
         yield f"Signal bound: {counts}{_by_the_fit(digest.signal_speed)}."
 
 
-def _pays(one: CandidateLevels) -> str:
-    if one.pays_ms is None:
-        return "never" if one.nested else UNKNOWN
-    low, high = one.pays_ms
+def _pays(found: CandidateLevels) -> str:
+    if found.pays_ms is None:
+        return "never" if found.nested else UNKNOWN
+    low, high = found.pays_ms
     return f"from {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
 
 

@@ -23,12 +23,12 @@ class Digest:
     """The results with everything computed from them.
 
     Attributes:
-        overall, by_category, by_length: one summary for each candidate that has runs there.
-        model: fitted to the runs, or None.
-        bare: from bare forward times, or None where they were not measured.
+        overall, by_category, by_length: one summary for each candidate with runs in that part.
+        model: cost model fitted to the runs, or None.
+        bare: cost model from bare forward times, or None if they were not measured.
         signal_speed: tokens/s of the best stopping rule on the draft's signals, by the fit; None if not computed.
         compared: how many greedy runs were compared with the baseline, token by token; None when sampling.
-        differing: compared runs whose tokens were not those of the baseline.
+        differing: compared runs whose tokens differ from the baseline's.
         levels: every candidate's passes by model; empty unless several drafts are loaded.
     """
 
@@ -47,7 +47,7 @@ class Digest:
 
     @property
     def expected_runs(self) -> int | None:
-        """How many runs make the benchmark whole; None where the header does not contain the number of prompts."""
+        """Number of runs of the whole benchmark; None if the header does not contain the number of prompts."""
         header, count = self.results.header, self.results.header.suite.get("count")
         if not isinstance(count, int):
             return None

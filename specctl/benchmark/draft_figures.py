@@ -1,4 +1,4 @@
-"""Figures of how long drafts were and how much of them was accepted. Matplotlib is imported when one is drawn."""
+"""Figures of drafted and accepted lengths. Matplotlib is imported when a figure is drawn."""
 
 import numpy as np
 
@@ -79,15 +79,15 @@ def accepted_histogram(digest: Digest, look: dict[str, Look]) -> Picture:
 
 def draft_length_over_rounds(digest: Digest, look: dict[str, Look]) -> Picture:
     names = [summary.candidate for summary in digest.overall if summary.draft_length]
-    candidates: dict[tuple[str, int], dict[str, Run]] = {}
+    by_prompt: dict[tuple[str, int], dict[str, Run]] = {}
     for run in digest.results.runs:
         if run.candidate in names and any(drafting_rounds(run)):
-            candidates.setdefault((run.prompt, run.length), {}).setdefault(run.candidate, run)
-    if not candidates:
+            by_prompt.setdefault((run.prompt, run.length), {}).setdefault(run.candidate, run)
+    if not by_prompt:
         raise MissingDataError("no candidate has visible rounds with draft tokens")
-    fullest = max(map(len, candidates.values()))
+    fullest = max(map(len, by_prompt.values()))
     ordered = sorted(
-        (item for item in candidates.items() if len(item[1]) == fullest),
+        (item for item in by_prompt.items() if len(item[1]) == fullest),
         key=lambda item: sum(len(drafting_rounds(run)) for run in item[1].values()),
     )
     (prompt, _), runs = ordered[len(ordered) // 2]  # Neither the easiest prompt nor the hardest.

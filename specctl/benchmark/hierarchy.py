@@ -1,4 +1,4 @@
-"""Forward passes and rates at each level of a hierarchy of drafts, and the costs from which on it pays."""
+"""Forward passes and rates at each level of a hierarchy of drafts, and the target times at which it pays."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class DraftLevel:
     """One draft of a candidate.
 
     Attributes:
-        draft: which of the loaded drafts.
-        redundancy: HSDDW's sigma, the share of its tokens that its verifier rejected; None where it drafted nothing.
-        utilisation: HSDDW's eta, its forward passes per token passed to its verifier; None where it drafted nothing.
+        draft: index among the loaded drafts.
+        redundancy: HSDDW's sigma, the share of its tokens that its verifier rejected; None if it drafted nothing.
+        utilisation: HSDDW's eta, its forward passes per token passed to its verifier; None if it drafted nothing.
     """
 
     draft: int
@@ -32,11 +32,11 @@ class CandidateLevels:
     """A candidate's forward passes, by model.
 
     Attributes:
-        passes: per generated token, of each loaded draft and last of the target (HSDDW's eta of the target).
-        levels: its drafts, the one that the target verifies first.
+        passes: per generated token, of each loaded draft and, last, of the target (HSDDW's eta of the target).
+        levels: its drafts, from the target's own draft down.
         pays_ms: the range of target pass times in milliseconds in which a hierarchy is predicted to be faster than
-            every candidate with one draft or none, given the fitted times of the drafts. The upper end is None where
-            there is no limit; None without such a range.
+            every candidate with one draft or none, given the fitted times of the drafts. The upper end is None if
+            there is no limit. None if there is no such range.
     """
 
     candidate: str
@@ -49,12 +49,12 @@ class CandidateLevels:
         return len(self.levels) > 1
 
     def ms_per_token(self, costs: Sequence[float]) -> float:
-        """Predicted from the times of one pass, in the order of ``passes``."""
+        """Predicted time per token, from the times of one pass in the order of ``passes``."""
         return sum(ms * passes for ms, passes in zip(costs, self.passes, strict=True))
 
 
 def candidate_levels(results: RunSet, model: CostModel | None) -> list[CandidateLevels]:
-    """One per candidate with runs whose passes are known; empty where a single draft is loaded."""
+    """The levels of each candidate whose runs have known passes; empty if a single draft is loaded."""
     if not results.header.drafts:
         return []
     found = [_levels(results, candidate) for candidate in results.header.candidates if results.of(candidate.label)]
@@ -72,13 +72,13 @@ def candidate_levels(results: RunSet, model: CostModel | None) -> list[Candidate
 def break_even(
     passes: Sequence[float], others: Iterable[Sequence[float]], drafts_ms: Sequence[float]
 ) -> tuple[float, float | None] | None:
-    """The range of target pass times in which ``passes`` cost less than all others; None where there is none.
+    """The range of target pass times in which ``passes`` cost less than all others; None if there is none.
 
-    The slower the target, the more longer drafts pay, so a candidate with fewer target passes sets the upper end.
+    Another candidate with fewer target passes sets the upper end: it wins where the target is slow.
 
     Args:
-        passes: per token, of each loaded draft and last of the target.
-        others: the passes of the candidates to compare with, in the same order.
+        passes: per token, of each loaded draft and, last, of the target.
+        others: passes of the candidates to compare with, in the same order.
         drafts_ms: time of a pass of each draft.
     """
     low, high = 0.0, inf

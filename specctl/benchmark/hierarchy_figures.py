@@ -42,7 +42,7 @@ def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
     names = list(map(short_name, digest.results.header.drafts))
     chains = {tuple(level.draft for level in one.levels) for one in digest.levels if one.nested}
     if len(names) != 2 or len(chains) != 1 or all(one.nested for one in digest.levels):
-        raise MissingDataError("it needs hierarchies of the same two drafts and each of the drafts alone")
+        raise MissingDataError("this figure needs hierarchies of the same two drafts, and each draft alone")
     (chain,) = chains
     middle, lowest = (names[draft] for draft in chain)
     nested = [_Passes.of(one, chain) for one in digest.levels if one.nested]
@@ -105,7 +105,7 @@ def speed_by_window(digest: Digest, look: dict[str, Look]) -> Picture:
 
 
 def window(candidate: Candidate) -> int | None:
-    """The most tokens that its lowest draft may write in a row; None where there is no such setting."""
+    """The longest draft that the candidate's lowest model may write; None if its policy has no such setting."""
     if candidate.setting is None:
         return None
     values = candidate.setting.levels[-1].all_values
@@ -126,8 +126,8 @@ def _least(candidates: list[_Passes], middle: Floats, target: Floats) -> Floats:
 
     Args:
         candidates: at least one.
-        middle: what a pass of the middle model costs.
-        target: what a pass of the target costs in passes of the middle model.
+        middle: cost of a pass of the middle model.
+        target: cost of a pass of the target, in passes of the middle model.
     """
     least: Floats = np.min([one.middle * middle + one.lowest + one.target * middle * target for one in candidates], 0)
     return least
@@ -141,13 +141,13 @@ def _verdict(gain: Floats, best: str) -> str:
     if gain.max() <= 1:
         return (
             f"no costs in view make a hierarchy faster than the best candidate with one draft or none; at best it "
-            f"comes to {gain.max():.2f} of its speed. The lines are times that speed."
+            f"reaches {gain.max():.2f} times that speed. The lines are multiples of that speed."
         )
     if gain.min() >= 1:
-        return f"whatever the costs in view, a hierarchy (mostly {best}) is faster than one draft or none."
+        return f"at all costs in view, a hierarchy (mostly {best}) is faster than one draft or none."
     return (
         f"on the orange side of the thick line the best hierarchy (mostly {best}) is faster than the best candidate "
-        "with one draft or none; thin lines are times its speed."
+        "with one draft or none; thin lines are multiples of that speed."
     )
 
 
@@ -155,7 +155,7 @@ def _about_this_machine(here: tuple[float, float] | None, plain: list[_Passes], 
     if here is None:
         return ""
     return (
-        f"The star is this machine, 1 : {here[0]:.1f} : {here[0] * here[1]:.1f}: there the hierarchy comes to "
+        f"The star is this machine, 1 : {here[0]:.1f} : {here[0] * here[1]:.1f}: at that point the hierarchy reaches "
         f"{_gain_at(plain, nested, *here):.2f} times that speed. "
     )
 

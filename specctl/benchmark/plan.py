@@ -10,8 +10,8 @@ class Plan:
 
     Attributes:
         lengths: token limits; every prompt is run to each of them.
-        repeats: how often everything is run.
-        oracle: whether the bounds of greedy decoding are wanted.
+        repeats: how often every prompt is run.
+        oracle: whether to compute the bounds of greedy decoding.
     """
 
     lengths: Sequence[int]

@@ -15,7 +15,7 @@ from specctl.reporting.style import Picture
 def write_report(digest: Digest, folder: Path) -> list[Path]:
     """Write tables, figures and their provenance into the folder; return the paths of the files.
 
-    Figures that the results cannot fill are left out, with a line that gives the reason.
+    A figure that the results have no data for is replaced by a line with the reason.
 
     Raises:
         UsageError: there is no run to report, matplotlib is missing, or the folder cannot be written.

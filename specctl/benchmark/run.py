@@ -1,4 +1,4 @@
-"""Runs a benchmark: candidates in turn on every prompt, written as they finish and continued where they stopped."""
+"""Runs a benchmark: candidates take turns on every prompt; each run is written as it ends, and files are resumed."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,7 +24,7 @@ _SAME = ("profile", "suite", "sampling", "candidates", "lengths", "repeats")
 
 
 class Watcher(Protocol):
-    """Receives what runs now, before its clock starts, and every finished run."""
+    """Receives the name of each run before its clock starts, and every finished run."""
 
     def start(self, candidate: str, prompt: str) -> None: ...
 
@@ -32,7 +32,7 @@ class Watcher(Protocol):
 
 
 Watch = Callable[[RunSet, int], AbstractContextManager[Watcher]]
-"""Makes a watcher of results so far and the number of runs in all."""
+"""Makes a watcher from the results so far and the total number of runs."""
 
 
 def run_benchmark(
@@ -47,17 +47,17 @@ def run_benchmark(
     *,
     resume: bool = False,
 ) -> RunSet:
-    """Run what the results file does not have yet.
+    """Run everything that the results file does not contain yet.
 
     Args:
-        pair: with the field's drafts and heads.
-        profile: whose sampling and prompt tables are in force.
-        field: what competes.
+        pair: has the drafts and heads of all candidates.
+        profile: gives the sampling and prompt tables.
+        field: the candidates and peers.
         suite: the prompts.
         plan: lengths and repeats.
-        path: of the results file; None to keep nothing.
-        watch: makes who watches the runs.
-        progress: receives what comes after the runs.
+        path: the results file; None to write none.
+        watch: makes the watcher of the runs.
+        progress: shows the work after the runs.
         resume: continue the file, if it exists.
 
     Raises:
@@ -85,13 +85,13 @@ def run_benchmark(
             for run in runs.run(before=watcher.start):
                 watcher.add(run)
         if plan.oracle:
-            with progress.doing("working out the bounds"):
+            with progress.doing("computing the bounds"):
                 find_bounds(pair, runs, suite.prompts, results, write)
     return results
 
 
 def _require_same(old: Header, new: Header, path: Path) -> None:
-    """Two benchmarks must not be mixed in one file."""
+    """Raise UsageError if a results file belongs to another benchmark."""
     for name in _SAME:
         if getattr(old, name) != getattr(new, name):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Results in the answer format of Spec-Bench (Xia et al. 2024), for its own speed and equality scripts."""
+"""Results in the answer format of Spec-Bench (Xia et al. 2024), for its speed and equality scripts."""
 
 import json
 import re
@@ -18,15 +18,15 @@ MT_BENCH_QUESTIONS = 10
 """MT-Bench numbers its questions from 81, ten to a category."""
 
 Answered = Mapping[str, Sequence[Run]]
-"""One candidate's runs at one length by prompt, repeats in order."""
+"""One candidate's runs at one length, by prompt; repeats in order."""
 
 
 def write_answers(results: RunSet, folder: Path) -> list[Path]:
-    """Write one file per candidate, named after it, and per length where there are several.
+    """Write one file for each candidate, and for each length if there are several.
 
-    All files contain the prompts that every candidate has finished, in one order, because Spec-Bench's scripts pair
-    lines by their position. Repeats become choices; the scripts read the first. The accept_lengths of a peer are
-    empty: its rounds are not visible.
+    All files contain the prompts that every candidate has finished, in the same order, because Spec-Bench's scripts
+    pair lines by their position. Repeats become choices; the scripts read the first. The accept_lengths of a peer are
+    empty, because its rounds are not visible.
 
     Raises:
         UsageError: the folder cannot be written.

@@ -56,7 +56,7 @@ def wall_time(digest: Digest, look: dict[str, Look]) -> Picture:
     parts = {"draft": "#E69F00", "verify": "#0072B2", "prefill": "#999999", "other": "#D55E00"}
     names = [summary.candidate for summary in digest.overall]
     if not any(summary.wall for summary in digest.overall):
-        raise MissingDataError("no candidate's time is known in parts")
+        raise MissingDataError("no candidate's time can be split into parts")
     idlest = max(digest.overall, key=lambda summary: summary.wall.get("other", 0.0))
     prompts = max(summary.prompts for summary in digest.overall)
     picture = page(
@@ -118,7 +118,7 @@ def speedup_by_length(digest: Digest, look: dict[str, Look]) -> Picture:
     axes.axhline(1, color=BASELINE_COLOUR, linewidth=1)
     ends = []
     for order, (name, curve) in enumerate(curves.items()):
-        # A little apart, so that intervals at the same length do not overlap.
+        # Shifted slightly, so that intervals at the same length do not overlap.
         x = [length * 2 ** (0.02 * (order - (len(curves) - 1) / 2)) for length, *_ in curve]
         y = [value for _, value, *_ in curve]
         axes.plot(x, y, color=look[name].colour, marker=look[name].marker, markersize=5, linewidth=1.5)

@@ -36,7 +36,7 @@ def speed_table(digest: Digest) -> Table:
     )
     note = DEFINITIONS
     if digest.results.header.synthetic:
-        note = f"SYNTHETIC pair: random weights, the agreement of target and draft set by hand. {note}"
+        note = f"SYNTHETIC pair: random weights; how often target and draft agree was chosen, not trained. {note}"
     expected, done = digest.expected_runs, len(digest.results.runs)
     if expected is not None and done < expected:
         note += f" Unfinished: {done} of {expected} runs."

@@ -20,14 +20,14 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One candidate over some prompts. Repeats of a prompt count as one, their mean; unknown values are None.
+    """One candidate over some prompts. Every prompt counts the same however often it ran; unknown values are None.
 
     Attributes:
-        prompts, runs: how many it finished.
-        speedup: None without a prompt that the baseline finished too.
-        acceptance_rate, redundancy, draft_length, accepted_length: None where nothing was drafted.
+        prompts, runs: number that the candidate finished.
+        speedup: None if the baseline finished none of these prompts.
+        acceptance_rate, redundancy, draft_length, accepted_length: None if nothing was drafted.
         draft_length, accepted_length: over the rounds in which a draft ran.
-        stops: share of those rounds by stop reason.
+        stops: share of the rounds in which a draft ran, by stop reason.
         wall: share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer.
         first_token_ms: mean time to the first tokens, i.e. to the end of the first round.
     """

@@ -1,4 +1,4 @@
-"""A benchmark's results as tables, shown as plain text, Markdown or by rich, and as one JSON document."""
+"""A benchmark's results as tables and as one JSON document."""
 
 from dataclasses import asdict
 from typing import Any

@@ -31,7 +31,7 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
     lines = (
         ""
         if model is None
-        else "Dotted lines join points of equal predicted speed on this machine, as times target-only. "
+        else "Dotted lines join points of equal predicted speed on this machine, in multiples of target-only speed. "
     )
     prompts = max(summary.prompts for summary in digest.overall)
     picture = page(
@@ -81,7 +81,7 @@ def _point_names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _widen(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
-    """Leave enough room around the points that small differences do not look large."""
+    """Widen the axes around the points, so that small differences do not look large."""
     axes.set_xlim(_range([x for _, x, _ in points], least=0.2))
     axes.set_ylim(_range([y for _, _, y in points], least=0.1))
 
@@ -102,7 +102,7 @@ def _equal_speeds(axes: "Axes", model: CostModel) -> None:
             continue
         ends = [model.verification_rate_at(speed, discard) for discard in (left, right)]
         axes.plot([left, right], ends, ":", color=FAINT, linewidth=0.9, zorder=0, scalex=False, scaley=False)
-        # The label stands where the line leaves the frame: at the right, else at the bottom.
+        # The label is where the line leaves the frame: at the right, else at the bottom.
         across, up = right, ends[1]
         if up < bottom:
             across, up = left + (right - left) * (ends[0] - bottom) / (ends[0] - ends[1]), bottom

@@ -1,4 +1,4 @@
-"""`specctl analyze`: what a draft's signals say about acceptance on this pair and these prompts."""
+"""`specctl analyze`: how well a draft's signals predict acceptance on this pair and these prompts."""
 
 import shlex
 import sys
@@ -37,7 +37,7 @@ def analyze(
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
-        typer.Option("--from", metavar="FILE", help="Analyse a trace of generate or calibrate; no model runs."),
+        typer.Option("--from", metavar="FILE", help="Analyse traces of generate or calibrate; no model runs."),
     ] = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -57,10 +57,10 @@ def analyze(
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Look at what a policy has to go by: draft entropy, acceptance, and the bounds between them.
+    """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
 
-    The target writes an answer to every prompt, then target and draft read it. With --from the
-    rounds or texts of an earlier run are analysed instead.
+    The target answers every prompt, then target and draft both read the answer. With --from, the rounds or texts of
+    earlier runs are analysed instead.
     """
     if from_:
         unused = {
@@ -77,7 +77,7 @@ def analyze(
             "--force": force or None,
         }
         if given := [name for name, value in unused.items() if value not in (None, [])]:
-            raise UsageError(f"--from runs no prompt, so {given[0]} has no meaning", "leave one of them out")
+            raise UsageError(f"--from runs no prompt, so {given[0]} has no effect", "leave one of them out")
         from specctl.analysis.verdicts import read_traces
 
         _show(
@@ -106,7 +106,7 @@ def analyze(
     for identity, reason in failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if readings is None:
-        raise UsageError("no prompt led to a token that could be analysed")
+        raise UsageError("no prompt produced a token that can be analysed")
     from specctl.analysis.readings import judge
 
     sources = {"command": _command(), **facts, "left_out": failures}
@@ -122,7 +122,7 @@ def _command() -> str:
 def _read(
     profile: "Profile", suite: "Suite", quiet: bool, force: bool
 ) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
-    """Run the prompts: what was read, where it comes from, and by id why prompts could not be run."""
+    """Run the prompts: readings (None without any), facts of the run, and by prompt id why a prompt failed."""
     from rich.console import Console
 
     from specctl.terminal.loading import TerminalProgress

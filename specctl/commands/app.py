@@ -34,9 +34,9 @@ def specctl(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Generate text from a large model faster, without changing what it would say.
+    """Generate text from a large model faster, without changing its output.
 
-    A small draft model writes ahead, the large target model verifies many drafted tokens in one pass, and a stopping
+    A small draft model drafts tokens, the large target model verifies many of them in one pass, and a stopping
     policy decides, token by token, when the draft should stop.
     """
 

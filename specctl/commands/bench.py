@@ -41,7 +41,8 @@ def bench(
         typer.Option(
             "--policy",
             metavar="NAME:KEY=VALUE,...",
-            help="A policy to run, in a hierarchy at its top draft; repeatable. none always runs.",
+            help="A stopping policy to measure; repeatable. In a hierarchy it applies to the target's own draft. "
+            "The baseline none always runs.",
         ),
     ] = None,
     set_: SetOption = None,
@@ -51,33 +52,35 @@ def bench(
     limit: LimitOption = None,
     category: CategoryOption = None,
     samples_per_category: SamplesOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Run everything so many times.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="How many times to run every prompt.")] = 1,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
         float | None, typer.Option("-t", "--temperature", min=0, help="0 is greedy decoding.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
     lengths: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Run every prompt to each of these lengths.")
+        str | None, typer.Option(metavar="N,N,...", help="Token limits; every prompt runs once with each.")
     ] = None,
     peer: Annotated[
         list[str] | None,
         typer.Option(
             metavar="hf-constant|hf-heuristic|hf-confidence",
-            help="transformers' own assisted generation on the same models; repeatable.",
+            help="Also measure transformers' own assisted generation on the same models; repeatable.",
         ),
     ] = None,
     oracle: Annotated[
         bool,
         typer.Option(
-            "--oracle", help="How near each policy comes to the best possible: of all, and of its signals (greedy)."
+            "--oracle",
+            help="Compare each policy with the best possible one, and with the best that reads only the draft's "
+            "entropy and top probability. Greedy decoding only.",
         ),
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write every run here as soon as it ends.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write each run here as soon as it ends.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what the output file has and run only the rest.")
+        bool, typer.Option("--resume", help="Keep the runs in the output file; run only what is missing.")
     ] = False,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
@@ -86,20 +89,21 @@ def bench(
         Path | None, typer.Option(metavar="DIR", help="Write answer files in Spec-Bench's own format here.")
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Show earlier results; no model runs.")
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Show the results of an earlier --output; no model runs."),
     ] = None,
     force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure policies against each other and against the target alone, prompt by prompt in turn."""
+    """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt."""
     from specctl.observing.results import read_results
 
     if from_ is not None:
         results = read_results(from_)
     else:
         if resume and output is None:
-            raise UsageError("--resume needs to know what is already there", "name the results file with --output FILE")
+            raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
         from rich.console import Console
 
         from specctl.benchmark.plan import Plan
@@ -114,7 +118,7 @@ def bench(
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
         field = field_of(competing, peer or [])
         if oracle and profiles[0].sampling.temperature:
-            raise UsageError("--oracle is about greedy decoding", "leave it out, or add -t 0")
+            raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
         console = Console(stderr=True, quiet=quiet)
         results = _run(profiles[0], field, prompts, plan, output, console, resume=resume, force=force)
@@ -127,7 +131,7 @@ def _lengths(text: str | None) -> list[int]:
     except ValueError:
         lengths = [0]
     if any(length < 1 for length in lengths):
-        raise UsageError(f"--lengths {text} is not a list of numbers", "e.g. --lengths 128,256,512")
+        raise UsageError(f"--lengths {text} is not a list of positive numbers", "e.g. --lengths 128,256,512")
     return sorted(set(lengths))
 
 
@@ -142,7 +146,7 @@ def _run(
     resume: bool,
     force: bool,
 ) -> "RunSet":
-    """Load what the field needs and run it, with a table that fills in while it runs."""
+    """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
     from specctl.terminal.loading import TerminalProgress, note
     from specctl.terminal.progress import BenchProgress
 
@@ -159,7 +163,7 @@ def _run(
     progress = TerminalProgress(console)
     results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, resume=resume)
     if (seconds := pair.preparing_seconds) is not None:
-        note(console, f"compiling and capturing took {seconds:.1f} s, which no figure contains")
+        note(console, f"compiling and capturing took {seconds:.1f} s; no result includes this time")
     return results
 
 

@@ -1,4 +1,4 @@
-"""`specctl calibrate`: the right policy and threshold for this pair, this machine and these prompts, in one pass."""
+"""`specctl calibrate`: the fastest policy and threshold for this pair, this machine and these prompts."""
 
 import sys
 from pathlib import Path
@@ -39,8 +39,8 @@ def calibrate(
         typer.Option(
             "--policy",
             metavar="NAME|all",
-            help="Whose settings to find; without it, the profile's own. In a hierarchy at every level, or a name for "
-            "each with commas, the target's own draft first.",
+            help="Policy to calibrate. Default: the profile's. In a hierarchy it applies to every draft, "
+            "or name one for each draft with commas, the target's own draft first.",
         ),
     ] = None,
     head: Annotated[
@@ -48,8 +48,8 @@ def calibrate(
         typer.Option(
             "--head",
             metavar="PATH",
-            help="A head of the draft to choose beside the profile's own, or a folder of them, as train-head --sweep "
-            "leaves one; may be repeated. Without --policy, for specdec++.",
+            help="A trained head to try besides the profile's own, or the folder of train-head --sweep; repeatable. "
+            "Without --policy, specdec++ is calibrated.",
         ),
     ] = None,
     set_: SetOption = None,
@@ -58,10 +58,11 @@ def calibrate(
     input_: InputOption = None,
     category: CategoryOption = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="Prompts to choose on; as many again are held out to report on.")
+        int, typer.Option(min=1, help="Prompts that choose the setting; the same number is held out to report on.")
     ] = 8,
     grid: Annotated[
-        Literal["paper", "dense"], typer.Option(help="The papers' own values, or fine steps over every setting.")
+        Literal["paper", "dense"],
+        typer.Option(help="Values to try: those of the papers, or fine steps over every setting."),
     ] = "dense",
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
@@ -73,13 +74,13 @@ def calibrate(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a trace of the run here; a stopped run continues from it."),
+        typer.Option(metavar="FILE", help="Write a trace of the run here; an interrupted run continues from it."),
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Search in an earlier trace; no prompt is run.")
+        Path | None, typer.Option("--from", metavar="FILE", help="Search in an earlier trace instead of recording one.")
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Run the chosen setting live against the prediction.")
+        bool, typer.Option("--verify/--no-verify", help="Run the chosen setting live and compare with the prediction.")
     ] = True,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
@@ -90,8 +91,8 @@ def calibrate(
 ) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
 
-    The models run once. Every setting is then replayed on what they said, exactly, and priced with this machine's
-    measured costs; half of the prompts choose, the other half report.
+    The models run once. Every setting is then replayed exactly on what they wrote, and its time is predicted from costs
+    measured on this machine. Half of the prompts choose the setting, the other half report its speed.
     """
     from rich.console import Console
 
@@ -106,7 +107,7 @@ def calibrate(
     from specctl.terminal.loading import TerminalProgress
 
     if trace is not None and from_ is not None:
-        raise UsageError("--from reads what --trace writes", "give one of them")
+        raise UsageError("--trace and --from exclude each other", "leave one of them out")
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", "choose another name, or remove it first")
     flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
@@ -116,7 +117,7 @@ def calibrate(
     except ProfileError:
         if not given:
             raise
-        # Its policy may need a head and be given one here.
+        # The profile's policy may need a head that only --head names.
         resolved = resolve(profile, overrides=set_ or (), flags={**flags, "draft.head": given[0]})
     own = resolved.profile
     if own.draft is None:

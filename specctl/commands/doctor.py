@@ -1,4 +1,4 @@
-"""``specctl doctor``: can this pair run here, and if not, why."""
+"""``specctl doctor``: whether a pair can run on this machine, and if not, why."""
 
 import json
 from dataclasses import asdict

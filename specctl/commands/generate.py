@@ -31,14 +31,15 @@ def generate(
         typer.Argument(
             metavar="PROMPT",
             show_default=False,
-            help="Text to continue; - reads all of standard input as one prompt, less its last line break.",
+            help="Text to continue; - reads all of standard input as one prompt, without its last line break.",
         ),
     ] = None,
     profile: ProfileOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Most tokens to generate.")
+        int | None,
+        typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens to generate."),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option("-t", "--temperature", min=0, metavar="T", help="0 is greedy decoding.")
@@ -56,25 +57,23 @@ def generate(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0, metavar="N", help="Seed of all random draws; every line of input draws apart from the others."
-        ),
+        typer.Option(min=0, metavar="N", help="Seed of all random draws; every record has draws of its own."),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the text before this string appears. Repeatable.")
     ] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", help="Put prompts through the target's chat template, or feed them as they are."),
+        typer.Option("--chat/--raw", help="Apply the target's chat template to prompts, or use them as they are."),
     ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt that chats start with.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
     input_: Annotated[
         str | None,
         typer.Option(
             "-i",
             "--input",
             metavar="FILE|-",
-            help="Records to answer, one a line: objects with prompt, messages or turns.",
+            help="Records to answer, one JSON object per line, with prompt, messages or turns.",
             rich_help_panel=RECORDS,
         ),
     ] = None,
@@ -84,28 +83,26 @@ def generate(
             "-o",
             "--output",
             metavar="FILE|-",
-            help="Where results go, instead of to standard output. Replaced if it exists, unless --resume.",
+            help="Write results here instead of to standard output. An existing file is replaced unless --resume.",
             show_default=False,
             rich_help_panel=RECORDS,
         ),
     ] = "-",
     input_format: Annotated[
         InputFormat,
-        typer.Option(
-            help="What a line of input is: a JSON object, or a prompt of plain text.", rich_help_panel=RECORDS
-        ),
+        typer.Option(help="Whether an input line is a JSON object or a plain-text prompt.", rich_help_panel=RECORDS),
     ] = "jsonl",
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on where an interrupted run stopped: keep what --output holds and answer only the other ids. "
-            "A record without an id goes by its line number. Policies that carry over between records start anew.",
+            help="Continue an interrupted run: keep the results in --output and answer only records whose id is not "
+            "there. The id of a record without one is its line number. Policies that learn start from nothing again.",
             rich_help_panel=RECORDS,
         ),
     ] = False,
     json_: Annotated[
-        bool, typer.Option("--json", help="Print PROMPT's result as one JSON document.", rich_help_panel=SHOWN)
+        bool, typer.Option("--json", help="Print the result for PROMPT as one JSON document.", rich_help_panel=SHOWN)
     ] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Add every round to the JSON results.", rich_help_panel=SHOWN)
@@ -118,7 +115,7 @@ def generate(
         str | None,
         typer.Option(
             metavar="FILE|-",
-            help="Write a JSON line per round, with each drafted token and what the policy saw.",
+            help="Write a JSON line per round, with each draft token and its signals.",
             rich_help_panel=SHOWN,
         ),
     ] = None,
@@ -126,20 +123,20 @@ def generate(
         bool | None,
         typer.Option(
             "--live/--no-live",
-            help="Show a live panel, or print the text as it grows. A PROMPT in a terminal is shown live.",
+            help="Show a live panel, or print the text as it grows. Default: live for a PROMPT in a terminal.",
             rich_help_panel=SHOWN,
         ),
     ] = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Generate text: exactly what the target alone would write, only sooner.
+    """Generate text: exactly what the target alone would write, but faster.
 
     With a PROMPT, prints its completion.
 
-    With --input, or with standard input from a pipe, answers each line of JSON with one.
+    With --input, or with records on standard input, answers each with one line of JSON.
 
-    A line that cannot be answered gets an error in its place, and the exit code is 1.
+    A record that cannot be answered gets a line with the error, and the exit code is 1.
 
     Examples:
 
@@ -156,13 +153,15 @@ def generate(
     if prompt is not None and input_ is not None:
         raise UsageError("PROMPT and --input exclude each other", "leave one of them out")
     if from_stream and json_:
-        raise UsageError("--json is for a PROMPT", "leave it out: records are answered with a line of JSON each")
+        raise UsageError(
+            "--json works only with a PROMPT", "leave it out: every record is answered with a line of JSON"
+        )
     if not from_stream and (rounds or token_ids) and not json_:
-        raise UsageError("--rounds and --token-ids add to JSON results", "add --json")
+        raise UsageError("--rounds and --token-ids work only with JSON results", "add --json")
     if not from_stream and resume:
-        raise UsageError("--resume is for records", "leave it out, or give records with --input FILE")
+        raise UsageError("--resume works only with records", "leave it out, or give records with --input FILE")
     if resume and output == "-":
-        raise UsageError("--resume needs to know what is already there", "name the output file with --output FILE")
+        raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
 
     from specctl.profile import parse_policy, resolve
 
@@ -182,7 +181,7 @@ def generate(
     resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
     only_prompts = not from_stream or input_format == "text"
     if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
-        raise UsageError("a system prompt needs a chat", "add --chat")
+        raise UsageError("a system prompt needs the chat template", "add --chat")
 
     from rich.console import Console
 
@@ -194,7 +193,7 @@ def generate(
     with ExitStack() as stack:
         source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
         finished = Finished(Path(output)) if resume else None
-        # Nothing is thrown away before the models are there to make it anew.
+        # Earlier results are deleted only after the models have loaded.
         sink = stack.enter_context(streams.open_output(output, append=True))
         traced = None if trace is None else stack.enter_context(streams.open_output(trace, append=True))
         if finished is not None and trace not in (None, "-"):
@@ -233,7 +232,7 @@ def _load(
 ) -> "Answerer":
     """Load the models that the profile's policies use, ready to answer records."""
     draft = profile.draft.at_work() if profile.draft is not None else None
-    profile = profile.model_copy(update={"draft": draft})  # an idle model need not be loaded
+    profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
     levels = draft.setting.levels if draft is not None else ()
     with_heads = traced or any(level.needs_head for level in levels)
     pair = load(profile, console, expected_tokens=expected_tokens, with_heads=with_heads, force=force, quiet=quiet)

@@ -1,4 +1,4 @@
-"""Loads a profile's models for a command, showing what takes time; torch is imported here and not before."""
+"""Loads a profile's models for a command and shows the progress. Torch is imported when a function runs."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -25,19 +25,19 @@ def load(
     force: bool = False,
     quiet: bool = False,
 ) -> "Pair":
-    """The pair of a profile, with its passes warmed up where they are compiled or captured.
+    """Load the pair of a profile; compile or capture its passes where the profile wants that.
 
     Args:
         profile: names the models and how their passes run.
-        console: of standard error.
-        expected_tokens: what is to be generated in all, as far as is known; decides whether compiling pays.
+        console: writes to standard error.
+        expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
         drafts, heads, with_heads: as in `load_pair`.
         force: use heads that were trained on another draft, with a warning.
-        quiet: show nothing but warnings.
+        quiet: show only warnings.
     """
     from specctl.terminal.loading import loading, note
 
-    with nullcontext(lambda _: None) if quiet else loading(console, "starting") as say:
+    with nullcontext(lambda _: None) if quiet else loading(console, "starting") as show:
         from specctl.decoding.session import warm_up
         from specctl.models.loading.pair import load_pair
         from specctl.models.running.engines import EngineSettings
@@ -49,8 +49,8 @@ def load(
             heads=heads,
             with_heads=with_heads,
             on_foreign_head=warn if force else None,
-            engines=EngineSettings.of(profile, expected_tokens, notice, say),
-            progress=lambda what: say(f"loading {what}"),
+            engines=EngineSettings.of(profile, expected_tokens, notice, show),
+            progress=lambda what: show(f"loading {what}"),
         )
         if pair.preparing_seconds is not None:
             warm_up(pair, profile.sampling)

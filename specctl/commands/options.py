@@ -23,7 +23,7 @@ def _description(path: Path) -> str:
     try:
         description = tomllib.loads(path.read_text(encoding="utf-8")).get("description", "")
     except (OSError, ValueError):
-        return ""  # completing is no moment to complain
+        return ""  # a shell that completes a name cannot show an error
     return " ".join(str(description).split())
 
 
@@ -41,7 +41,7 @@ ProfileOption = Annotated[
         metavar="NAME",
         envvar="SPECCTL_PROFILE",
         autocompletion=_complete_profile,
-        help="Profile by name or path: the model pair, its policy and its settings. Without it, the embedded family.",
+        help="Name or path of a profile: the model pair, its policy and settings. Default: the embedded models.",
     ),
 ]
 
@@ -52,7 +52,7 @@ ProfileOptions = Annotated[
         "-p",
         metavar="NAME",
         autocompletion=_complete_profile,
-        help="Profile by name or path; of several with the same target, each brings its drafts and policies.",
+        help="Name or path of a profile; repeatable. All must have the same target; each adds its drafts and policies.",
     ),
 ]
 
@@ -62,8 +62,8 @@ PolicyOption = Annotated[
         "--policy",
         metavar="NAME:KEY=VALUE,...",
         autocompletion=_complete_policy,
-        help="Stopping policy instead of the profile's (in a hierarchy its top draft's), with settings if wanted: "
-        "svip:threshold=0.4",
+        help="Stopping policy to use instead of the profile's, optionally with settings: svip:threshold=0.4. "
+        "In a hierarchy it applies to the target's own draft.",
     ),
 ]
 
@@ -79,45 +79,48 @@ SetOption = Annotated[
 ProfileArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME", show_default=False, autocompletion=_complete_profile, help="Profile by name or path."
+        metavar="NAME", show_default=False, autocompletion=_complete_profile, help="Name or path of a profile."
     ),
 ]
 
 ProfileArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="NAME...", show_default=False, autocompletion=_complete_profile, help="Profiles by name or path."
+        metavar="NAME...", show_default=False, autocompletion=_complete_profile, help="Names or paths of profiles."
     ),
 ]
 
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", help="Named prompts, such as gsm8k; bench, analyze and calibrate have embedded as default."
+        "--suite", help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded."
     ),
 ]
 
 SuiteDataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="FILE", help="A local copy of the suite, in the data set's own format.")
+    Path | None, typer.Option("--data", metavar="FILE", help="A local copy of the suite, in its original format.")
 ]
 
 InputOption = Annotated[
     str | None, typer.Option("--input", "-i", metavar="FILE|-", help="Records to run instead of a suite.")
 ]
 
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many prompts.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.")]
 
 CategoryOption = Annotated[
-    list[str] | None, typer.Option("--category", help="Only prompts of this category; repeatable.")
+    list[str] | None, typer.Option("--category", help="Use only prompts of this category; repeatable.")
 ]
 
 SamplesOption = Annotated[
     int | None,
-    typer.Option("--samples-per-category", min=1, help="A seeded sample of so many prompts of each category."),
+    typer.Option(
+        "--samples-per-category", min=1, metavar="N", help="Use a seeded random sample of N prompts of each category."
+    ),
 ]
 
 MaxNewTokensOption = Annotated[
-    int | None, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate for a prompt.")
+    int | None,
+    typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens to generate for each prompt."),
 ]
 
 ForceOption = Annotated[
@@ -126,7 +129,7 @@ ForceOption = Annotated[
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on standard error.")]
 
 
 def chosen_prompts(
@@ -138,13 +141,13 @@ def chosen_prompts(
     samples_per_category: int | None,
     seed: int,
 ) -> "Suite":
-    """The prompts that a command's options choose.
+    """The prompts that the options of a command choose.
 
     Raises:
-        UsageError: options contradict each other, or the prompts cannot be had.
+        UsageError: options contradict each other, or the prompts cannot be read.
     """
     if input_ is not None and (suite is not None or data is not None):
-        raise UsageError("--input takes the place of a suite", "leave out --suite and --data, or --input")
+        raise UsageError("--input replaces the suite", "leave out --input, or --suite and --data")
     from specctl.prompts.suites import EMBEDDED, load_records, load_suite
 
     chosen: dict[str, Any] = {
@@ -159,5 +162,5 @@ def chosen_prompts(
 
 
 def warn(text: str) -> None:
-    """Say on standard error what may surprise."""
+    """Print a warning on standard error."""
     print(f"warning: {text}", file=sys.stderr)

@@ -35,7 +35,7 @@ def list_(as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Show a profile as it would be used, with where each value came from."""
+    """Show all values of a profile, with the origin of each."""
     resolved = resolve(name, overrides=overrides or ())
     if as_json:
         _print_json(_document(resolved))
@@ -45,7 +45,7 @@ def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: Jso
 
 @app.command()
 def check(names: ProfileArguments = None) -> None:
-    """Check profiles, all of them unless some are named. Exits with 2 if any is wrong."""
+    """Check the named profiles, or all of them. Exits with 2 if any is invalid."""
     wrong = []
     for name in names or available():
         try:
@@ -60,12 +60,12 @@ def check(names: ProfileArguments = None) -> None:
 
 @app.command()
 def path(name: ProfileArgument = None) -> None:
-    """Print the file that a profile name finds."""
+    """Print the path of a profile's file."""
     print(find(name or os.environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE).absolute())
 
 
 def _bare_environment() -> dict[str, str]:
-    """The environment without overrides: they are no part of what a file says."""
+    """The environment without overrides of profile values, so that only the file counts."""
     return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 

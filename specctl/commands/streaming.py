@@ -1,4 +1,4 @@
-"""Shows what `generate` writes to a person: pieces of text as rounds end, a live panel, a bar for many records."""
+"""Shows the progress of `generate`: text as rounds end, a live panel, or a progress bar over records."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,12 +23,12 @@ ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BO
 def answer_records(
     stream: "RecordStream", records: Iterable[Record], total: int | None, console: Console | None
 ) -> bool:
-    """Answer all records behind a progress bar; whether every one could be answered.
+    """Answer all records and show a progress bar; return whether all could be answered.
 
     Args:
         stream: answers them.
         records: in order.
-        total: how many there are, if that is known.
+        total: number of records; None if unknown.
         console: shows the bar; None for none.
     """
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
@@ -44,11 +44,11 @@ def answer_records(
 
 
 def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch":
-    """A live panel for each record while it is answered.
+    """A `Watch` that shows a live panel for each record while it is answered.
 
     Args:
-        answerer: of the records.
-        view: makes the panel from the text that a record begins with.
+        answerer: answers the records.
+        view: makes the panel from the record's opening text.
     """
 
     @contextmanager
@@ -60,18 +60,18 @@ def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch"
 
 
 def _opening(record: Record) -> str:
-    """The text that a record's panel begins with."""
+    """The text of a record that its panel shows first."""
     if "messages" in record.data:
         return "\n".join(message["content"] for message in record.data["messages"])
     return "\n".join(record.data["turns"][:1]) if "turns" in record.data else str(record.data["prompt"])
 
 
 class Watcher:
-    """Passes rounds on to a view and a sink as pieces of text, and remembers the text.
+    """Turns rounds into pieces of text, passes them to a view and a sink, and keeps the text.
 
     Attributes:
         shown: the pieces, in order.
-        written: how many characters have gone to the sink; what may be part of a stop string has not.
+        written: number of characters written to the sink; characters that may start a stop string are held back.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class Watcher:
             self.written = safe
 
     def rest(self) -> str:
-        """What was held back for a character that never came to its end."""
+        """Text held back because its last character is incomplete."""
         return self._text.flush() if self._text is not None else ""
 
 
 def show_prompt(
     answerer: "Answerer", record: Record, sink: IO[str], trace: "OnRound | None", view: LiveView | None
 ) -> None:
-    """Answer one prompt with plain text on ``sink``: below a live panel, or as it grows where there is none.
+    """Answer one prompt and write its text to ``sink``: at the end below a live panel, else as it grows.
 
-    An interrupt leaves what was generated until then.
+    On an interrupt, the text generated so far is written.
     """
     watcher = Watcher(answerer, view, trace, sink if view is None else None)
     completion: Completion | None = None

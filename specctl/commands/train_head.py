@@ -1,4 +1,4 @@
-"""`specctl train-head`: a network on the draft that foretells acceptance, for the policy `specdec++`."""
+"""`specctl train-head`: train a network on the draft that predicts acceptance, for the policy `specdec++`."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 def train_head(
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="Where the head goes, and what is needed to resume.")
+        Path,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
     ],
     profile: ProfileOption = None,
     set_: SetOption = None,
@@ -41,41 +42,43 @@ def train_head(
     samples_per_category: SamplesOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float, typer.Option("-t", "--temperature", min=0, help="Of the answers and the proposals.")
+        float, typer.Option("-t", "--temperature", min=0, help="Temperature of answers and draft tokens.")
     ] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Of the answers and the proposals; 0 keeps all tokens.")] = 50,
+    top_k: Annotated[int, typer.Option(min=0, help="Top-k of answers and draft tokens; 0 keeps all.")] = 50,
     examples_only: Annotated[bool, typer.Option("--examples-only", help="Collect training examples and stop.")] = False,
     examples: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Examples that an earlier run collected; no target is loaded.")
+        Path | None, typer.Option(metavar="DIR", help="Examples of an earlier run; the target is not loaded.")
     ] = None,
     depth: Annotated[int, typer.Option(min=0, help="Residual blocks; 0 is a linear head.")] = 3,
-    reject_weight: Annotated[float, typer.Option(help="What a refusal counts; an acceptance counts 1.")] = 6.0,
+    reject_weight: Annotated[
+        float, typer.Option(help="Weight of a rejection in the loss; an acceptance weighs 1.")
+    ] = 6.0,
     mix: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Share of the target's tokens in what the draft reads.")
+        float, typer.Option(min=0, max=0.99, help="Share of the target's tokens in the text that the draft reads.")
     ] = 0.15,
     signals: Annotated[
         bool,
         typer.Option(
             "--signals",
-            help="Let the head read the draft's entropy and probabilities too; the paper's does not.",
+            help="Let the head read the draft's entropy and probabilities too, unlike in the paper.",
         ),
     ] = False,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, each mixed anew.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Answers in a step.")] = 32,
-    lr: Annotated[float, typer.Option(help="Adam's learning rate at first; it follows half a cosine to 0.")] = 5e-5,
-    seed: Annotated[int, typer.Option(min=0, help="Of answers, proposals, mixing and the head.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, each with a new mix.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Answers per step.")] = 32,
+    lr: Annotated[float, typer.Option(help="Adam's initial learning rate; it falls to 0 along a cosine.")] = 5e-5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of answers, draft tokens, mixing and the head.")] = 0,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Train depths 0 to 4 with refusals counting 1, 3, 6 and 12, each in its folder."),
+        typer.Option("--sweep", help="Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder."),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train a head on the draft that foretells acceptance (SpecDec++), for the policy specdec++.
+    """Train a head on the draft that predicts acceptance (SpecDec++), for the policy specdec++.
 
-    The target answers the prompts, the draft proposes a token at every place, and the head learns from the draft's
-    hidden states which proposals the target lets pass. It is judged on every tenth prompt, which it does not see.
+    The target answers the prompts, the draft drafts a token at every position, and the head learns from the draft's
+    hidden states which draft tokens the target accepts. Every tenth prompt is held out to evaluate the head.
 
     Examples:
 
@@ -86,11 +89,11 @@ def train_head(
     if reject_weight <= 0 or lr <= 0:
         raise UsageError("--reject-weight and --lr must be more than 0")
     if examples is not None and examples_only:
-        raise UsageError("--examples-only collects examples, and --examples brings them", "leave one of them out")
+        raise UsageError("--examples-only and --examples exclude each other", "leave one of them out")
     if examples is not None and any(option is not None for option in (suite, data, input_)):
         raise UsageError("--examples replaces the prompts", "leave out --examples, or the options that choose prompts")
     if examples is None and suite is None and input_ is None:
-        # No default: a head trained on what bench runs would be judged by what it has seen.
+        # No default: a head trained on the prompts of bench would be evaluated on its own training data.
         raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
     from specctl.profile import resolve
 

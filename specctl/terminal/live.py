@@ -1,4 +1,4 @@
-"""The live view of a generation on a person's terminal."""
+"""The live view of a generation on a terminal."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -28,11 +28,11 @@ _FINISHED = {
 class LiveView:
     """A panel that follows one generation and leaves a short summary behind; a context manager.
 
-    The panel disappears when `finish` is called or the block ends, so that what is written to standard output
-    afterwards stands whole. On a console that is no terminal nothing is drawn.
+    The panel disappears when `finish` is called or the block ends, so that it cannot mix with text written to standard
+    output afterwards. On a console that is not a terminal nothing is drawn.
 
     Args:
-        console: where to draw; should write to standard error.
+        console: draws the panel; should write to standard error.
         title: names of the models.
         policy: the stopping policy's name.
         prompt: the text that is continued.
@@ -81,7 +81,7 @@ class LiveView:
 class ResizableLive(Live):
     """A transient display that is erased completely even if the terminal gets narrower.
 
-    A terminal that shrinks wraps what is already drawn, so that the last drawing takes more rows than it had.
+    A terminal that gets narrower wraps the lines already drawn, so that the last drawing takes more rows than before.
     """
 
     def __init__(self, panel: GenerationPanel, console: Console) -> None:

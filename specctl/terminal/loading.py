@@ -20,13 +20,13 @@ from specctl.printable import one_line
 
 
 def note(console: Console, text: str) -> None:
-    """Print one line, never cut however narrow the terminal."""
+    """Print one line; a narrow terminal wraps it instead of cutting it."""
     console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
-    """Show a message with a spinner and the elapsed time while the block runs; silent on a console that is no terminal.
+    """Show a message with a spinner and the elapsed time while the block runs; silent if the console is not a terminal.
 
     Yields a function that replaces the message.
     """
@@ -52,9 +52,9 @@ class TerminalProgress:
 
     @contextmanager
     def counting(self, what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-        """Show a bar with the elapsed time and the time left while the block runs; silent where nobody watches.
+        """Show a bar with the elapsed time and the time left while the block runs, on a terminal only.
 
-        Yields a function that counts one more. What an earlier run has ``done`` does not count for the speed.
+        Yields a function that counts one more. Work ``done`` by an earlier run does not count for the speed.
         """
         columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
         with Progress(

@@ -22,10 +22,10 @@ class Figure(NamedTuple):
 
 
 def running_figures(metrics: Metrics, max_new_tokens: int, rounds: Sequence[Round]) -> list[Figure]:
-    """The figures to watch, the most important first; a policy without a threshold has none for it.
+    """The figures to show, the most important first; no threshold for a policy without one.
 
-    In a hierarchy each draft, named by its key in the profile, has its forward passes per generated
-    token, its redundancy and its threshold.
+    In a hierarchy every draft, named by its key in the profile, has figures for its forward passes per generated token,
+    its redundancy and its threshold.
     """
     figures = [
         Figure("tokens", f"{metrics.generated_tokens} of {max_new_tokens}"),
@@ -52,7 +52,7 @@ def running_figures(metrics: Metrics, max_new_tokens: int, rounds: Sequence[Roun
 
 def _thresholds(rounds: Sequence[Round]) -> list[float | None]:
     """Thresholds of the draft and of each level below it, from the last round that has every level."""
-    round_ = next((one for one in reversed(rounds) if one.inner), rounds[-1] if rounds else None)
+    round_ = next((candidate for candidate in reversed(rounds) if candidate.inner), rounds[-1] if rounds else None)
     found: list[float | None] = []
     while round_ is not None:
         found.append(round_.threshold)
@@ -66,7 +66,7 @@ def _keys() -> Iterator[str]:
 
 
 def column(figures: Iterable[Figure], width: int) -> list[Text]:
-    """One figure a line, labels left and values right, each line ``width`` cells."""
+    """One figure per line, label left and value right, each line ``width`` cells."""
     return [
         Text.assemble((figure.label, "dim"), (figure.value.rjust(width - len(figure.label)), "bold"))
         for figure in figures
@@ -74,7 +74,7 @@ def column(figures: Iterable[Figure], width: int) -> list[Text]:
 
 
 def flow(figures: Iterable[Figure], width: int) -> list[Text]:
-    """Figures side by side on as few lines as ``width`` cells allow, none broken across two."""
+    """Figures side by side on as few lines of ``width`` cells as possible; no figure is split across lines."""
     lines: list[Text] = []
     for figure in figures:
         entry = figure.text

@@ -24,7 +24,7 @@ _SIDE_BY_SIDE = (72, 14)
 _SMALLEST_FRAMED = (12, 5)
 _MOST_BARS = 5
 _LEAST_TEXT = 5
-"""Rows of text and rule that a column of figures has to leave."""
+"""Rows that a column of figures must leave for text and rule."""
 _GAP = "   "
 
 
@@ -35,7 +35,7 @@ class GenerationPanel:
 
     Attributes:
         drawn_width: width of the last drawing in cells; 0 before the first.
-        drawn_height: its height in rows.
+        drawn_height: height of the last drawing in rows.
     """
 
     def __init__(self, title: str, policy: str, prompt: str, max_new_tokens: int) -> None:
@@ -87,7 +87,7 @@ class GenerationPanel:
         return panel, len(text) + len(rule) + len(below) + 2
 
     def _below(self, width: int, height: int) -> list[Text]:
-        """Figures and strip: side by side where there is room, else one above the other."""
+        """Figures and strip: side by side if they fit, else the figures above the strip."""
         rounds = list(self._rounds)
         figures = running_figures(self._metrics, self._max_new_tokens, rounds)
         if width >= _SIDE_BY_SIDE[0] and height >= max(_SIDE_BY_SIDE[1], len(figures) + _LEAST_TEXT):
@@ -110,5 +110,5 @@ def _legend() -> Text:
 
 
 def _panel_height(console_height: int) -> int:
-    """Rows the panel may take: one less than the screen, so that it never scrolls, and on a tall one two thirds."""
+    """Most rows of the panel: two thirds of a tall screen, and one less than the screen, so that it never scrolls."""
     return max(1, min(console_height - 1, max(22, console_height * 2 // 3)))

@@ -1,4 +1,4 @@
-"""The table of a benchmark that fills in on a terminal while the benchmark runs."""
+"""A table on the terminal that fills in while a benchmark runs."""
 
 from collections.abc import Iterable, Sequence
 from time import monotonic
@@ -19,7 +19,7 @@ _UNKNOWN = "-"
 
 
 class FinishedRun(Protocol):
-    """What the table needs of a run: one candidate's answer to one prompt, at one length and in one repeat."""
+    """What the table reads from a run: one candidate's answer to one prompt, at one length and in one repeat."""
 
     @property
     def candidate(self) -> str: ...
@@ -36,16 +36,16 @@ class FinishedRun(Protocol):
 class BenchProgress:
     """A table that fills in as runs finish, with the time left; a context manager.
 
-    It draws only when a run is added, never from a thread of its own: nothing competes with what is being measured. It
-    disappears at the end. On a console that is no terminal nothing is drawn.
+    It draws only when a run is added, never from another thread, so that drawing does not slow the measured runs. It
+    disappears at the end. On a console that is not a terminal nothing is drawn.
 
     Args:
-        console: where to draw; should write to standard error.
+        console: draws the table; should write to standard error.
         candidates: labels in the order of the rows.
         baseline: label of the candidate that the others are compared with.
-        total: how many runs make the benchmark whole.
-        done: runs left by an earlier, interrupted benchmark; they fill the table but do not count for the time left.
-        greedy: count the runs whose tokens are not those of the baseline.
+        total: number of runs of the whole benchmark.
+        done: runs of an earlier, interrupted benchmark; they fill the table but do not count for the time left.
+        greedy: count the runs whose tokens differ from the baseline's.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BenchProgress:
         self._live.stop()
 
     def start(self, candidate: str, prompt: str) -> None:
-        """Show what runs now; call it before the clock of the run starts."""
+        """Show the run that starts now; call before its clock starts."""
         self._current = f"{candidate} on {prompt}"
         self._draw()
 

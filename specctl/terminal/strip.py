@@ -1,4 +1,4 @@
-"""The last rounds as little bars of accepted out of drafted."""
+"""The last rounds as small bars that show accepted out of drafted tokens."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -9,12 +9,12 @@ from specctl.records import Round
 
 ACCEPTED, DISCARDED = "█", "▒"
 COLUMN_WIDTH = 64
-"""Room a column of rounds needs before a second one is worth having, in cells."""
+"""Least width of a column of rounds, in cells, where there are several columns."""
 _LABEL_WIDTH = len(" 40/40 max_draft")
 
 
 def strip(rounds: Sequence[Round], rows: int, width: int) -> list[Text]:
-    """Lines, each ``width`` cells, that show the last rounds, newest last; several columns where there is room."""
+    """Lines of ``width`` cells that show the last rounds, newest last; in several columns if they fit."""
     columns = max(1, width // COLUMN_WIDTH)
     column_width = width // columns
     shown = rounds[-rows * columns :] if rows > 0 else []

@@ -1,4 +1,4 @@
-"""The end of a growing text, laid out in lines that stay put while the text grows."""
+"""The end of a growing text, laid out in lines that do not move while the text grows."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -40,11 +40,11 @@ class Piece:
 class TextTail:
     """The last lines of a text that only grows.
 
-    A finished line is laid out and rendered once; so neither adding nor drawing costs more as the text gets longer.
-    What lies further back than a screen is forgotten.
+    Each finished line is laid out and rendered once, so that adding and drawing cost the same however long the text is.
+    Lines further back than a screen are dropped.
 
     Args:
-        prompt: what comes before the generated text; drawn dim.
+        prompt: text before the generated text; drawn dim.
     """
 
     def __init__(self, prompt: str) -> None:

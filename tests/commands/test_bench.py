@@ -134,8 +134,8 @@ def test_another_benchmark_is_not_mixed_in(whole, prompts):
     [
         (["--peer", "hf-constnat"], "did you mean 'hf-constant'"),
         (["--resume"], "--resume needs to know"),
-        (["--lengths", "1,x"], "not a list of numbers"),
-        (["--oracle", "-t", "1"], "about greedy decoding"),
+        (["--lengths", "1,x"], "not a list of positive numbers"),
+        (["--oracle", "-t", "1"], "only in greedy decoding"),
         (["-p", "embedded", "-p", "qwen14b-svip"], "different models"),
         (["--suite", "spec-bnch"], "no suite"),
     ],

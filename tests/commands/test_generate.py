@@ -197,7 +197,7 @@ def test_a_prompt_that_is_no_text_is_an_error(specctl):
     ("arguments", "words"),
     [
         ([PROMPT, "-i", "in.jsonl"], "exclude each other"),
-        ([PROMPT, "--resume", "-o", "out"], "--resume is for records"),
+        ([PROMPT, "--resume", "-o", "out"], "--resume works only with records"),
         (["-i", "in.jsonl", "--resume"], "--output FILE"),
         (["-i", "in.jsonl", "--json"], "leave it out"),
         ([PROMPT, "--rounds"], "add --json"),

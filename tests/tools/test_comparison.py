@@ -13,18 +13,10 @@ from specctl.policies import POLICIES
 from specctl.replay.bound import best_stopping
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet
-from tools.compare_policies import (
-    MIXED,
-    NEW,
-    Bandit,
-    compare,
-    comparison_tables,
-    early_share,
-    made_up,
-    paper_arms,
-    regimes,
-    useless,
-)
+from tools.comparison.bandit import Bandit, paper_arms
+from tools.comparison.regimes import made_up, regimes, useless
+from tools.comparison.standings import MIXED, NEW, compare, early_share
+from tools.comparison.tables import comparison_tables
 
 EOS = frozenset({0})
 

@@ -16,7 +16,9 @@ from specctl.observing.results import Header, RunSet
 from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.prompts.suites import Suite
-from tools.synthetic_pair import MARK, SHAPES, Dials, Shape, build_pair, dial, measure, require_room, write_pair
+from tools.synthetic.shapes import MARK, SHAPES, Dials, Shape, require_room
+from tools.synthetic.weights import build_pair, dial, measure
+from tools.synthetic_pair import write_pair
 
 TARGET, DRAFT = SHAPES["tiny"]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 CARD = """# The embedded model family
 
-Three small Llama-architecture models over one byte-level BPE tokenizer of 4,096 entries, shipped with specctl so that
-every command works on a machine without weights. **They are demonstration models**: they write little children's
-stories and the look, not the truth, of grade-school maths. Use them to see specctl work, not for their text.
+Three small Llama-architecture models with one byte-level BPE tokenizer of 4,096 entries, shipped with specctl so that
+every command works on a machine without weights. **They are demonstration models**: they write short children's
+stories, and grade-school maths that looks right but often is not. Use them to see specctl work, not for their text.
 
 | model | layers x width | parameters | steps | tokens seen | validation loss, stories | validation loss, maths |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -21,8 +21,8 @@ answers. Context: 1,024 tokens. Weights: bfloat16 safetensors, tied embeddings.
 `python -m tools.embedded.train --corpus DIR` with seed {seed} (torch {torch}). The
 target learned {corpus_tokens:,} tokens of text; then it wrote {generated_tokens:,} tokens of its own
 ({greedy:.0%} greedily) from training prompts and from questions it made up, and mid and draft learned its distributions
-on that text and some of the corpus (forward KL), its likeliest token counting extra. The matrices train with Muon,
-the rest with AdamW.
+on that text and some of the corpus (forward KL), its likeliest token counting extra. Muon trains the matrices, AdamW
+all other weights.
 
 Settings: {recipe}.
 

@@ -1,4 +1,4 @@
-"""Text in, token windows out: the data side of the embedded models' training recipe.
+"""The text that the embedded models learn from, as token windows.
 
 A corpus folder holds ``*.txt`` story files and ``*.jsonl`` files of ``question`` / ``answer`` records. Files whose
 name starts with ``valid`` and the last 2 % of each ``.jsonl`` are for validation only.
@@ -21,7 +21,7 @@ STORY_MARK = "<|endoftext|>"
 CALCULATOR_MARK = re.compile(r"<<[^>]*>>")
 OPENING = re.compile(r"(Once upon a time|Once there was|Once, there|There once was|Long ago|One (sunny )?day)\b")
 HELD_OUT_QUESTIONS = 0.02
-# A question goes in as the maths documents spell it, so `messages` and `turns` work with these models too.
+# Formats a question like the maths documents, so that `messages` and `turns` work with these models too.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message.role == 'assistant' %} {{ message.content | trim }}\n\n"
@@ -86,7 +86,7 @@ def split_stories(text: str) -> list[str]:
 
 
 def train_tokenizer(documents: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 4,096 entries; digits stand alone, so that numbers are spelt one way only."""
+    """Byte-level BPE of 4,096 entries; every digit is a token, so that a number has only one spelling."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -114,7 +114,7 @@ def encode_documents(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str
 
 
 def windows(documents: Sequence[torch.Tensor], length: int, seed: int) -> torch.Tensor:
-    """One epoch: documents in a seeded order, packed and cut into ``(N, length + 1)`` int64 windows.
+    """The windows of one epoch: documents in a seeded order, packed and cut into ``(N, length + 1)`` int64 ids.
 
     Neighbouring windows share one token, so that every token is predicted once.
     """
@@ -128,7 +128,7 @@ def windows(documents: Sequence[torch.Tensor], length: int, seed: int) -> torch.
 def batches(
     documents: Sequence[torch.Tensor], length: int, tokens_per_batch: int, seed: int, skip: int = 0
 ) -> Iterator[torch.Tensor]:
-    """Endless batches ``(B, length + 1)`` over seeded epochs; ``skip`` leaves out what a resumed run has seen."""
+    """Endless batches ``(B, length + 1)`` over seeded epochs; the first ``skip`` batches are left out."""
     size, epoch, seen = max(1, tokens_per_batch // length), 0, 0
     while True:
         epoch_windows = windows(documents, length, seed + epoch)

@@ -1,0 +1,1 @@
+"""The comparison of policies that `tools.compare_policies` prints."""

@@ -1,0 +1,49 @@
+"""Made-up costs of forward passes, and a made-up draft that is never right."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from specctl.replay.costs import CostTable
+from specctl.replay.traces import Line, Proposals, Trace
+
+RATIOS = (3, 8, 30)
+"""Costs of a target pass in draft steps."""
+WIDENING = 0.05
+"""In a linear regime, the cost that each drafted token adds to a target pass, as a share of a pass without any."""
+
+
+def made_up(ratio: float, widening: float = 0.0) -> CostTable:
+    """Costs of 1 ms per draft step and ``ratio * (1 + widening * drafted tokens)`` ms per target pass."""
+    lengths = np.array([0.0, 1.0, 64.0])
+    return CostTable(np.zeros(1), lengths, lengths[None].copy(), (ratio * (1 + widening * lengths))[None], {}, 0.0)
+
+
+def regimes() -> dict[str, CostTable]:
+    """Costs by name: every ratio, with a flat and with a linear target pass."""
+    shapes = {"flat": 0.0, "linear": WIDENING}
+    return {f"1:{ratio} {name}": made_up(ratio, slope) for ratio in RATIOS for name, slope in shapes.items()}
+
+
+def useless(trace: Trace) -> Trace:
+    """A trace with the same signals in which every draft token is rejected.
+
+    After a rejected token the draft continues with the tokens and signals of the path.
+    """
+    count = len(trace.tokens)
+
+    def following(start: int, length: int) -> Proposals:
+        positions = [position % count for position in range(start, start + length)]
+        path = trace.line.path
+        return Proposals(
+            [path.tokens[position] for position in positions],
+            [path.entropy[position] for position in positions],
+            [path.top_prob[position] for position in positions],
+            [path.token_prob[position] for position in positions],
+        )
+
+    return replace(
+        trace,
+        line=Line([False] * count, trace.line.path, {p: following(p + 1, trace.limit) for p in range(count)}),
+        chances=None if trace.chances is None else [0.0] * count,
+    )
