@@ -21,7 +21,7 @@ from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Replay, oracle, replay, rounds
 from specctl.replay.trace_files import TraceSet, read_traces
-from specctl.replay.traces import Line, Proposals, Trace
+from specctl.replay.traces import DraftAlong, DraftSteps, Trace
 from specctl.reporting.table import Table, as_markdown
 
 MIXED = "mixed"
@@ -225,22 +225,22 @@ def early_share(some: Sequence[Trace], costs: CostTable, eos: frozenset[int]) ->
 
 
 def useless(trace: Trace) -> Trace:
-    """The same signals of a draft that is never right; after a refusal it goes on with those it had on the path."""
+    """A trace with the same signals, of a draft that is never right; its branches repeat the signals along the text."""
     count = len(trace.tokens)
 
-    def following(start: int, length: int) -> Proposals:
-        places = [place % count for place in range(start, start + length)]
-        path = trace.line.path
-        return Proposals(
-            [path.tokens[place] for place in places],
-            [path.entropy[place] for place in places],
-            [path.top_prob[place] for place in places],
-            [path.token_prob[place] for place in places],
+    def following(start: int, length: int) -> DraftSteps:
+        positions = [position % count for position in range(start, start + length)]
+        along = trace.draft.along
+        return DraftSteps(
+            [along.tokens[position] for position in positions],
+            [along.entropy[position] for position in positions],
+            [along.top_prob[position] for position in positions],
+            [along.token_prob[position] for position in positions],
         )
 
     return replace(
         trace,
-        line=Line([False] * count, trace.line.path, {p: following(p + 1, trace.limit) for p in range(count)}),
+        draft=DraftAlong([False] * count, trace.draft.along, {p: following(p + 1, trace.limit) for p in range(count)}),
         chances=None if trace.chances is None else [0.0] * count,
     )
 

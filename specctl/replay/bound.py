@@ -96,9 +96,9 @@ def best_stopping(
         longest: draft it may make.
         one_step: count only the next token's own gain, as `cost-optimal` does.
     """
-    paths = [trace.line.path for trace in traces]
+    paths = [trace.draft.along for trace in traces]
     rows = [np.array([_row(*pair) for pair in zip(path.top_prob, path.entropy, strict=True)]) for path in paths]
-    fates = [np.array(one.line.kept if one.chances is None else one.chances, dtype=np.float64) for one in traces]
+    fates = [np.array(t.draft.accepted if t.chances is None else t.chances, dtype=np.float64) for t in traces]
     weights = fit_weights(np.concatenate(rows), np.concatenate(fates), ridge=RIDGE)
     chances = [expit(row @ weights) for row in rows]
     cuts = np.quantile(np.concatenate(chances), np.linspace(0, 1, LEVELS + 1)[1:-1])
@@ -107,8 +107,8 @@ def best_stopping(
     accepted = np.bincount(np.concatenate(classes), np.concatenate(fates), LEVELS) / sizes
     follows = np.zeros((LEVELS, LEVELS))
     for trace, found in zip(traces, classes, strict=True):
-        kept = np.array(trace.line.kept[:-1], dtype=bool)
-        np.add.at(follows, (found[:-1][kept], found[1:][kept]), 1.0)
+        fine = np.array(trace.draft.accepted[:-1], dtype=bool)
+        np.add.at(follows, (found[:-1][fine], found[1:][fine]), 1.0)
     anyhow = (follows.sum(0) + 1e-9) / (follows.sum() + 1e-9 * LEVELS)
     follows = (follows + SMOOTHING * anyhow) / (follows.sum(1, keepdims=True) + SMOOTHING)
     step, target = _linear(traces, costs)

@@ -134,9 +134,9 @@ class _Collection:
         generator = torch.Generator(self.pair.target.device).manual_seed(completion.seed)
         text = completion.prompt, completion.tokens
         with torch.inference_mode():
-            line, chances = read_sequence(self.pair, *text, limit, self.depth, Sampling.of(settings), generator)
+            draft, chances = read_sequence(self.pair, *text, limit, self.depth, Sampling.of(settings), generator)
         origin = prompt.id, prompt.category, turn, completion.prompt_tokens, limit
-        return Trace(*origin, list(completion.tokens), line, completion.prefill_seconds * 1e3, chances)
+        return Trace(*origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3, chances)
 
 
 def _contexts(traces: Sequence[Trace]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
-from specctl.replay.traces import Line, Trace
+from specctl.replay.traces import DraftAlong, Trace
 
 Clock = Callable[[int, int], tuple[float, float]]
 """Seconds of a round's drafting and verifying, from the tokens before it (the prompt's too) and the tokens it drafts.
@@ -89,20 +89,20 @@ class _Drafting:
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self.policy.reset()
 
-    def draft(self, line: Line, start: int, budget: int) -> _Drafted:
+    def draft(self, draft: DraftAlong, start: int, budget: int) -> _Drafted:
         """A block of at most ``budget`` tokens from a position of its line on."""
         threshold = self.policy.current_threshold
         if (below := self._below) is None:
-            steps, stop = draft_phase(self.policy, budget, self._eos, partial(line.step, start))
+            steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start))
             return _Drafted(steps, stop, threshold, [])
-        text = line.under(start)
+        text = draft.under(start)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
-            place = start + first - 1
-            drafted = below.draft(text, place, room)
-            round_ = below.judge(drafted, index, text, place, lambda kept: line.step(start, first + kept).token)
+            position = start + first - 1
+            drafted = below.draft(text, position, room)
+            round_ = below.judge(drafted, index, text, position, lambda kept: draft.step(start, first + kept).token)
             below.policy.observe(round_)
-            return round_, [line.step(start, first + n) for n in range(len(round_.emitted))]
+            return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         return _Drafted(steps, stop, threshold, inner)
@@ -111,7 +111,7 @@ class _Drafting:
         self,
         drafted: _Drafted,
         index: int,
-        line: Line,
+        draft: DraftAlong,
         start: int,
         written: Callable[[int], int],
         chances: Sequence[float] | None = None,
@@ -121,13 +121,13 @@ class _Drafting:
         Args:
             drafted: the block.
             index: of the round.
-            line: the draft along its verifier's text.
+            draft: the draft along its verifier's text.
             start: the block's first position there.
             written: gives the verifier's own token after a number of accepted ones.
             chances: by position, the probability that the draft token is accepted.
         """
         steps = drafted.steps
-        accepted = min(len(steps), line.runs[start])
+        accepted = min(len(steps), draft.accepted_runs[start])
         full = accepted == len(steps)
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
@@ -170,10 +170,10 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
         eos: ids that end it.
     """
     top = _Drafting(_at_work(players), trace.prompt_tokens, eos)
-    line, tokens, start, index = trace.line, trace.tokens, 0, 0
+    draft, tokens, start, index = trace.draft, trace.tokens, 0, 0
     while start < len(tokens):
-        drafted = top.draft(line, start, trace.limit - start - 1)
-        round_ = top.judge(drafted, index, line, start, partial(_nth, tokens, start), trace.chances)
+        drafted = top.draft(draft, start, trace.limit - start - 1)
+        round_ = top.judge(drafted, index, draft, start, partial(_nth, tokens, start), trace.chances)
         top.policy.observe(round_)
         yield round_
         start += len(round_.emitted)
@@ -248,24 +248,24 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
     start = 0
     while start < len(trace.tokens):
         # The last position is the verifier's own, unless the draft ends the sequence there.
-        length = min(trace.line.runs[start], max(0, trace.limit - start - 1))
+        length = min(trace.draft.accepted_runs[start], max(0, trace.limit - start - 1))
         top.starts.append(start)
         top.drafted.append(length)
-        _foreseen(trace.line, start, length, inner)
+        _foreseen(trace.draft, start, length, inner)
         start += length + 1
     for level in (top, *inner):
         level.accepted.extend(level.drafted)
     return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
 
 
-def _foreseen(line: Line, start: int, length: int, inner: Sequence[Level]) -> None:
+def _foreseen(draft: DraftAlong, start: int, length: int, inner: Sequence[Level]) -> None:
     """The inner rounds in which a block of a length is collected with nothing discarded."""
     if not inner:
         return
-    text, place, end = line.under(start), start, start + length
-    while place < end:
-        drafted = min(text.runs[place], end - place - 1)
-        inner[0].starts.append(place)
+    text, position, end = draft.under(start), start, start + length
+    while position < end:
+        drafted = min(text.accepted_runs[position], end - position - 1)
+        inner[0].starts.append(position)
         inner[0].drafted.append(drafted)
-        _foreseen(text, place, drafted, inner[1:])
-        place += drafted + 1
+        _foreseen(text, position, drafted, inner[1:])
+        position += drafted + 1

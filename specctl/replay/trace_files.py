@@ -89,7 +89,7 @@ class TraceSet:
 def _from_version_1(line: Any) -> Any:
     """Version 1 wrote the fields of a trace's line among the trace's own, and the prompt's id once."""
     try:
-        return {**line, "turns": [{"prompt": line["prompt"], "line": turn, **turn} for turn in line["turns"]]}
+        return {**line, "turns": [{"prompt": line["prompt"], "draft": turn, **turn} for turn in line["turns"]]}
     except (KeyError, TypeError):
         return line  # what is wrong with it is found by its type
 
