@@ -1,17 +1,17 @@
-"""What one run of the models leaves behind, so that every policy can be replayed on it. No torch here.
+"""Traces: all that is recorded about one generated text, so that any policy can be replayed on it. No torch here.
 
-A trace holds the text, what the draft drafts along it, and a branch behind every draft token that is rejected. Here the
-draft is right twice, wrong at position 2, and right again::
+A trace contains the text, the draft token at each of its positions, and a branch for each rejected draft token: the
+tokens that the draft drafts after it. In this example the draft tokens are accepted except at position 2::
 
     position           0     1     2     3
     text      tokens   the   cat   sat   down
     draft     along    the   cat   ran   down
               accepted yes   yes   no    yes
-              branches             off   and  ...      (position 2: how the draft goes on after "ran")
+              branches             off   and  ...      (what the draft drafts after "the cat ran")
 
 A round that starts at position 0 and drafts four tokens drafts ``the cat ran off``, of which two are accepted, and the
-next round starts at position 3. In a hierarchy ``below`` holds the same for the next draft along ``along``, and
-``branches_below`` along each branch, since these are the texts that the next draft has to predict.
+next round starts at position 3. In a hierarchy, the next draft predicts what this draft writes: ``below`` contains what
+it drafts along ``along``, and ``branches_below`` what it drafts along each branch.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class DraftSteps:
-    """Tokens that a draft drafts at consecutive positions, with its signals there.
+    """Draft tokens at consecutive positions with their signals, as columns.
 
     Every list is as long as ``tokens``. ``accept_prob`` is the prediction of the draft's head for the token fed just
     before the position, None without a head; ``further`` holds the predictions of the draft's other heads by name.
@@ -67,7 +67,7 @@ class DraftSteps:
         )
 
     def of_head(self, name: str) -> "DraftSteps":
-        """The same with another head's predictions."""
+        """These steps with the predictions of another head in ``accept_prob``."""
         return replace(self, accept_prob=(self.further or {})[name], further=None)
 
     def signals(self, position: int) -> list[float]:
@@ -78,7 +78,7 @@ class DraftSteps:
         """The token at a position as the ``index``-th step of a round."""
         accept_prob = None if self.accept_prob is None else self.accept_prob[position]
         if accept_prob is not None and index == 1:
-            accept_prob = 1.0  # nothing drafted stands before it
+            accept_prob = 1.0  # no draft token precedes it
         return DraftStep(
             index,
             self.tokens[position],
@@ -91,15 +91,15 @@ class DraftSteps:
 
 @dataclass(frozen=True)
 class DraftAlong:
-    """What a draft drafts along a text that its verifier wrote: the target, or in a hierarchy the draft above.
+    """What a draft drafts along a text of its verifier, which is the target or, in a hierarchy, the draft above.
 
     Attributes:
         accepted: for each of the N positions of the text, whether verification accepts the draft token, once it has
             accepted those before it in the round.
-        along: the draft token at each of these positions, drafted after the text before it.
-        branches: by position of a rejected draft token, how the draft goes on after that token.
-        below: in a hierarchy, the next draft along ``along``, at each position after the text before it.
-        branches_below: by position, the next draft along each branch.
+        along: the draft token at each of the N positions, given the text before the position.
+        branches: by position of a rejected draft token, the tokens that the draft drafts after it.
+        below: in a hierarchy, what the next draft drafts along ``along``, given the text before each position.
+        branches_below: in a hierarchy, by position, what the next draft drafts along each branch.
     """
 
     accepted: Annotated[list[bool], Field(validation_alias=AliasChoices("accepted", "kept"))]
@@ -109,7 +109,7 @@ class DraftAlong:
     branches_below: "Mapping[int, DraftAlong]" = field(default_factory=dict)
 
     def of_head(self, name: str) -> "DraftAlong":
-        """The same with the predictions of another of the draft's heads; itself for the head it has."""
+        """This object with the predictions of another head of the draft; itself where no other head has that name."""
         if name not in (self.along.further or {}):
             return self
         if name not in self._by_head:
@@ -119,7 +119,7 @@ class DraftAlong:
 
     @cached_property
     def accepted_runs(self) -> list[int]:
-        """How many draft tokens in a row are accepted from each position on."""
+        """From each of the N positions and from the end, the number of draft tokens in a row that are accepted."""
         runs = [0] * (len(self.accepted) + 1)
         for position in range(len(self.accepted) - 1, -1, -1):
             runs[position] = runs[position + 1] + 1 if self.accepted[position] else 0
@@ -131,7 +131,7 @@ class DraftAlong:
         Raises:
             UsageError: the trace was recorded for shorter drafts.
         """
-        # Cached, because a thousand policies walk the same steps.
+        # Cached, because thousands of settings replay the same steps.
         steps = self._steps.setdefault(start, [])
         while len(steps) < index:
             steps.append(self._find(start, len(steps) + 1))
@@ -150,10 +150,10 @@ class DraftAlong:
         return branch.step(after, index)
 
     def under(self, start: int) -> "DraftAlong":
-        """The next draft along what this draft writes in a round that starts at a position.
+        """What the next draft drafts along the tokens that this draft writes in a round starting at a position.
 
-        That is the path up to and including the first rejected token, then the branch behind it. Positions are counted
-        as along the path.
+        These tokens are ``along`` up to the first rejected token, this token included, and then its branch. Positions
+        are counted from the start of ``along``.
         """
         assert self.below is not None
         rejected = start + self.accepted_runs[start]
@@ -176,7 +176,7 @@ class DraftAlong:
 
 
 def _joined(trunk: DraftAlong, branch: DraftAlong, first: int) -> DraftAlong:
-    """A line along the first positions of one text and then all of another."""
+    """What a draft drafts along the first positions of one text, followed by the whole of another text."""
     below = trunk.below
     if below is not None and branch.below is not None:
         below = _joined(below, branch.below, first)
@@ -190,22 +190,22 @@ def _joined(trunk: DraftAlong, branch: DraftAlong, first: int) -> DraftAlong:
 
 
 def _shifted(trunk: Mapping[int, _T], branch: Mapping[int, _T], first: int) -> dict[int, _T]:
-    return {position: found for position, found in trunk.items() if position < first} | {
-        first + position: found for position, found in branch.items()
+    return {position: value for position, value in trunk.items() if position < first} | {
+        first + position: value for position, value in branch.items()
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One sequence: everything that any policy could have read while it was generated.
+    """One generated sequence with everything that a policy could have read while it was generated.
 
     Attributes:
-        prompt, category, turn: where it comes from.
+        prompt, category, turn: the prompt's id and category, and which of its turns was generated.
         prompt_tokens: length of the prompt.
         limit: the token limit in force.
-        tokens: N ids, the target's text.
-        draft: what the draft drafts along them.
-        prefill_ms: time of the prompt in both models, in milliseconds.
+        tokens: N ids, the text that the target wrote.
+        draft: what the first draft drafts along this text.
+        prefill_ms: time in which all models read the prompt, in milliseconds.
         chances: when sampling, the probability that verification accepts the draft token at each of the N positions;
             None in greedy decoding.
     """
@@ -221,5 +221,5 @@ class Trace:
     chances: list[float] | None = None
 
     def of_head(self, name: str | None) -> "Trace":
-        """The same with the predictions of another of the draft's heads; itself for None or the head it has."""
+        """This trace with the predictions of another head of the draft; itself for None."""
         return self if name is None else replace(self, draft=self.draft.of_head(name))
