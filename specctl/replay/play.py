@@ -164,9 +164,9 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     where it starts and when the policy stops. When sampling, the rounds have the distribution of a live run. At every
     position the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
     min(1, q(x) / p(x)), y = x and y is accepted; otherwise y is drawn from max(q - p, 0) and rejected. This is the
-    joint distribution of drafting y, accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0) after
-    a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a token that
-    the target writes without a draft token has the distribution p.
+    joint distribution of drafting y, accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0)
+    after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
+    token that the target writes without a draft token has the distribution p.
 
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
     the lower draft's token at that position is independent of x, as in a live run. `replayable` is False for settings
