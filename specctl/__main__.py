@@ -1,4 +1,4 @@
-"""Entry point: exceptions become messages and exit codes."""
+"""Entry point: turns exceptions into messages and exit codes."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def main() -> NoReturn:
 
 def _run() -> int:
     try:
-        # Imported here so that an interrupt while importing ends like any other.
+        # Imported here so that an interrupt during the import is handled like any other.
         from specctl.commands.app import app
 
         app()
@@ -47,7 +47,7 @@ def _run() -> int:
 
 
 def _exit_code(stop: SystemExit) -> int:
-    """The code of an exit, but for those by which Typer and rich hide an interrupt or a closed pipe."""
+    """The exit code; an interrupt or a closed pipe that Typer and rich report as 1 gets its own code."""
     if stop.code == 1:
         causes = list(_causes(stop))
         if any(isinstance(cause, BrokenPipeError) for cause in causes):
@@ -81,12 +81,12 @@ def _report(error: Exception, message: str, hint: str) -> None:
 
 
 def _print(text: str) -> None:
-    with suppress(OSError):  # nobody is left to read it
+    with suppress(OSError):  # stderr may be closed
         print(text, file=sys.stderr, flush=True)
 
 
 def _flush() -> int:
-    """Flush before the interpreter does, which can only complain; returns an exit code if data was lost, else 0."""
+    """Flush the output; return an exit code if data was lost, else 0. At exit Python could only print a warning."""
     code = 0
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is None or stream.closed:

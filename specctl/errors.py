@@ -1,12 +1,12 @@
-"""Errors meant for people: what went wrong, how to mend it, and the exit code it deserves."""
+"""Errors for users: what is wrong, how to fix it, and the exit code."""
 
 
 class SpecctlError(Exception):
-    """A mistake the user can mend; shown as one message without a traceback.
+    """A problem that the user can fix; shown as a message without a traceback.
 
     Args:
-        message: what went wrong and where.
-        hint: how to mend it, or an empty string.
+        message: what is wrong and where.
+        hint: how to fix it, or an empty string.
     """
 
     exit_code = 1
@@ -27,23 +27,23 @@ class UsageError(SpecctlError):
 
 
 class ProfileError(SpecctlError):
-    """A profile that cannot be found, read, or believed."""
+    """A profile that cannot be found or read, or that has mistakes."""
 
     exit_code = 2
 
 
 class ModelError(SpecctlError):
-    """A model that cannot be loaded, does not fit, or does not pair with the other."""
+    """A model that cannot be loaded, does not fit into memory, or does not match the other models."""
 
     exit_code = 3
 
 
 class RecordError(SpecctlError):
-    """One bad input record; processing goes on with the next.
+    """One bad input record; processing continues with the next record.
 
     Args:
-        kind: a stable word for programs, such as ``invalid_json``.
-        message: what is wrong with it.
+        kind: a stable identifier for programs, such as ``invalid_json``.
+        message: what is wrong with the record.
     """
 
     def __init__(self, kind: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Streaming JSONL: records in, results out, a line at a time, nothing lost in between."""
+"""Streaming JSONL: reading records and writing results line by line, and resuming an interrupted output file."""
 
 import json
 from collections import Counter
@@ -24,14 +24,14 @@ RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "co
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One input line, good or bad.
+    """One input line, valid or not.
 
     Attributes:
-        line: 1 for the file's first line.
-        id: the record's own id, or its line number where it has none.
-        data: the parsed object; empty where the line could not be parsed.
+        line: line number, from 1.
+        id: the record's id, or its line number if it has no id.
+        data: the parsed object; empty if the line could not be parsed.
         error: why the record cannot be used, or None.
-        chat: whether it is meant for the chat template, where there is one; False leaves that to the profile.
+        chat: whether to use the tokenizer's chat template, if there is one; False leaves the choice to the profile.
     """
 
     line: int
@@ -42,7 +42,7 @@ class Record:
 
 
 def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:
-    """Each line that is not blank as a record; bad ones carry their error instead of ending the stream."""
+    """One record for each line that is not blank; a bad line becomes a record with an error, and reading continues."""
     for number, raw in enumerate(stream, start=1):
         try:
             text = raw.decode("utf-8").lstrip("\ufeff")
@@ -71,7 +71,7 @@ def _parse(number: int, text: str) -> Record:
 
 
 def _finite(text: str) -> float:
-    """A number that JSON can hold; Python's parser and writer also accept NaN and infinity, which JSON has not."""
+    """A finite number; raises ValueError for NaN and infinity, which Python reads and writes but JSON does not have."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text} is no number that JSON can hold")
@@ -104,10 +104,10 @@ def error_line(record: Record, error: RecordError) -> dict[str, Any]:
 
 
 def drop_unfinished(trace: Path, finished: "Finished") -> None:
-    """Cut the rounds of an interrupted record off the end of a trace, since the record will be run again.
+    """Remove rounds of an unfinished record from the end of a trace; when the run resumes, it writes them again.
 
     Raises:
-        UsageError: the file holds something else; it is left as it is.
+        UsageError: the file contains a line that is not a round of a trace; the file is not changed.
     """
     if not trace.is_file():
         return
@@ -121,15 +121,15 @@ def drop_unfinished(trace: Path, finished: "Finished") -> None:
 
 
 class Finished:
-    """What an output file already holds, to skip it on ``--resume``.
+    """The records that an output file already contains; ``--resume`` skips them.
 
-    A torn last line, left by an interrupted write, is cut off the file.
+    An incomplete last line, which a killed process may have left, is removed from the file.
 
     Attributes:
-        failed: whether it holds records that could not be answered.
+        failed: whether the file contains records that could not be answered.
 
     Raises:
-        UsageError: the file holds something that is not an output record; it is left as it is.
+        UsageError: the file contains a line that is not an output record; the file is not changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class Finished:
         return self._ids[_key(identity, line)] > 0
 
     def take(self, record: Record) -> bool:
-        """Whether the file has this record; a second record of the same id needs a second line."""
+        """Whether the file contains this record; each line of the file matches one record only."""
         key = _key(record.id, record.line)
         if not self._ids[key]:
             return False
@@ -165,7 +165,7 @@ def _key(identity: Any, line: int | None) -> str:
 
 
 def _identity(path: Path, number: int, line: bytes, *marks: str) -> tuple[Any, int | None]:
-    """The id of a line that this command has written, and the number of the input line where the record has no id."""
+    """The id of a line that this command has written, and the number of its input line if the line contains it."""
     try:
         written = json.loads(line)
         if any(mark in written for mark in marks):
@@ -186,9 +186,9 @@ def _is_torn(line: bytes) -> bool:
 def result_line(
     record: Record, completions: Sequence[Completion], *, rounds: bool = False, token_ids: bool = False
 ) -> dict[str, Any]:
-    """A record with its completion; with ``turns``, completions, rounds and ids are lists over the turns.
+    """A record with its completion; for ``turns``, completions, rounds and ids are lists with one item per turn.
 
-    Fields of the record that have the name of an output field are left out, since they are of another run.
+    Input fields with the name of an output field are left out, because they come from another run.
     """
     metrics = Metrics.of(completions).as_record()
     listed = "turns" in record.data

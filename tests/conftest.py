@@ -64,7 +64,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     return (yield from measured(item))
 
 
-@dataclass
+@dataclass(eq=False)
 class Durations:
     """Compares what tests took with how they are marked; a module's fixtures are paid by the test that comes first.
 

@@ -114,8 +114,8 @@ def doors(chance: Chance) -> Iterator[None]:
         patch.object(reading, "race", race),  # a draft's token
         patch.object(verification, "draw", draw),  # a verifier's own token
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
-        patch.object(recording, "draw", draw),  # the same of a trace: tokens of refused proposals and of branches
-        patch.object(recording, "propose_given", coins.propose_given),  # and whether proposals are kept
+        patch.object(recording, "draw", draw),  # the same of a trace: tokens of rejected drafts and of branches
+        patch.object(recording, "draw_draft_tokens", coins.draw_draft_tokens),  # and whether draft tokens are accepted
     ):
         yield
 
@@ -160,7 +160,7 @@ class Coins:
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
         self._known: dict[Hashable, int] = {}
-        self._verify, self._propose_given = verification.verify, recording.propose_given
+        self._verify, self._draw_draft_tokens = verification.verify, recording.draw_draft_tokens
 
     def verify(
         self, tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: None
@@ -181,24 +181,24 @@ class Coins:
         assert verdict.accepted == accepted, "a token's fate hangs on more than its own coin and probabilities"
         return verdict
 
-    def propose_given(
+    def draw_draft_tokens(
         self, wrote: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`recording.propose_given`, its verdicts chosen."""
+        """`recording.draw_draft_tokens`, its verdicts chosen."""
         tossed, verdicts = [], []
         for rows in zip(wrote.tolist(), draft_probs.tolist(), target_probs.tolist(), strict=True):
-            coins = self._keeping(self._proposes, *rows)
+            coins = self._keeping(self._drafts, *rows)
             verdicts.append(bool(self._chance.choose([COINS - coins, coins])))
             tossed.append(coins - verdicts[-1])
 
-        # A proposal that is kept is what was written, whatever else was drawn in its place.
+        # A draft token that is accepted is the token that was written, whatever else was drawn for it.
         def draw(weights: torch.Tensor, _: object) -> torch.Tensor:
             rejected = torch.tensor(verdicts)[:, None].logical_not()
             return drawn(self._chance, weights * rejected)
 
         with tossing(tossed), patch.object(recording, "draw", draw):
-            found = self._propose_given(wrote, draft_probs, target_probs, generator)
-        assert found[1].tolist() == verdicts, "a proposal's fate hangs on more than its own coin and probabilities"
+            found = self._draw_draft_tokens(wrote, draft_probs, target_probs, generator)
+        assert found[1].tolist() == verdicts, "a token's fate hangs on more than its own coin and probabilities"
         return found
 
     def _keeping(
@@ -227,9 +227,9 @@ class Coins:
         with patch.object(verification, "draw", lambda *_: torch.tensor(0)):
             return self._verify(torch.tensor([token]), draft, target.repeat(2, 1), None).accepted == 1
 
-    def _proposes(self, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
+    def _drafts(self, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
         with patch.object(recording, "draw", lambda *_: torch.tensor([0])):
-            return bool(self._propose_given(torch.tensor([token]), draft, target, None)[1])
+            return bool(self._draw_draft_tokens(torch.tensor([token]), draft, target, None)[1])
 
 
 def tossing(coins: Sequence[int]) -> AbstractContextManager[object]:

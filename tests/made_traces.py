@@ -6,7 +6,7 @@ import numpy as np
 
 from specctl.replay.costs import CostTable, signal_key
 from specctl.replay.trace_files import TraceHeader, TraceSet
-from specctl.replay.traces import Line, Proposals, Trace
+from specctl.replay.traces import DraftAlong, DraftSteps, Trace
 
 LENGTH = 60
 SIGNALS = {"entropy", "top_prob", "token_prob"}
@@ -25,15 +25,15 @@ def flat_costs(draft: float, target: float, *, per_token: float = 0.0, rest: flo
     )
 
 
-def trace(prompt: str, kept: list[bool], category: str = "c") -> Trace:
+def trace(prompt: str, accepted: list[bool], category: str = "c") -> Trace:
     """Sure where it is right, unsure where it is wrong."""
-    entropy = [0.1 if fine else 3.0 for fine in kept]
-    top = [0.95 if fine else 0.3 for fine in kept]
-    tokens = list(range(100, 100 + len(kept)))
-    path = Proposals([t if fine else 7 for t, fine in zip(tokens, kept, strict=True)], entropy, top, top)
-    branch = Proposals([8] * 40, [3.0] * 40, [0.3] * 40, [0.3] * 40)
-    branches = {place: branch for place, fine in enumerate(kept) if not fine}
-    return Trace(prompt, category, 0, 20, len(kept), tokens, Line(kept, path, branches), 1.0)
+    entropy = [0.1 if fine else 3.0 for fine in accepted]
+    top = [0.95 if fine else 0.3 for fine in accepted]
+    tokens = list(range(100, 100 + len(accepted)))
+    along = DraftSteps([t if fine else 7 for t, fine in zip(tokens, accepted, strict=True)], entropy, top, top)
+    branch = DraftSteps([8] * 40, [3.0] * 40, [0.3] * 40, [0.3] * 40)
+    branches = {position: branch for position, fine in enumerate(accepted) if not fine}
+    return Trace(prompt, category, 0, 20, len(accepted), tokens, DraftAlong(accepted, along, branches), 1.0)
 
 
 def traces(every: int, prompts: int = 12) -> TraceSet:

@@ -201,7 +201,7 @@ def test_both_kinds_of_trace_are_analysed() -> None:
     (first,), (second,) = sampled, greedy
     assert len(texts.accepted) == len(first.tokens) + len(second.tokens)
     assert texts.accepted[: len(first.tokens)].tolist() == first.chances
-    assert texts.accepted[len(first.tokens) :].tolist() == list(map(float, second.line.kept))
-    assert texts.signals["entropy"].tolist() == pytest.approx(first.line.path.entropy + second.line.path.entropy)
-    assert texts.run[len(first.tokens) :].tolist() == second.line.runs[:-1]
+    assert texts.accepted[len(first.tokens) :].tolist() == list(map(float, second.draft.accepted))
+    assert texts.signals["entropy"].tolist() == pytest.approx(first.draft.along.entropy + second.draft.along.entropy)
+    assert texts.run[len(first.tokens) :].tolist() == second.draft.accepted_runs[:-1]
     assert len(set(texts.prompt)) == len({first.prompt, second.prompt})

@@ -28,7 +28,7 @@ def trace_of(
     pair: Pair, prompt: Sequence[int], tokens: Sequence[int], limit: int, depth: int, sampling: Sampling, seed: int = 0
 ) -> Trace:
     with torch.inference_mode():
-        line, chances = read_sequence(pair, prompt, tokens, limit, depth, sampling, seeded(seed))
+        draft, chances = read_sequence(pair, prompt, tokens, limit, depth, sampling, seeded(seed))
     return Trace(
         prompt="p",
         category="c",
@@ -36,7 +36,7 @@ def trace_of(
         prompt_tokens=len(prompt),
         limit=limit,
         tokens=list(tokens),
-        line=line,
+        draft=draft,
         prefill_ms=0.0,
         chances=chances,
     )

@@ -48,9 +48,9 @@ class _Verdicts:
 
     def add_trace(self, trace: Trace) -> None:
         """The draft token at every position of the text, as if each were the first of a draft."""
-        line = trace.line
-        accepted = list(map(float, line.kept if trace.chances is None else trace.chances))
-        columns: dict[str, Sequence[float | None]] = {name: getattr(line.path, name) for name in DISTRIBUTION_SIGNALS}
+        draft = trace.draft
+        accepted = list(map(float, draft.accepted if trace.chances is None else trace.chances))
+        columns: dict[str, Sequence[float | None]] = {name: getattr(draft.along, name) for name in DISTRIBUTION_SIGNALS}
         columns["accept_prob"] = [_prediction(trace, position) for position in range(len(accepted))]
         self._add(trace.prompt, accepted, run_lengths(np.array(accepted)).tolist(), columns)
 
@@ -112,12 +112,12 @@ def _read(path: Path, found: _Verdicts) -> None:
 
 def _prediction(trace: Trace, position: int) -> float | None:
     """A head's prediction for the draft token at a position, which stands where that token has been fed."""
-    line = trace.line
-    after = line.path if line.kept[position] else line.branches.get(position)
-    place = position + 1 if line.kept[position] else 0
-    if after is None or after.accept_prob is None or place >= len(after):
+    draft = trace.draft
+    after = draft.along if draft.accepted[position] else draft.branches.get(position)
+    index = position + 1 if draft.accepted[position] else 0
+    if after is None or after.accept_prob is None or index >= len(after):
         return None
-    return after.accept_prob[place]
+    return after.accept_prob[index]
 
 
 def _cleaned(name: str, values: Floats) -> Floats:

@@ -1,1 +1,1 @@
-"""Training a head that foretells acceptance (SpecDec++): its data, the training, and how good it became."""
+"""Training acceptance heads (SpecDec++): collecting examples, training, evaluation and reports."""

@@ -1,4 +1,4 @@
-"""The target answers prompts; the draft, reading along, proposes a token of its own at every place."""
+"""Collecting examples: the target answers prompts, and the draft drafts one token at every position of the answers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,12 +35,20 @@ def collect(
 ) -> None:
     """Answer the prompts that the folder has no answers to, and add their examples shard by shard.
 
-    What is collected depends on a prompt's position and the seed alone, not on where an earlier run ended.
-    ``advance`` is called after each prompt.
+    The examples of a prompt depend on its position in the suite and the seed only, not on where an earlier run ended.
+
+    Args:
+        folder: receives the examples.
+        pair: the target and the draft.
+        prompts: all prompts of the suite, including those that are already answered.
+        settings: how the target samples its answers.
+        policy: stops the draft while answers are generated; it does not change the answers' distribution.
+        prompt_format: turns prompts into ids.
+        advance: called after each prompt.
     """
 
     def fresh() -> Answerer:
-        # With a policy that remembers, an answer would depend on where a run was resumed.
+        # If a policy kept its state, an answer would depend on where a run was resumed.
         return Answerer(Session(pair, build_drafter(pair, policy)), prompt_format, settings)
 
     for first in range(folder.done, len(prompts), PROMPTS_PER_SHARD):
@@ -53,7 +61,7 @@ def collect(
                 left_out[found.prompt] = found.reason
                 continue
             sampling = Sampling.of(found.settings)
-            examples += [_example(pair, found.number, one, sampling) for one in found.completions if one.tokens]
+            examples += [_example(pair, found.number, each, sampling) for each in found.completions if each.tokens]
         folder.add(examples, len(shard), left_out, perf_counter() - began)
 
 
@@ -66,7 +74,10 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
 
 
 def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
-    """What an example depends on; two data sets of the same facts are the same."""
+    """Everything that the examples depend on; two data sets with equal facts are equal.
+
+    Downloads the draft's weights if needed, to hash them.
+    """
     assert profile.draft is not None
     draft = locate(profile.draft, "draft")
     draft.fetch_weights()

@@ -23,14 +23,14 @@ SEQUENCES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How near predictions come to the true P; lower is better, except for ``auroc``.
+    """How well predictions match the true acceptance probability P; lower is better, except for ``auroc``.
 
     Attributes:
         kl: mean binary KL(P || prediction) in nats, unweighted: the metric of SpecDec++'s Table 3.
-        loss: mean cross-entropy in nats, a rejection weighted as in the training of the head.
-        ece: expected calibration error, over ten bins of equal width.
+        loss: mean cross-entropy in nats, with the rejection weight of the head's training.
+        ece: expected calibration error over ten bins of equal width.
         auroc: the probability that an accepted token has a higher prediction than a rejected one, if each token is
-            accepted with probability P; None where all of P is 0 or all is 1.
+            accepted with probability P; None if every P is 0 or every P is 1.
     """
 
     kl: float
@@ -45,12 +45,12 @@ class Evaluation:
 
     Attributes:
         recipe: how the head was trained.
-        tokens, prompts: how many it was evaluated on.
-        accepted: mean P.
-        head: its score.
-        signals: scores of the curves by signal, fitted with the head's weight of a rejection, for ``kl`` with
-            weight 1.
-        reliability: mean P by prediction.
+        tokens, prompts: number of tokens and prompts in the evaluation.
+        accepted: mean acceptance probability P.
+        head: the score of the head.
+        signals: the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the head's
+            rejection weight, for the other scores with weight 1.
+        reliability: mean P by predicted acceptance.
     """
 
     recipe: Recipe
@@ -63,7 +63,7 @@ class Evaluation:
 
     @property
     def beaten_by(self) -> list[str]:
-        """Signals at least as good as the head: by KL where a rejection weighs 1, else by the weighted loss."""
+        """Signals at least as good as the head: by KL if the rejection weight is 1, else by the weighted loss."""
         plain = self.recipe.reject_weight == 1
 
         def value(score: Score) -> float:
@@ -83,17 +83,17 @@ def evaluate(
 ) -> list[Evaluation]:
     """Evaluate all heads on the development examples with one pass of the draft.
 
-    The draft reads a mix of X and Y as in training. Heads are compared with the signals of the step in which the draft
-    drew Y, after X alone.
+    As in training, the draft reads a mix of the target's tokens X and the draft tokens Y. Heads are compared with the
+    signals of the step in which the draft drew Y; in this step the draft had read X only.
 
     Args:
-        draft: what the heads were trained on.
-        heads: in the order of the recipes.
-        recipes: how they were trained.
-        split: heads and curves are evaluated on the development examples, curves fitted to the training examples.
+        draft: the draft that the heads were trained on.
+        heads: the heads, in the order of the recipes.
+        recipes: how the heads were trained.
+        split: heads and curves are evaluated on its development examples; curves are fitted to its training examples.
         share: r, the probability of X in the mix.
         seed: seed of the mix.
-        after_batch: called after each 32 examples.
+        after_batch: called after each batch of 32 examples.
     """
     mixed = mix(split.dev, share, f"evaluation/{seed}")
     logits: list[list[torch.Tensor]] = [[] for _ in heads]
@@ -105,9 +105,9 @@ def evaluate(
             for found, head in zip(logits, heads, strict=True):
                 found.append(head(hidden, seen).cpu())
         after_batch()
-    judged = [one.drafted for one in mixed]
-    truth = _column(split.dev, "acceptance", judged)
-    curves = _Curves(split, judged, truth)
+    drafted = [item.drafted for item in mixed]
+    truth = _column(split.dev, "acceptance", drafted)
+    curves = _Curves(split, drafted, truth)
     evaluations = []
     for found, recipe in zip(logits, recipes, strict=True):
         predicted = torch.cat(found).double().numpy()
@@ -126,12 +126,12 @@ def evaluate(
 
 
 class _Curves:
-    """Logistic curves through single signals, fitted once for each weight."""
+    """Logistic curves of single signals and their scores, computed once for each rejection weight."""
 
-    def __init__(self, split: Split, judged: Sequence[torch.Tensor], truth: Floats) -> None:
+    def __init__(self, split: Split, drafted: Sequence[torch.Tensor], truth: Floats) -> None:
         self._fitted_to = {name: _column(split.train, name) for name in DISTRIBUTION_SIGNALS}
         self._accepted = _column(split.train, "acceptance")
-        self._judged = {name: _column(split.dev, name, judged) for name in DISTRIBUTION_SIGNALS}
+        self._evaluated_on = {name: _column(split.dev, name, drafted) for name in DISTRIBUTION_SIGNALS}
         self._truth = truth
         self._scores: dict[float, dict[str, Score]] = {}
 
@@ -142,7 +142,7 @@ class _Curves:
 
     def _score(self, name: Signal, reject_weight: float) -> Score:
         curve = fit_logistic(self._fitted_to[name], self._accepted, reject_weight)
-        weighted = score(curve.logits(self._judged[name]), self._truth, reject_weight)
+        weighted = score(curve.logits(self._evaluated_on[name]), self._truth, reject_weight)
         if reject_weight == 1:
             return weighted
         plain = self.scores(1.0)[name]
@@ -153,25 +153,31 @@ def score(logits: Floats, accepted: Floats, reject_weight: float) -> Score:
     """Score predictions of acceptance.
 
     Args:
-        logits: ``(N,)``.
-        accepted: ``(N,)`` P.
-        reject_weight: weight of a rejection in ``loss``; an acceptance weighs 1.
+        logits: ``(N,)`` logits of the predicted acceptance.
+        accepted: ``(N,)`` acceptance probabilities P.
+        reject_weight: weight of a rejection in ``loss``; an acceptance has weight 1.
     """
-    yes, no = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)  # logarithms of both probabilities
+    log_accept, log_reject = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)
     rejected = 1 - accepted
-    own = -(xlogy(accepted, accepted) + xlogy(rejected, rejected))
-    weighted = -(accepted * yes + reject_weight * rejected * no).sum() / (accepted + reject_weight * rejected).sum()
+    entropy = -(xlogy(accepted, accepted) + xlogy(rejected, rejected))
+    heavy = reject_weight * rejected
+    weighted = -(accepted * log_accept + heavy * log_reject).sum() / (accepted + heavy).sum()
     predicted = expit(logits)
     return Score(
-        kl=float((-(accepted * yes + rejected * no) - own).mean()),
+        kl=float((-(accepted * log_accept + rejected * log_reject) - entropy).mean()),
         loss=float(weighted),
-        ece=sum(abs(one.value - one.middle) * one.count for one in reliability(predicted, accepted)) / len(predicted),
+        ece=sum(abs(b.value - b.middle) * b.count for b in reliability(predicted, accepted)) / len(predicted),
         auroc=auroc(logits, accepted),
     )
 
 
 def reliability(predicted: Floats, accepted: Floats) -> list[Bin]:
-    """Mean P of the tokens whose prediction lies in each tenth of [0, 1], with its quartiles; empty tenths left out."""
+    """Mean and quartiles of P by predicted acceptance, in ten bins of equal width over [0, 1]; empty bins are left out.
+
+    Args:
+        predicted: ``(N,)`` predicted acceptance.
+        accepted: ``(N,)`` acceptance probabilities P.
+    """
     position = np.minimum((predicted * BINS).astype(int), BINS - 1)
     bins = []
     for number in np.unique(position):

@@ -1,4 +1,4 @@
-"""What a head learns from, and the folder it is kept in."""
+"""Training examples of heads, and the folder that stores them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,24 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 FORMAT_VERSION = 1
 INDEX = "index.json"
 PROMPTS_PER_SHARD = 16
-"""What a kill can cost."""
+"""Prompts that are lost at most when a run is killed."""
 DEV_EVERY = 10
-"""One prompt of so many is for development only."""
+"""One of this many prompts is used for development, the others for training."""
 _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One answer of the target, and what the draft would have proposed at each of its tokens.
+    """One answer of the target, and one draft token at each position of the answer.
 
     Attributes:
-        number: of the prompt in its suite; the turns of a conversation share it.
+        number: index of the prompt in its suite, from 0; the turns of a conversation share it.
         prompt: ``(P,)`` int32, the ids before the answer.
-        answer: ``(T,)`` int32, X of the paper.
-        proposals: ``(T,)`` int32, Y: a token drawn from the draft after the prompt and the answer up to there.
-        acceptance: ``(T,)`` float32, min(1, p(Y)/q(Y)) of the processed distributions.
+        answer: ``(T,)`` int32, the target's tokens: X of the SpecDec++ paper.
+        proposals: ``(T,)`` int32, the draft tokens: Y of the paper. Token i is drawn from the draft after the prompt
+            and the first i tokens of the answer.
+        acceptance: ``(T,)`` float32, the acceptance probability min(1, p(Y)/q(Y)), p and q the target's and the draft's
+            distribution after temperature and filters.
         entropy, top_prob, token_prob: ``(T,)`` float32, the draft's signals when it drew Y, as in `DraftStep`.
     """
 
@@ -48,18 +50,18 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Examples to train on and, of other prompts, to judge the head by."""
+    """Examples for training and, from other prompts, for evaluation."""
 
     train: list[Example]
     dev: list[Example]
 
 
 class DataFolder:
-    """Examples in safetensors shards, with an index that names only whole ones.
+    """Examples in safetensors shards, with an index of the complete shards.
 
     Args:
-        path: of the folder.
-        index: its contents.
+        path: the folder.
+        index: contents of its index.json.
     """
 
     def __init__(self, path: Path, index: dict[str, Any]) -> None:
@@ -68,7 +70,13 @@ class DataFolder:
 
     @classmethod
     def create(cls, path: Path, facts: dict[str, Any], prompts: int) -> "DataFolder":
-        """An empty folder for the answers to so many prompts, made with models and settings that ``facts`` tell."""
+        """A new, empty folder.
+
+        Args:
+            path: the folder to create.
+            facts: models and settings that the examples depend on.
+            prompts: number of prompts to answer.
+        """
         folder = cls(path, {"format_version": FORMAT_VERSION, "facts": facts, "prompts": prompts, "shards": []})
         path.mkdir(parents=True, exist_ok=True)
         folder._write_index()
@@ -76,16 +84,16 @@ class DataFolder:
 
     @classmethod
     def open(cls, path: Path) -> "DataFolder":
-        """A folder that is there.
+        """An existing folder.
 
         Raises:
-            UsageError: it is not one.
+            UsageError: the folder has no index of this format.
         """
         try:
             index = json.loads((path / INDEX).read_text(encoding="utf-8"))
             version = index["format_version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} holds no training data of this command ({error})") from error
+            raise UsageError(f"{path} holds no training data of specctl train-head ({error})") from error
         if version != FORMAT_VERSION:
             raise UsageError(f"{path} holds data of format {version}; this specctl reads format {FORMAT_VERSION}")
         return cls(path, index)
@@ -97,12 +105,12 @@ class DataFolder:
 
     @property
     def prompts(self) -> int:
-        """How many there are to answer."""
+        """Number of prompts to answer."""
         return int(self._index["prompts"])
 
     @property
     def done(self) -> int:
-        """How many of them are answered or left out."""
+        """Number of prompts that are answered or left out."""
         return sum(shard["prompts"] for shard in self._index["shards"])
 
     @property
@@ -112,11 +120,18 @@ class DataFolder:
 
     @property
     def seconds(self) -> float:
-        """Wall time that the models took."""
+        """Wall time in seconds of collecting the examples."""
         return float(sum(shard["seconds"] for shard in self._index["shards"]))
 
     def add(self, examples: Sequence[Example], prompts: int, left_out: dict[str, str], seconds: float) -> None:
-        """Write the examples of the next ``prompts`` prompts; they count from when the index names them."""
+        """Write the examples of the next ``prompts`` prompts as a shard, then add the shard to the index.
+
+        Args:
+            examples: of the prompts, in order.
+            prompts: number of prompts, including those left out.
+            left_out: reasons by prompt id.
+            seconds: wall time of collecting them.
+        """
         shards = self._index["shards"]
         name = f"shard-{len(shards):05}.safetensors"
         tensors = {
@@ -133,15 +148,15 @@ class DataFolder:
         self._write_index()
 
     def split(self) -> Split:
-        """Every example; each tenth prompt is for development, or the last one where there are fewer.
+        """Every example. Every tenth prompt is for development, or the last one if there are fewer than ten.
 
         Raises:
-            UsageError: prompts are still unanswered, a shard is damaged, or there is too little to train on.
+            UsageError: prompts are still unanswered, a shard is damaged, or there are too few examples.
         """
         if self.done < self.prompts:
             raise UsageError(
                 f"{self.path} has the answers to {self.done} of {self.prompts} prompts",
-                "finish it with --resume and the options it was begun with",
+                "continue with --resume and the same options as before",
             )
         split = Split([], [])
         every = min(DEV_EVERY, self.prompts)
@@ -149,7 +164,7 @@ class DataFolder:
             for example in self._read(shard["file"]):
                 (split.dev if (example.number + 1) % every == 0 else split.train).append(example)
         if not split.train or not split.dev:
-            raise UsageError(f"{self.path} has too few answers to train on", "a head wants thousands of prompts")
+            raise UsageError(f"{self.path} has too few answers to train on", "use thousands of prompts")
         return split
 
     def _read(self, name: str) -> Iterator[Example]:
@@ -158,14 +173,14 @@ class DataFolder:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
             raise UsageError(
-                f"{self.path / name} is damaged ({error})", "delete the folder and make it again"
+                f"{self.path / name} is damaged ({error})", "delete the folder and collect the examples again"
             ) from error
         answers = tensors["answer_lengths"].tolist()
         lengths = [length for pair in zip(tensors["prompt_lengths"].tolist(), answers, strict=True) for length in pair]
         tokens = tensors["tokens"].split(lengths)
         columns = [tensors[field].split(answers) for field in _PER_TOKEN]
-        for place, number in enumerate(tensors["numbers"].tolist()):
-            yield Example(number, tokens[2 * place], tokens[2 * place + 1], *(column[place] for column in columns))
+        for index, number in enumerate(tensors["numbers"].tolist()):
+            yield Example(number, tokens[2 * index], tokens[2 * index + 1], *(column[index] for column in columns))
 
     def _write_index(self) -> None:
         write_whole(self.path / INDEX, json.dumps(self._index, indent=1) + "\n")

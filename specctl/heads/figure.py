@@ -1,4 +1,4 @@
-"""The reliability diagram of a head. Matplotlib is imported when it is drawn."""
+"""The reliability diagram of a head. Matplotlib is imported only when the diagram is drawn."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +9,7 @@ from specctl.reporting.style import Picture, page, panels, style
 
 
 def write_reliability(evaluation: Evaluation, folder: Path) -> list[Path]:
-    """Write reliability.png and .svg; nothing where matplotlib is not installed."""
+    """Write reliability.png and .svg and return their paths; without matplotlib, write nothing."""
     if find_spec("matplotlib") is None:
         return []
     drawn = render(draw_reliability(evaluation))
@@ -17,29 +17,30 @@ def write_reliability(evaluation: Evaluation, folder: Path) -> list[Path]:
 
 
 def draw_reliability(evaluation: Evaluation) -> Picture:
-    """Predicted against true acceptance."""
+    """Draw predicted against true acceptance."""
     weight = evaluation.recipe.reject_weight
     design = (
         ""
         if weight == 1
-        else f" A rejection weighs {weight:g} in training, so points lie above the diagonal by design."
+        else f" The rejection weight in training is {weight:g}, so points lie above the diagonal by design."
     )
     with style():
         picture = page(
             "reliability",
             "Predicted and true acceptance",
-            "What to see: on the diagonal, predictions are right on average. Lines are the middle half of the tokens, "
-            f"areas of the points their number; {evaluation.tokens} tokens of "
+            "What to see: on the diagonal, predictions are right on average. A line spans the middle half of a bin's "
+            f"tokens, the area of a point shows their number. {evaluation.tokens} tokens of "
             f"{evaluation.prompts} prompts.{design}",
             3.6,
         )
         (axes,) = panels(picture, 1, 1, "predicted acceptance", "acceptance probability")
         axes.plot([0, 1], [0, 1], "--", color="#777777", linewidth=1)
         bins = evaluation.reliability
-        across = [one.middle for one in bins]
-        axes.vlines(across, [one.lower for one in bins], [one.upper for one in bins], color="#0072B2", linewidth=1.5)
-        sizes = [20 + 400 * one.count / evaluation.tokens for one in bins]
-        axes.scatter(across, [one.value for one in bins], s=sizes, color="#0072B2", zorder=3)
+        across = [each.middle for each in bins]
+        lower, upper = [each.lower for each in bins], [each.upper for each in bins]
+        axes.vlines(across, lower, upper, color="#0072B2", linewidth=1.5)
+        sizes = [20 + 400 * each.count / evaluation.tokens for each in bins]
+        axes.scatter(across, [each.value for each in bins], s=sizes, color="#0072B2", zorder=3)
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
         axes.grid()
     return picture

@@ -1,4 +1,7 @@
-"""Token mixing: the sequences a head sees while it learns (SpecDec++, arXiv 2405.19715, section 4.4)."""
+"""Token mixing: the sequences that the draft reads in a head's training (SpecDec++, arXiv 2405.19715, section 4.4).
+
+X are the target's tokens and Y the draft tokens of an `Example`; the mix Z takes X or Y at each position.
+"""
 
 import random
 from collections.abc import Sequence
@@ -14,11 +17,11 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """An example's Z, which holds X with a given probability and Y otherwise.
+    """The mix Z of an example's target tokens X and draft tokens Y.
 
     Attributes:
         tokens: ``(P + T,)`` the prompt and Z.
-        drafted: ``(T,)`` bool, where Z holds Y: what a head can learn from.
+        drafted: ``(T,)`` bool, positions at which Z has a draft token; only these are used in training.
     """
 
     tokens: torch.Tensor
@@ -26,12 +29,12 @@ class Mixed:
 
 
 def mix(examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
-    """Mix every example; the same seed mixes alike.
+    """Mix every example; the same seed gives the same mix.
 
     Args:
-        examples: to be mixed.
-        share: r, the probability of X.
-        seed: of the coins.
+        examples: the examples to mix.
+        share: r, the probability of X at each position.
+        seed: seed of the random choices.
     """
     generator = torch.Generator().manual_seed(random.Random(seed).getrandbits(63))
     mixed = []
@@ -43,21 +46,20 @@ def mix(examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
 
 
 def states(draft: PreTrainedModel, mixed: Sequence[Mixed]) -> torch.Tensor:
-    """Float32 ``(N, H)``: the draft's last hidden states where Z holds Y, of one sequence after the other."""
+    """Float32 ``(N, H)``: the draft's last hidden states at the draft tokens of all sequences, in order."""
     with torch.no_grad():
-        whole = last_hidden_states(draft, [one.tokens for one in mixed])
-    answers = (state[-len(one.drafted) :] for state, one in zip(whole, mixed, strict=True))
-    return torch.cat([state[one.drafted.to(state.device)] for state, one in zip(answers, mixed, strict=True)]).float()
+        whole = last_hidden_states(draft, [item.tokens for item in mixed])
+    answers = (state[-len(item.drafted) :] for state, item in zip(whole, mixed, strict=True))
+    return torch.cat([state[item.drafted.to(state.device)] for state, item in zip(answers, mixed, strict=True)]).float()
 
 
 def signals(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:
-    """``(N, 3)`` float32: `DISTRIBUTION_SIGNALS` where Z holds Y, as the draft had them when it drew Y."""
+    """``(N, 3)`` float32: the draft's `DISTRIBUTION_SIGNALS` when it drew the draft tokens of Z."""
     pairs = list(zip(examples, mixed, strict=True))
-    return torch.stack(
-        [torch.cat([getattr(e, name)[one.drafted] for e, one in pairs]) for name in DISTRIBUTION_SIGNALS], dim=1
-    )
+    columns = [torch.cat([getattr(e, name)[item.drafted] for e, item in pairs]) for name in DISTRIBUTION_SIGNALS]
+    return torch.stack(columns, dim=1)
 
 
 def acceptance(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:
-    """``(N,)`` float32: P where Z holds Y."""
-    return torch.cat([example.acceptance[one.drafted] for example, one in zip(examples, mixed, strict=True)])
+    """``(N,)`` float32: acceptance probabilities of the draft tokens of Z."""
+    return torch.cat([example.acceptance[item.drafted] for example, item in zip(examples, mixed, strict=True)])

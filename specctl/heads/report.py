@@ -1,4 +1,4 @@
-"""Reports of trained heads: tables, the fields of config.json, and the card."""
+"""Reports of trained heads: tables, the fields of config.json, and the model card."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,7 +20,7 @@ def sweep_recipes() -> list[Recipe]:
 
 
 def head_tables(evaluation: Evaluation) -> list[Table]:
-    """One head compared with single signals, and its reliability."""
+    """Tables of one head: scores of the head and of single signals, the verdict, and the head's reliability."""
     weight = evaluation.recipe.reject_weight
     scores = {_HEAD: evaluation.head, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
     rows = tuple((name, *_cells(found)) for name, found in scores.items())
@@ -29,20 +29,20 @@ def head_tables(evaluation: Evaluation) -> list[Table]:
             f"How well acceptance is predicted (depth {evaluation.recipe.depth}, rejection weight {weight:g})",
             ("by", f"KL (nats){DOWN}", f"weighted loss (nats){DOWN}", f"calibration error{DOWN}", f"AUROC{UP}"),
             rows,
-            note=f"{DEFINITIONS} {evaluation.tokens} tokens of {evaluation.prompts} prompts that nothing was fitted "
-            f"to, {evaluation.accepted:.1%} of them accepted.",
+            note=f"{DEFINITIONS} {evaluation.tokens} tokens of {evaluation.prompts} prompts that were not used "
+            f"in training, {evaluation.accepted:.1%} of them accepted.",
         ),
         _verdict(evaluation),
         Table(
             "Reliability",
             ("predicted", "tokens", "mean prediction", "accepted"),
             tuple(
-                (f"{one.low:.1f} to {one.high:.1f}", str(one.count), f"{one.middle:.3f}", f"{one.value:.3f}")
-                for one in evaluation.reliability
+                (f"{each.low:.1f} to {each.high:.1f}", str(each.count), f"{each.middle:.3f}", f"{each.value:.3f}")
+                for each in evaluation.reliability
             ),
             note=""
             if weight == 1
-            else f"Predictions are too low by design: a rejection weighs {weight:g} times an acceptance.",
+            else f"Predictions are too low by design: in training a rejection weighs {weight:g} times an acceptance.",
         ),
     ]
 
@@ -57,8 +57,8 @@ def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
             f"KL (nats) by depth and rejection weight{DOWN}",
             ("depth", *(f"{weight:g}" for weight in SWEEP_WEIGHTS)),
             tuple((str(d), *(f"{kl[d, weight]:.4f}" for weight in SWEEP_WEIGHTS)) for d in SWEEP_DEPTHS),
-            note=f"{DEFINITIONS} {evaluations[0].tokens} tokens of {evaluations[0].prompts} prompts that no head has "
-            f"seen. KL of single signals: {signals}.",
+            note=f"{DEFINITIONS} {evaluations[0].tokens} tokens of {evaluations[0].prompts} prompts that were not "
+            f"used in training. KL of single signals: {signals}.",
         ),
         Table(
             "Every head compared with the best single signal",
@@ -82,8 +82,8 @@ def head_config(
 
     Args:
         evaluation: scores of the head.
-        schedule: how it was trained.
-        facts: where the training data come from.
+        schedule: the schedule of its training.
+        facts: models, prompts and settings of the training data.
         more: versions and times.
     """
     return {
@@ -105,7 +105,7 @@ def head_config(
 
 
 def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
-    """The Markdown card in the folder of the head."""
+    """The model card of the head, in Markdown."""
     sampling, prompts = config["sampling"], config["prompts"]
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in config["seconds"].items())
     shown = {name: value for name, value in config["training"].items() if name != "signals"}
@@ -136,7 +136,7 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
 
 
 def as_document(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Every number of the evaluations as values that any JSON writer accepts."""
+    """The evaluations as values that JSON can hold."""
     return [
         {
             **asdict(evaluation.recipe),
@@ -145,7 +145,7 @@ def as_document(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
             "accepted": evaluation.accepted,
             "head": asdict(evaluation.head),
             "signals": {name: asdict(found) for name, found in evaluation.signals.items()},
-            "reliability": [asdict(one) for one in evaluation.reliability],
+            "reliability": [asdict(each) for each in evaluation.reliability],
             "beaten_by": evaluation.beaten_by,
         }
         for evaluation in evaluations
@@ -159,10 +159,10 @@ def _verdict(evaluation: Evaluation) -> Table:
             f"The head is no better than {' or '.join(beaten_by)} alone, by {by}.",
             (),
             (),
-            note="Train on more prompts, or use a policy that reads the signal: it does as well at less cost.",
+            note="Train on more prompts, or use a policy that reads this signal: it predicts as well and costs less.",
             alarm=True,
         )
-    return Table(f"The head beats each single signal by {by}.", (), ())
+    return Table(f"The head is better than each single signal by {by}.", (), ())
 
 
 def _cells(found: Score) -> tuple[str, ...]:

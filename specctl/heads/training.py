@@ -1,4 +1,4 @@
-"""Heads learn together from one frozen draft."""
+"""Training of several heads at once on one frozen draft."""
 
 import json
 import math
@@ -21,16 +21,16 @@ from specctl.heads.mixing import Mixed, acceptance, mix, signals, states
 from specctl.models.running.acceptance_head import AcceptanceHead
 
 SAVE_SECONDS = 20.0
-"""What a kill can cost."""
+"""Time between two checkpoints: training time that is lost at most when a run is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One head of a training.
+    """One head of a training run.
 
     Attributes:
-        depth: D, residual blocks.
-        reject_weight: w_rej, how much a refusal counts; an acceptance counts 1.
+        depth: D, the number of residual blocks.
+        reject_weight: w_rej, the weight of a rejection in the loss; an acceptance has weight 1.
     """
 
     depth: int = 3
@@ -43,15 +43,15 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the heads of a training share; the defaults are SpecDec++'s for 40k prompts and a 7B draft.
+    """Settings shared by all heads of a training run; the defaults are SpecDec++'s for 40k prompts and a 7B draft.
 
     Attributes:
-        mix: r, the share of the target's tokens in what the draft reads.
-        epochs: passes over the examples, each mixed anew.
+        mix: r, the share of the target's tokens in the sequences that the draft reads.
+        epochs: passes over the examples; each pass uses a new mix.
         batch_size: sequences in a step.
-        lr: Adam's at first; it follows half a cosine to 0.
-        seed: of the heads, the order and the mixing.
-        signals: whether the heads read the draft's signals too, which is not in the paper.
+        lr: Adam's learning rate at the start; it falls to 0 along half a cosine.
+        seed: seed of the heads' initial weights, the order of the examples and the mixing.
+        signals: whether the heads also read the draft's signals, which SpecDec++'s heads do not.
     """
 
     mix: float = 0.15
@@ -70,34 +70,35 @@ class Schedule:
 
 
 def weighted_loss(logits: torch.Tensor, accepted: torch.Tensor, reject_weight: float) -> torch.Tensor:
-    """Weighted binary cross-entropy with soft labels, the weighted mean over positions.
+    """Weighted binary cross-entropy with soft labels: the weighted mean over positions, a scalar.
 
     Args:
-        logits: ``(N,)`` of acceptance.
-        accepted: ``(N,)`` P.
-        reject_weight: w_rej.
+        logits: ``(N,)`` logits of the predicted acceptance.
+        accepted: ``(N,)`` acceptance probabilities P.
+        reject_weight: w_rej, the weight of a rejection.
     """
-    refused = reject_weight * (1 - accepted)
-    return -(accepted * logsigmoid(logits) + refused * logsigmoid(-logits)).sum() / (accepted + refused).sum()
+    rejected = reject_weight * (1 - accepted)
+    return -(accepted * logsigmoid(logits) + rejected * logsigmoid(-logits)).sum() / (accepted + rejected).sum()
 
 
 class Training:
-    """Trains one head for each recipe; each pass of the draft feeds them all.
+    """Trains one head for each recipe; all heads use the same forward passes of the draft.
 
     Args:
-        draft: frozen.
-        recipes: one for each head, no two alike.
-        schedule: what they share.
-        examples: at least one.
-        checkpoint: where the state is kept; if it is there, the training goes on from it as if nothing had happened.
+        draft: the draft model; its weights do not change.
+        recipes: one for each head, all different.
+        schedule: settings shared by all heads.
+        examples: the training examples, at least one.
+        checkpoint: file with the state of the training. If it exists, the training continues from this state, with the
+            same result as without an interruption.
 
     Attributes:
-        heads: in the order of the recipes.
-        step, steps: how many are done, and how many there are.
-        seconds: of training so far, over all runs.
+        heads: the heads, in the order of the recipes.
+        step, steps: number of steps done, and in total.
+        seconds: training time so far, over all runs.
 
     Raises:
-        UsageError: the checkpoint is damaged or of another training.
+        UsageError: the checkpoint is damaged or belongs to another training run.
     """
 
     def __init__(
@@ -129,14 +130,14 @@ class Training:
         saved = perf_counter()
         while self.step < self.steps:
             epoch, done = divmod(self.step, per_epoch)
-            # Made from the seed and the epoch alone: a resumed run needs no state of a generator.
+            # Depends on the seed and the epoch only, so that a resumed run needs no random state.
             mixed = mix(self._examples, self._schedule.mix, f"mix/{self._schedule.seed}/{epoch}")
             order = list(range(len(self._examples)))
             random.Random(f"order/{self._schedule.seed}/{epoch}").shuffle(order)
             for first in range(done * self._schedule.batch_size, len(order), self._schedule.batch_size):
                 began = perf_counter()
-                places = order[first : first + self._schedule.batch_size]
-                self._update([self._examples[place] for place in places], [mixed[place] for place in places])
+                batch = order[first : first + self._schedule.batch_size]
+                self._update([self._examples[index] for index in batch], [mixed[index] for index in batch])
                 self.step += 1
                 self.seconds += perf_counter() - began
                 after_step()
@@ -161,10 +162,10 @@ class Training:
 
     def _save(self) -> None:
         tensors: dict[str, torch.Tensor] = {}
-        for place, (head, optimizer) in enumerate(zip(self.heads, self._optimizers, strict=True)):
-            tensors |= {f"{place}/head/{name}": weight for name, weight in head.state_dict().items()}
+        for number, (head, optimizer) in enumerate(zip(self.heads, self._optimizers, strict=True)):
+            tensors |= {f"{number}/head/{name}": weight for name, weight in head.state_dict().items()}
             for index, state in optimizer.state_dict()["state"].items():
-                tensors |= {f"{place}/adam/{index}/{name}": value for name, value in state.items()}
+                tensors |= {f"{number}/adam/{index}/{name}": value for name, value in state.items()}
         metadata = {"facts": self._facts, "step": str(self.step), "seconds": str(self.seconds)}
         self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
         part = self._checkpoint.with_name(f"{self._checkpoint.name}.part")
@@ -177,16 +178,15 @@ class Training:
             with safe_open(self._checkpoint, framework="pt") as file:
                 metadata: dict[str, str] = file.metadata() or {}
                 if metadata.get("facts") != self._facts:
-                    raise UsageError(
-                        f"{self._checkpoint} is of another training", "resume with the same options, or delete it"
-                    )
+                    hint = "resume with the same options, or delete it"
+                    raise UsageError(f"{self._checkpoint} belongs to another training run", hint)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
             raise UsageError(f"{self._checkpoint} is damaged ({error})", "delete it to train from the start") from error
-        for place, (head, optimizer) in enumerate(zip(self.heads, self._optimizers, strict=True)):
-            head.load_state_dict(_below(tensors, f"{place}/head/"))
+        for number, (head, optimizer) in enumerate(zip(self.heads, self._optimizers, strict=True)):
+            head.load_state_dict(_below(tensors, f"{number}/head/"))
             state: dict[int, dict[str, Any]] = {}
-            for name, tensor in _below(tensors, f"{place}/adam/").items():
+            for name, tensor in _below(tensors, f"{number}/adam/").items():
                 index, _, key = name.partition("/")
                 state.setdefault(int(index), {})[key] = tensor
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
@@ -194,7 +194,7 @@ class Training:
 
 
 def new_head(hidden_size: int, recipe: Recipe, schedule: Schedule) -> AcceptanceHead:
-    """An untrained head; the same seed makes the same one whatever was drawn before."""
+    """An untrained head; the same seed and depth always give the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.Random(f"head/{schedule.seed}/{recipe.depth}").getrandbits(63))
         return AcceptanceHead(hidden_size, recipe.depth, reads_signals=schedule.signals)

@@ -1,4 +1,4 @@
-"""From a profile and prompts to trained heads in a folder, stage by stage; every stage resumes where it was stopped."""
+"""From a profile and prompts to trained heads in a folder; every stage can resume after an interruption."""
 
 import json
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ EXAMPLES, STATE, SWEEP = "examples", "training.safetensors", "sweep.json"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What heads are trained on.
+    """The examples and the draft that heads are trained on.
 
     Attributes:
-        folder: of examples, all of them collected.
+        folder: the examples, completely collected.
         draft: the model whose hidden states the heads read.
     """
 
@@ -43,7 +43,7 @@ class Source:
 
 
 def without_head(profile: Profile) -> Profile:
-    """The profile with a draft that has no head yet, and a policy that needs none.
+    """The profile without a head on its draft; a policy that reads a head is replaced by ``constant``.
 
     Raises:
         UsageError: the profile has no draft.
@@ -54,7 +54,7 @@ def without_head(profile: Profile) -> Profile:
 
 
 def is_finished(output: Path, *, resume: bool) -> bool:
-    """Whether an earlier run into this folder has left nothing to do.
+    """Whether an earlier run into this folder is complete.
 
     Raises:
         UsageError: the folder holds an earlier run, and ``resume`` is false.
@@ -69,10 +69,10 @@ def is_finished(output: Path, *, resume: bool) -> bool:
 
 
 def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
-    """Examples that an earlier run collected; of the models only the draft is loaded.
+    """The examples that an earlier run collected, with the draft, the only model that is loaded.
 
     Raises:
-        UsageError: they cannot be read, or were collected with another draft.
+        UsageError: the examples cannot be read, or were collected with another draft.
     """
     draft = _draft(profile)
     with progress.doing(f"loading {draft.model}"):
@@ -80,20 +80,20 @@ def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
         model = load_model(draft, role="draft").model
     if folder.facts["draft_sha256"] != weights_hash(locate(draft, "draft").weight_files()):
         raise UsageError(
-            f"{path} was made with another draft than {draft.model!r}: with {folder.facts['draft']}",
+            f"{path} was collected with another draft ({folder.facts['draft']}) than {draft.model!r}",
             "collect examples with this draft first",
         )
     return Source(folder, model)
 
 
 def collect_examples(path: Path, profile: Profile, suite: Suite, progress: Progress) -> Source:
-    """Examples of these prompts, collected or completed as needed; models are loaded only where examples are missing.
+    """The examples of these prompts; missing ones are collected first. The target is loaded only to collect.
 
     Raises:
         UsageError: the folder holds examples of other models, prompts or settings.
     """
     draft = _draft(profile)
-    with progress.doing("comparing weights"):
+    with progress.doing("hashing the draft's weights"):
         facts = describe(profile, suite)
     if (path / INDEX).exists():
         folder = DataFolder.open(path)
@@ -114,13 +114,13 @@ def collect_examples(path: Path, profile: Profile, suite: Suite, progress: Progr
 def train_heads(
     output: Path, source: Source, recipes: Sequence[Recipe], schedule: Schedule, progress: Progress
 ) -> list[Evaluation]:
-    """Train a head for each recipe, evaluate it on prompts it was not trained on, and write it with its card.
+    """Train a head for each recipe, evaluate it on prompts that were not used in training, and write it with its card.
 
     Args:
-        output: the folder of a single head, or of a folder for each.
-        source: what to train on.
-        recipes: shapes and loss weights.
-        schedule: of the training.
+        output: folder for a single head; several heads get one subfolder each, named by their recipes.
+        source: the examples and the draft.
+        recipes: depth and loss weight of each head.
+        schedule: settings shared by all heads.
         progress: receives the stages.
     """
     split = source.folder.split()
@@ -151,15 +151,16 @@ def train_heads(
 
 def _draft(profile: Profile) -> DraftTable:
     if profile.draft is None:
-        raise UsageError("the profile has no draft to train a head on", "name one with [draft] in the profile or --set")
+        hint = "add a [draft] table to the profile, or use --set draft.model=MODEL"
+        raise UsageError("the profile has no draft to train a head on", hint)
     return profile.draft
 
 
 def _require_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    """Two sets of examples must not be mixed in one folder."""
+    """Raise a UsageError if two sets of examples would be mixed in one folder."""
     for name in new:
         if old.get(name) != new[name]:
             raise UsageError(
-                f"{path} holds other examples: its {name} differs",
+                f"{path} holds other examples: {name!r} differs",
                 "resume with the same options, or use another folder",
             )

@@ -1,1 +1,1 @@
-"""Running settings on prompts, and what is written down about it."""
+"""Runs settings on prompts and records the results."""

@@ -1,4 +1,4 @@
-"""Answers prompts in turn: what can be answered with its completions, the others with the reason."""
+"""Answers prompts in turn. A prompt that cannot be answered is yielded with the reason."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Answered:
     """A prompt with its completions, one for each turn.
 
     Attributes:
-        number: the prompt's position in its suite, from 0.
-        settings: the sampling table in force, with what the prompt's own record changes.
+        number: the prompt's index in its suite, from 0.
+        settings: the sampling table in force, with the changes of the prompt's own record.
     """
 
     number: int
@@ -36,24 +36,24 @@ def answer_each(
 ) -> Iterator[Answered | Skipped]:
     """Answer every prompt that is not done; a prompt that cannot be answered is yielded as skipped.
 
-    The random draws of an answer depend on the prompt's position in the suite and on the seed, not on what was done
-    before.
+    The random draws of an answer depend on the prompt's index in the suite and on the seed, not on earlier prompts.
 
     Args:
-        answerer: of all prompts, or a function that makes one for each prompt, for policies that shall not remember.
+        answerer: answers all prompts; or a function that makes an answerer for each prompt, so that policies carry
+            nothing over from one prompt to the next.
         prompts: in order.
         done: ids that need no answer.
-        advance: called after each prompt, done or not.
-        first: position of the first prompt in its suite.
+        advance: called after each prompt, answered or not.
+        first: index of the first prompt in its suite.
     """
     for number, prompt in enumerate(prompts, start=first):
         if prompt.id not in done:
-            own = answerer if isinstance(answerer, Answerer) else answerer()
+            current = answerer if isinstance(answerer, Answerer) else answerer()
             record = prompt.record(number + 1)
             try:
-                completions = tuple(own.answer(record))
+                completions = tuple(current.answer(record))
             except RecordError as error:
                 yield Skipped(prompt.id, error.message)
             else:
-                yield Answered(number, prompt, own.settings_of(record), completions)
+                yield Answered(number, prompt, current.settings_of(record), completions)
         advance()

@@ -1,4 +1,4 @@
-"""What competes in a benchmark, and how a results file describes it."""
+"""A candidate of a benchmark, and its form in a results file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,10 +13,10 @@ class Candidate:
     """What competes in a benchmark: a setting on some of the loaded drafts, or a peer.
 
     Attributes:
-        label: its name in tables, unique in a benchmark.
-        setting: how the drafts are stopped; None for a peer.
-        drafts: for each level of the setting the loaded draft that plays it, a position in `Header.drafts`.
-        peer: name of transformers' own assisted generation with ``peer_settings``; None for a setting.
+        label: the name in tables, unique in a benchmark.
+        setting: the policies and when they stop; None for a peer.
+        drafts: for each level of the setting, the index of its draft in `Header.drafts`.
+        peer: name of a variant of transformers' own assisted generation; None for a setting.
         peer_settings: the peer's arguments.
     """
 
@@ -28,17 +28,17 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Of the policy that stops the draft which the target verifies, or of the peer."""
+        """The name of the first draft's policy, or of the peer."""
         return self.peer or (self.setting.policy if self.setting is not None else "")
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Every value of that policy, defaults included, or the peer's arguments."""
+        """Every value of the first draft's policy, defaults included, or the peer's arguments."""
         return self.peer_settings if self.setting is None else self.setting.all_values
 
     @property
     def family(self) -> str:
-        """What it has in common with the same policies on the same models with other values."""
+        """A name shared by all candidates with the same policies on the same models, whatever their values."""
         if self.setting is None:
             return self.name
         if self.drafts == (0,):
@@ -47,7 +47,8 @@ class Candidate:
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as a results file holds it: ``levels`` only where other than the first draft is used alone."""
+    """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
+    named."""
     record: dict[str, Any] = {
         "label": candidate.label,
         "kind": "policy" if candidate.peer is None else "peer",
@@ -73,8 +74,8 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
     """The candidate that a results file describes."""
     if record["kind"] == "peer":
         return Candidate(record["label"], None, peer=record["name"], peer_settings=record["settings"])
-    own = {"draft": 0, "policy": record["name"], "settings": record["settings"]}
-    records = record.get("levels") or [own]
+    alone = {"draft": 0, "policy": record["name"], "settings": record["settings"]}
+    records = record.get("levels") or [alone]
     heads = [level["head"] for level in records if level.get("head") is not None]
     setting: Setting | None = None
     for level in reversed(records):

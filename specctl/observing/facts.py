@@ -1,4 +1,4 @@
-"""Where and how a benchmark ran."""
+"""Gathers where and how a command runs."""
 
 import platform
 import sys
@@ -15,7 +15,7 @@ from specctl.prompts.suites import Suite
 
 
 def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
-    """Where, when and on what a command runs."""
+    """The provenance of a run that starts now: arguments, versions, devices, profile and suite."""
     runners = {"target": pair.target} | {"draft" + ".draft" * level: draft for level, draft in enumerate(pair.drafts)}
     return Facts(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -34,7 +34,7 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
 
 
 def device_name(device: torch.device) -> str:
-    """The device with the hardware behind it."""
+    """The device and its hardware, as text."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"

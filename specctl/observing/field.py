@@ -1,4 +1,4 @@
-"""Who runs in a benchmark: draft tables as labelled candidates, and the models they need between them."""
+"""Makes the labelled candidates of a benchmark from draft tables, and lists the models to load for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ ModelKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Who runs, and what has to be loaded for them.
+    """The candidates of a benchmark, and the models to load for them.
 
     Attributes:
-        candidates: the baseline, then every contender once, then the peers.
+        candidates: the baseline, then every setting once, then the peers.
         drafts: the tables of the draft models, without heads.
-        heads: for each of them the heads that its policies read.
+        heads: for each draft, the names of the heads that its policies read.
     """
 
     candidates: list[Candidate]
@@ -30,49 +30,49 @@ class Field:
 
 
 def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
-    """The candidates that draft tables make.
+    """The candidates that draft tables and peers make.
 
     Args:
-        contenders: a draft table each, with the policies of all its levels.
+        contenders: a draft table for each candidate, with the policies of all its levels.
         peers: names of transformers' own settings.
 
     Raises:
-        UsageError: there is no such peer, or a policy needs a head and it is not told which.
+        UsageError: there is no such peer, or a policy needs a head and no head, or more than one, is named.
     """
-    working = [table for contender in contenders if (table := contender.at_work()) is not None]
+    drafting = [table for contender in contenders if (table := contender.at_work()) is not None]
     drafts: dict[ModelKey, DraftTable] = {}
-    for table in working:
+    for table in drafting:
         for key, level in zip(model_keys(table), table.levels, strict=True):
             drafts.setdefault(key, level.model_copy(update={"head": None}))
-    heads = _heads(working)
-    places = {key: place for place, key in enumerate(drafts)}
-    chains = {tuple(model_keys(table)) for table in working if table.draft is not None}
-    found: dict[str, Candidate] = {BASELINE: Candidate(BASELINE)}
-    for table in working:
+    heads = _heads(drafting)
+    indices = {key: index for index, key in enumerate(drafts)}
+    chains = {tuple(model_keys(table)) for table in drafting if table.draft is not None}
+    candidates: dict[str, Candidate] = {BASELINE: Candidate(BASELINE)}
+    for table in drafting:
         keys = model_keys(table)
         setting = _with_heads(table, [heads[key] for key in keys])
-        used = tuple(places[key] for key in keys)
-        # A model's name is left out where it is unambiguous: one draft, or all of them in one and the same order.
+        used = tuple(indices[key] for key in keys)
+        # Model names are left out where they are unambiguous: every candidate uses all drafts in the same order.
         ambiguous = len(used) != len(drafts) or len(chains) > 1
         label = setting.label_on([short_name(level.model) for level in table.levels] if ambiguous else ())
-        found.setdefault(label, Candidate(label, setting, used))
+        candidates.setdefault(label, Candidate(label, setting, used))
     if peers:
         from specctl.observing.peers import SETTINGS
 
         for peer in peers:
             if peer not in SETTINGS:
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
-            found.setdefault(peer, Candidate(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
-    return Field(list(found.values()), list(drafts.values()), [heads[key] for key in drafts])
+            candidates.setdefault(peer, Candidate(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
+    return Field(list(candidates.values()), list(drafts.values()), [heads[key] for key in drafts])
 
 
 def contenders(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
-    """What competes on the first profile's target: a draft table each, with the policies of all its levels.
+    """The draft tables to compare on the first profile's target, each with the policies of all its levels.
 
-    Every profile brings its own drafts and policies. A policy given by itself replaces the first profile's own at the
-    draft that the target verifies; the drafts below stay. Without such a policy, one profile is compared with simple
-    policies on the same drafts: constant and heuristic for a draft alone, and for a hierarchy constant on each draft by
-    itself, which shows whether a third model pays.
+    Every profile contributes its own drafts and policies. A policy in ``policies`` replaces the policy of the first
+    profile's first draft; the drafts below stay. Without ``policies``, a profile is compared with simple policies on
+    the same drafts: a single draft with constant and heuristic, a hierarchy with constant on each of its drafts alone,
+    which shows whether a third model pays.
 
     Raises:
         UsageError: the profiles have different targets, or a policy has no draft to stop.
@@ -103,45 +103,46 @@ def _stopped_by(table: DraftTable, policy: PolicyTable) -> DraftTable:
 
 
 def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:
-    """The table's setting; a level names its head where its model has several and its policy reads one."""
+    """The table's setting; a level names its head if its policy reads one and its model has several heads."""
     levels = []
     for level, known in zip(table.levels, heads, strict=True):
-        own = replace(level.policy.setting, once=level.pre_verify == "once")
-        if own.needs_head and level.head is not None and len(known) > 1:
-            own = replace(own, head=level.head, head_label=distinct_name(level.head, known))
-        levels.append(own)
+        setting = replace(level.policy.setting, once=level.pre_verify == "once")
+        if setting.needs_head and level.head is not None and len(known) > 1:
+            setting = replace(setting, head=level.head, head_label=distinct_name(level.head, known))
+        levels.append(setting)
     return nested(levels)
 
 
 def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
-    """For each model the heads that its policies read; a profile that names none takes the only one there is."""
+    """For each model, the heads that its policies read; a profile without a head uses the only head of the others."""
     known: dict[ModelKey, list[str]] = {}
-    judged: dict[ModelKey, list[str | None]] = {}
+    used: dict[ModelKey, list[str | None]] = {}
     names: dict[ModelKey, str] = {}
     for table in tables:
         for key, level in zip(model_keys(table), table.levels, strict=True):
             known.setdefault(key, []).extend([level.head] if level.head is not None else [])
             if level.policy.setting.needs_head:
-                judged.setdefault(key, []).append(level.head)
+                used.setdefault(key, []).append(level.head)
                 names.setdefault(key, level.policy.name)
-    for key, heads in judged.items():
+    for key, heads in used.items():
         several = sorted(set(known[key]))
         if not several:
             raise UsageError(
-                f"{names[key]} needs a head that foretells acceptance", "name it with --set draft.head=PATH"
+                f"{names[key]} needs a head that predicts acceptance", "name one with --set draft.head=PATH"
             )
         if None in heads and len(several) > 1:
             raise UsageError(
-                f"the profiles name different heads ({', '.join(several)}) and one that needs a head names none",
-                "name it with head in [draft]",
+                f"the profiles name different heads ({', '.join(several)}), and a policy needs a head that its profile "
+                "does not name",
+                "name one with head in its [draft] table",
             )
-    return {key: list(dict.fromkeys(head or heads[0] for head in judged.get(key, ()))) for key, heads in known.items()}
+    return {key: list(dict.fromkeys(head or heads[0] for head in used.get(key, ()))) for key, heads in known.items()}
 
 
 def model_keys(table: DraftTable) -> list[ModelKey]:
-    """What tells the models of a draft table and of those below it from others, from the top.
+    """A key for the model of each level of a draft table, from the top down; equal keys mean the same loaded model.
 
-    A model that stands at two levels is two, for each needs a cache of its own.
+    A model that is used at two levels gets two keys, because each level needs its own cache.
     """
     keys: list[ModelKey] = []
     for level in table.levels:

@@ -1,4 +1,4 @@
-"""Whether greedy runs gave exactly the baseline's tokens."""
+"""Compares the tokens of greedy runs with the baseline's."""
 
 from itertools import zip_longest
 
@@ -6,9 +6,9 @@ from specctl.observing.results import BASELINE, Difference, Run, RunSet
 
 
 def compare(results: RunSet) -> list[tuple[Run, Difference | None]]:
-    """Every run beside the first of the baseline on the same prompt and length, repeats of the baseline included.
+    """Compare every run with the baseline's first run of the same prompt and length; the baseline's repeats too.
 
-    The tokens themselves are compared, so that a difference nobody noted while measuring is still found.
+    The tokens themselves are compared, so a difference that was not recorded while measuring is still found.
     """
     first: dict[tuple[str, int], Run] = {}
     for run in results.of(BASELINE):

@@ -20,7 +20,7 @@ class PassMeter:
     Args:
         pair: loaded models.
         context: tokens in the caches while timing.
-        widest: the most tokens that a verifying pass of this run will have.
+        widest: the number of tokens in the widest verifying pass of this run.
     """
 
     def __init__(self, pair: Pair, context: int, widest: int) -> None:
@@ -36,11 +36,11 @@ class PassMeter:
 
     @torch.inference_mode()
     def measure(self, repeats: int = 5) -> PassTimes:
-        """Time every width ``repeats`` times more; medians over all measurements so far, in milliseconds."""
+        """Time every width ``repeats`` more times; returns medians over all measurements so far, in milliseconds."""
         for _ in range(repeats):
             for width in self._widths:
-                # A pass leaves its weights in the processor's cache, so each is timed after the one that precedes it in
-                # a run: a verification after the draft, a pass of one token after a pass of the target.
+                # A pass leaves its weights in the processor's cache, so each is timed after the pass that precedes it
+                # in a run: verification after a draft pass, a pass of one token after a target pass.
                 verifies = self._pair.drafts and width > 1
                 self._time(self._pair.drafts[0] if verifies else self._pair.target, 1)
                 self._target[width].append(self._time(self._pair.target, width))

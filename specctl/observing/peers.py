@@ -1,4 +1,4 @@
-"""transformers' own assisted generation on the loaded models, called as its users call it."""
+"""transformers' own assisted generation on the loaded models, called as a user of transformers calls it."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class _FirstTokens(BaseStreamer):
-    """Records when the first generated tokens arrive; the first call carries the prompt."""
+    """Records when the first generated tokens arrive; the first call receives the prompt."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -62,10 +62,10 @@ class _Counter:
 
 
 class Peer:
-    """Has the `generate` method of a `Session`; its rounds are not visible.
+    """transformers' assisted generation, with the `generate` method of a `Session`; its rounds are not visible.
 
     Attributes:
-        passes: forward passes of the target and of the draft, for each completion so far.
+        passes: for each completion so far, forward passes of the target and of the draft.
 
     Raises:
         UsageError: the pair has no draft, or transformers cannot pair the draft with the target.
@@ -77,9 +77,9 @@ class Peer:
         target, draft = (model.config.get_text_config() for model in pair.models[:2])
         if target.vocab_size != draft.vocab_size:
             raise UsageError(
-                f"{name} cannot run this pair: transformers asks for logits of one width "
-                f"({target.vocab_size} and {draft.vocab_size})",
-                "leave the peer out",
+                f"{name} cannot run this pair: transformers needs logits of equal width, and these have "
+                f"{target.vocab_size} and {draft.vocab_size} columns",
+                "leave this peer out",
             )
         self._pair, self._settings = pair, SETTINGS[name]
         self._counters = [_Counter(model) for model in pair.models[:2]]

@@ -1,4 +1,4 @@
-"""How long work reports what it is doing, whoever watches."""
+"""The interface through which long work reports its progress."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -6,22 +6,22 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives progress; `specctl.terminal.loading.TerminalProgress` draws it, `SILENT` drops it."""
+    """Receives progress; `specctl.terminal.loading.TerminalProgress` shows it, `SILENT` ignores it."""
 
     def doing(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
-        """While the block runs, ``what`` is being done; yields a function that replaces that description."""
+        """Show ``what`` while the block runs; yields a function that replaces the description."""
 
     def counting(self, what: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[], None]]:
-        """While the block runs, ``what`` is being counted up to ``total``; yields a function that counts one more.
+        """Show a count up to ``total`` while the block runs; yields a function that adds 1 to the count.
 
         Args:
-            what: plural of what is counted, such as ``prompts``.
-            total: how many there are.
-            done: how many of them an earlier run finished.
+            what: plural of the counted things, such as ``prompts``.
+            total: their number.
+            done: the number that an earlier run finished.
         """
 
     def say(self, text: str) -> None:
-        """One line that stays: something is finished, or the user may want to know it."""
+        """Show one line that stays, such as what was finished."""
 
 
 class _Silent:

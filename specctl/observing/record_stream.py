@@ -13,18 +13,19 @@ from specctl.metrics import Metrics
 from specctl.round_trace import trace_line
 
 Watch = Callable[[Record, OnRound | None], AbstractContextManager[OnRound | None]]
-"""While a record is answered, what is called with its rounds besides the trace."""
+"""Makes a context manager for the time in which a record is answered. It receives the function that traces rounds, if
+any, and yields the function to call with each round, which calls the tracing function too."""
 
 
 def tracer(record: Record, sink: IO[str] | None) -> OnRound | None:
-    """Writes every round of a record to ``sink``; None where there is no sink."""
+    """A function that writes every round of a record to ``sink``; None without a sink."""
     if sink is None:
         return None
     return lambda turn, _, round_: write_line(sink, trace_line(record, turn, round_))
 
 
 def trace_alone(record: Record, trace: OnRound | None) -> AbstractContextManager[OnRound | None]:  # noqa: ARG001
-    """A `Watch` that adds nothing to the trace."""
+    """A `Watch` that shows nothing and only traces."""
     return nullcontext(trace)
 
 
@@ -34,10 +35,10 @@ class RecordStream:
 
     Attributes:
         answerer: answers one record.
-        sink: where result lines go.
-        traced: where trace lines go; None for none.
-        finished: what an earlier run left in the output, which needs no answer; None for nothing.
-        rounds, token_ids: whether result lines have them.
+        sink: receives result lines.
+        traced: receives trace lines; None to write none.
+        finished: records that an earlier run answered in the same output; None without an earlier run.
+        rounds, token_ids: whether result lines contain them.
         watch: shows rounds while a record is answered.
     """
 
@@ -50,9 +51,9 @@ class RecordStream:
     watch: Watch = trace_alone
 
     def run(self, records: Iterable[Record], advance: Callable[[Metrics], None] = lambda _: None) -> bool:
-        """Answer all records; whether every one could be answered, those of an earlier run included.
+        """Answer all records; returns whether every record could be answered, in this run and in an earlier one.
 
-        ``advance`` is called after each record with the sums of this run.
+        ``advance`` is called after each record with the metrics of this run so far.
         """
         metrics, fine = Metrics(), True
         for record in records:

@@ -1,4 +1,4 @@
-"""What a benchmark writes down: one header, then one line for each finished run. No torch here."""
+"""The results file of a benchmark: a header, then one line for each finished run. No torch here."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from specctl.records import CompletionSummary, RoundSummary
 
 BASELINE = "none"
 OF_HIERARCHIES = frozenset({"levels", "inner", "drafts", "further_ms"})
-"""Keys of the JSON document that are left out where they are empty."""
+"""Keys that the JSON document leaves out where they are empty; only hierarchies have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Difference:
     """The first token at which a candidate's greedy output differs from the baseline's.
 
     Attributes:
-        turn, position: of the first difference.
-        expected, found: the baseline's token and this one's; None past the end.
+        turn, position: where the first difference is.
+        expected, found: the baseline's token and the candidate's token; None past the end.
         gap: the target's largest logit minus its second largest at that position; (nearly) 0 in a tie.
     """
 
@@ -35,12 +35,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One candidate on one prompt, once.
+    """One run of a candidate on a prompt.
 
     Attributes:
+        candidate: label of the candidate.
         prompt: the prompt's id, as text.
-        length: the run's token limit, where several were asked for.
-        difference: in greedy decoding, how its tokens differ from the baseline's; None where they do not.
+        repeat: how often the candidate had run this prompt at this length before.
+        length: the run's token limit.
+        turns: a summary for each turn.
+        difference: in greedy decoding, the first difference from the baseline's tokens; None if they are equal.
     """
 
     candidate: Annotated[str, Field(validation_alias=AliasChoices("candidate", "entrant"))]
@@ -65,7 +68,7 @@ class Run:
 
     @property
     def decode_ms(self) -> float:
-        """Wall time after the prompt, in milliseconds."""
+        """Wall time after the prompts were read, in milliseconds."""
         return sum(turn.total_ms - turn.prefill_ms for turn in self.turns)
 
     @property
@@ -75,7 +78,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDifference(Difference):
-    """A difference with the `Run.key` of its run; known only once the baseline has run too."""
+    """A difference with the `Run.key` of its run. It has its own line because the baseline may run later."""
 
     run: tuple[str, str, int, int]
 
@@ -105,10 +108,10 @@ class PassTimes:
     """Milliseconds of bare forward passes of the loaded models, measured without the loop.
 
     Attributes:
-        draft: of one token in the first draft.
-        target: by number of tokens in the pass.
-        drafts: of each draft by number of tokens in the pass; empty for a single draft.
-        head: what the first draft's head adds to a draft step; None without a head.
+        draft: a pass of the first draft over one token.
+        target: passes of the target, by number of tokens in the pass.
+        drafts: passes of each draft, by number of tokens in the pass; empty for a single draft.
+        head: the time that the first draft's head adds to a draft step; None without a head.
     """
 
     draft: float
@@ -117,17 +120,17 @@ class PassTimes:
     head: float | None = None
 
     def step_ms(self, draft: int) -> float:
-        """Of one token in a loaded draft, by its place in `Header.drafts`; 0 for a single one."""
+        """A pass of one token in a loaded draft; ``draft`` is its index in `Header.drafts`, 0 for a single draft."""
         return self.drafts[draft][1] if self.drafts else self.draft
 
 
 @dataclass(frozen=True, slots=True)
 class SignalBound:
-    """The best stopping rule on entropy and top probability, played on the baseline's outputs (one run of each prompt).
+    """The best stopping rule on entropy and top probability, replayed on one of the baseline's runs of each prompt.
 
     Attributes:
-        prompts, tokens: how many prompts it was played on, and how many tokens their outputs have.
-        drafted, passes: draft steps and target passes it makes for these tokens.
+        prompts, tokens: number of prompts, and of tokens in their outputs.
+        drafted, passes: number of draft steps and of target passes that the rule makes for these tokens.
     """
 
     prompts: int
@@ -138,17 +141,18 @@ class SignalBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Where numbers come from: everything needed to assess or repeat them.
+    """The provenance of numbers: everything needed to assess or repeat them.
 
     Attributes:
         created: when the run began, in ISO 8601.
         argv: the command's arguments.
-        versions, devices: of the packages, and of each model by its key in the profile.
+        versions: of the packages, by name.
+        devices: of each model, by its key in the profile.
         profile: the resolved profile.
         suite: name, sha256 of the prompts and their number.
         sampling: the sampling table in force.
-        engines: how each model's passes run, by its key in the profile.
-        synthetic: whether the weights are random, of a given shape, for measurements of speed.
+        engines: the engine of each model, by its key in the profile.
+        synthetic: whether a model has random weights, made for measurements of speed.
     """
 
     created: str
@@ -167,10 +171,10 @@ class Header(Facts):
     """The first line of a results file.
 
     Attributes:
-        candidates: what competes.
-        repeats, lengths: how often every prompt is run, and to which token limits.
-        oracle: whether `RunSet.oracle` was asked for.
-        drafts: the loaded draft models by name, where there are several.
+        candidates: the candidates of the benchmark.
+        repeats, lengths: how often every prompt is run, and with which token limits.
+        oracle: whether `RunSet.oracle` is wanted.
+        drafts: names of the loaded draft models; empty for a single draft.
     """
 
     candidates: Annotated[
@@ -191,9 +195,12 @@ class RunSet:
     """A whole results file.
 
     Attributes:
-        oracle: by prompt id, the fewest target passes Theorem 4.1 of SpecDec++ allows, |S| + 1.
-        signal_bound: worked out with the oracle, once all prompts have run.
-        skipped: by prompt id, why it cannot be run on this pair; it has no runs.
+        header: the first line.
+        runs: all finished runs.
+        costs: the latest times of bare forward passes.
+        oracle: by prompt id, the fewest target passes that Theorem 4.1 of SpecDec++ allows, |S| + 1.
+        signal_bound: computed with the oracle, once all prompts have run.
+        skipped: by prompt id, why the prompt cannot be run on this pair; such a prompt has no runs.
     """
 
     header: Header
@@ -204,7 +211,7 @@ class RunSet:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: object) -> None:
-        """Take in what a line after the header holds."""
+        """Add the record of a line after the header."""
         match record:
             case Run():
                 self.runs.append(record)
@@ -218,14 +225,14 @@ class RunSet:
                 self.skipped[record.prompt] = record.reason
                 self.runs[:] = [run for run in self.runs if run.prompt != record.prompt]
             case RunDifference():
-                # It follows soon after its run.
+                # Its run was added shortly before.
                 for index in range(len(self.runs) - 1, -1, -1):
                     if self.runs[index].key == record.run:
                         self.runs[index] = replace(self.runs[index], difference=record.difference)
                         break
 
     def categories(self) -> list[str]:
-        """In the order they first appear."""
+        """The categories in the order of their first run."""
         return list(dict.fromkeys(run.category for run in self.runs))
 
     def of(self, candidate: str, category: str | None = None) -> list[Run]:
@@ -245,20 +252,20 @@ RESULTS = LineFormat(
         "difference": RunDifference,
     },
 )
-"""A results file; what its lines hold, `RunSet.add` takes."""
+"""The format of a results file; `RunSet.add` accepts every record after the header."""
 
 
 def as_record(header: Header) -> dict[str, Any]:
-    """A header with all its fields as plain values; what only hierarchies have is left out where it is empty."""
+    """A header with all its fields as plain values, without the empty fields that only hierarchies have."""
     record = TypeAdapter(Header).dump_python(header, mode="json")
     return {name: value for name, value in record.items() if value or name not in OF_HIERARCHIES}
 
 
 def read_results(path: Path) -> RunSet:
-    """Read a results file, without what a write that was interrupted left at its end.
+    """Read a results file. An incomplete last line, left by an interrupted write, is ignored.
 
     Raises:
-        UsageError: it cannot be read, holds something else, or a line of it is damaged.
+        UsageError: the file cannot be read or is not a results file, or a line is damaged.
     """
     records = RESULTS.read(path)
     results = RunSet(next(records))

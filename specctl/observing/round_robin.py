@@ -1,4 +1,4 @@
-"""Runs every candidate on every prompt, interleaved, and writes each result down at once."""
+"""Runs every candidate on every prompt, interleaved, and emits each result as soon as it is known."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,15 +31,15 @@ class _Lane:
 
 
 class RoundRobin:
-    """One pair, its candidates and the prompts they all run.
+    """Runs the candidates of a results file on prompts, in turn.
 
     Args:
         pair: loaded models.
-        results: the header, and whatever an earlier run has finished; runs are added to it.
+        results: the header, and the runs that an earlier benchmark finished; new runs are added.
         prompts: of the suite.
         settings: the sampling table in force.
-        prompt_format: how prompts become ids.
-        emit: is called with each record of a line as soon as it is known.
+        prompt_format: turns prompts into ids.
+        emit: called with each record of the results file as soon as it is known.
     """
 
     def __init__(
@@ -65,14 +65,20 @@ class RoundRobin:
         return _Lane(candidate, Answerer(session, self._format, self._settings), None)
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
-        """Yield runs as they finish, those of an earlier run left out; ``before`` hears each candidate and prompt.
+        """Yield runs as they finish, without the runs of an earlier benchmark.
 
-        The order of the candidates rotates from prompt to prompt, so that a machine that slows down slows all alike.
-        A prompt that a candidate cannot run (too long for the models, say) is left out for all of them, and said so.
+        The order of the candidates rotates from prompt to prompt, so that a machine that slows down slows all of them
+        equally. A prompt that a candidate cannot run, for example because it is too long for the models, is skipped for
+        all candidates and recorded as `Skipped`.
+
+        Args:
+            before: called before each run with the candidate's label and the prompt's id.
         """
         done = {run.key for run in self._results.runs}
-        whole = len(self._prompts) * len(self._lanes) * len(self._results.header.lengths) * self._results.header.repeats
-        if len(done) >= whole:
+        expected = (
+            len(self._prompts) * len(self._lanes) * len(self._results.header.lengths) * self._results.header.repeats
+        )
+        if len(done) >= expected:
             return
         self._warm_up()
         self._measure_costs()
@@ -117,7 +123,7 @@ class RoundRobin:
 
     def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
         settings = self._settings.model_copy(update={"max_new_tokens": length})
-        # The seed follows the prompt and the repeat, so that every candidate draws alike.
+        # The seed depends on prompt and repeat only, so that every candidate draws the same random numbers.
         record = prompt.record(number + repeat * len(self._prompts) + 1)
         if lane.peer is not None:
             lane.peer.passes.clear()
@@ -131,7 +137,7 @@ class RoundRobin:
         return Run(lane.candidate.label, prompt.id, prompt.category, repeat, length, tuple(turns))
 
     def _compare(self, prompt: SuitePrompt, repeat: int, length: int) -> None:
-        """Write down where greedy runs of this prompt leave the baseline's, with how near a tie the target was."""
+        """Emit where greedy runs of a prompt first differ from the baseline's, with the gap of the target's logits."""
         if self._settings.temperature:
             return
         here = [
@@ -152,6 +158,6 @@ class RoundRobin:
         return float(top[0] - top[1])
 
     def prompt_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
-        """The ids each turn of a run began with."""
+        """The ids of the prompt of each turn of a run."""
         answers = [turn.text for turn in run.turns]
         return [self._lanes[0].answerer.prompt_ids(prompt.record(1), answers[:turn]) for turn in range(len(answers))]

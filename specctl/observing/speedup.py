@@ -1,4 +1,4 @@
-"""How much faster one candidate's runs are than another's, paired by prompt."""
+"""The speedup of a candidate's runs over the baseline's, paired by prompt."""
 
 from collections.abc import Iterable, Sequence
 from math import lcm
@@ -11,12 +11,12 @@ from specctl.statistics.intervals import Floats, Interval, bootstrap
 
 
 class Speedup(NamedTuple):
-    """Speed over the baseline's on the prompts that both finished.
+    """Ratio of a candidate's speed to the baseline's on the prompts that both finished.
 
     Attributes:
-        of_totals: all tokens by all seconds, divided by the same of the baseline.
-        of_prompts: the mean of each prompt's own ratio of tokens/s.
-        prompts: how many were paired.
+        of_totals: ratio of total speeds, each being all tokens divided by all seconds.
+        of_prompts: mean over prompts of the ratio of tokens/s.
+        prompts: number of paired prompts.
     """
 
     of_totals: Interval
@@ -25,14 +25,14 @@ class Speedup(NamedTuple):
 
 
 def evened(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each as often as it takes for every prompt and length to count the same whatever its repeats."""
+    """The runs, repeated so that every prompt and length has the same number of runs."""
     cells = list(_cells(runs).values())
     times = lcm(*map(len, cells))
     return [run for repeats in cells for run in repeats * (times // len(repeats))]
 
 
 def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
-    """Compare on the prompts (and lengths) that both finished; None where there are none."""
+    """The speedup on the prompts (and lengths) that both finished; None if they have none in common."""
     mine, theirs = _means(runs), _means(baseline)
     by_prompt: dict[str, Floats] = {}
     for cell, figures in mine.items():
@@ -62,7 +62,7 @@ def _cells(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
 
 
 def _means(runs: Iterable[Run]) -> dict[tuple[str, int], Floats]:
-    """Tokens and seconds by prompt and length, repeats averaged; what generated nothing has no speed to compare."""
+    """Mean tokens and seconds of the repeats by prompt and length, without those that generated nothing."""
     means = {
         cell: np.mean([(run.tokens, run.seconds) for run in repeats], axis=0) for cell, repeats in _cells(runs).items()
     }

@@ -1,4 +1,4 @@
-"""What every timing of forward passes needs."""
+"""Helpers for timing forward passes."""
 
 from collections.abc import Sequence, Set
 from itertools import count, islice
@@ -9,13 +9,13 @@ from specctl.models.running.runner import Runner
 
 
 def wait(device: torch.device) -> None:
-    """Return once all work given to the device is done; at once on a CPU."""
+    """Return when the device has finished all its work; immediately on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def ordinary_tokens(number: int, eos: Set[int]) -> list[int]:
-    """As many ids that neither end a sequence nor are likely to be special."""
+    """``number`` ids that neither end a sequence nor are likely to be special."""
     ids = (10 + position % 100 for position in count())
     return list(islice((token for token in ids if token not in eos), number))
 

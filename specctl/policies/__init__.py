@@ -1,7 +1,7 @@
 """When to stop drafting. Pure Python on floats: no torch, no I/O.
 
-A policy is a dataclass: its public fields are its settings, with their bounds, and the only place where they are
-written down. Profiles, flags and calibration read them from there.
+A policy is a dataclass. Its public fields are its settings with their bounds; profiles, flags and calibration read the
+settings from these fields and define none of their own.
 """
 
 from specctl.policies.base import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, SIGNALS, Signal, StoppingPolicy

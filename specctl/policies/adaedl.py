@@ -1,4 +1,4 @@
-"""AdaEDL's adaptive threshold, and the two rules that stop by it."""
+"""AdaEDL's adaptive threshold, and the two policies that use it."""
 
 from dataclasses import dataclass, field
 from math import sqrt
@@ -18,7 +18,7 @@ class AdaptiveThreshold(Rule):
 
     After a round with n_acc of n_drafted accepted: AR = beta1 AR + (1 - beta1) n_acc / n_drafted; the step
     lambda' = lambda + eps if AR < alpha, else lambda - eps unless n_acc = max_draft; lambda = beta2 lambda +
-    (1 - beta2) lambda'. AR starts at the first round's own rate. Rounds that drafted nothing change nothing.
+    (1 - beta2) lambda'. AR starts at the rate of the first round. Rounds without draft tokens change nothing.
     """
 
     threshold: Share = 0.4
@@ -53,8 +53,8 @@ class AdaptiveThreshold(Rule):
         if not round_.drafted:
             return
         rate = round_.accepted / round_.drafted
-        earlier = rate if self._acceptance is None else self._acceptance
-        self._acceptance = self.beta1 * earlier + (1 - self.beta1) * rate
+        previous = rate if self._acceptance is None else self._acceptance
+        self._acceptance = self.beta1 * previous + (1 - self.beta1) * rate
         moved = self._lambda
         if self._acceptance < self.alpha:
             moved += self.eps
@@ -76,7 +76,7 @@ class AdaEdl(AdaptiveThreshold):
 
 @dataclass(slots=True, kw_only=True)
 class MaxConfidence(AdaptiveThreshold):
-    """Stop when the draft's largest probability is below lambda; ``adapt = false`` keeps lambda where it starts."""
+    """Stop when the draft's largest probability is below lambda; ``adapt = false`` keeps lambda at its start value."""
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"top_prob"})
     adapt: bool = True

@@ -1,4 +1,4 @@
-"""The seam between drafting and the rules that end it."""
+"""The interface between drafting and the policies that stop it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ SIGNAL_NAMES = {
     "token_prob": "drafted token's probability",
     "accept_prob": "predicted acceptance",
 }
-"""What tables call the signals."""
+"""Names of the signals in tables."""
 DISTRIBUTION_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")
 """The signals computed from the draft's own distribution, in the order in which an acceptance head reads them."""
 
 
 class StoppingPolicy(Protocol):
-    """Decides after each drafted token whether the draft should stop. Pure numbers: runs live and in replay alike.
+    """Decides after each draft token whether drafting stops. Works on plain numbers, live and in replay.
 
     Attributes:
         signals: the fields of `DraftStep` that `should_stop` or `observe` reads.
-        keep_trigger: whether the token that triggers a stop is offered for verification. Dropping it is lawful only
-            for rules that read the distribution and not the drawn token.
-        drafts: whether it ever drafts; False for target-only decoding, which needs no draft model.
-        current_threshold: what the signal is compared with now, for people to watch; None for rules without one.
+        keep_trigger: whether the token that triggers a stop is verified too. Dropping it keeps the output distribution
+            exact only if the policy reads the draft's distribution but not the token drawn from it.
+        drafts: whether the policy ever drafts; False for target-only decoding, which needs no draft model.
+        current_threshold: the value that the signal is compared with now, for display; None for a policy without one.
     """
 
     @property
@@ -47,20 +47,20 @@ class StoppingPolicy(Protocol):
         """A new sequence begins."""
 
     def draft_limit(self) -> int:
-        """The most tokens to draft in the coming round; asked any number of times, it says the same."""
+        """The most tokens to draft in the next round; repeated calls before the round return the same number."""
 
     def should_stop(self, step: DraftStep) -> bool:
-        """Asked after each drafted token, in order."""
+        """Whether drafting stops after this token; called for each draft token of a round, in order."""
 
     def observe(self, round_: Round) -> None:
-        """A round was verified: adapt."""
+        """Learn from a verified round."""
 
 
 class Rule(ABC):
-    """Defaults for policies: no state, no threshold, no signals, the triggering token kept.
+    """Defaults for policies: no state, no threshold, no signals; the triggering token is kept.
 
     Attributes:
-        reads: the signals that the policy reads, whatever its settings.
+        reads: the signals that the policy reads with any settings.
         keep_trigger, drafts: as in `StoppingPolicy`.
     """
 
@@ -69,8 +69,8 @@ class Rule(ABC):
     drafts = True
 
     @classmethod
-    def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:  # noqa: ARG003 - some policies read by it
-        """The signals that the policy reads with these settings; those not given have their defaults."""
+    def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:  # noqa: ARG003 - some policies need it
+        """The signals that the policy reads with these settings; missing settings have their default values."""
         return cls.reads
 
     @property
@@ -87,7 +87,7 @@ class Rule(ABC):
     @abstractmethod
     def draft_limit(self) -> int: ...
 
-    def should_stop(self, step: DraftStep) -> bool:  # noqa: ARG002 - the seam's own signature
+    def should_stop(self, step: DraftStep) -> bool:  # noqa: ARG002 - signature of the interface
         return False
 
     def observe(self, round_: Round) -> None:  # noqa: B027 - most policies learn nothing
@@ -95,7 +95,7 @@ class Rule(ABC):
 
 
 def read(signal: float | None) -> float:
-    """A signal the rule named in ``signals``; raises ValueError where the drafter left it out."""
+    """The value of a signal in the policy's ``signals``; raises ValueError if the drafter did not compute it."""
     if signal is None:
         raise ValueError("the drafter did not compute a signal this policy reads")
     return signal

@@ -1,4 +1,4 @@
-"""A fixed draft length, and none at all."""
+"""A fixed draft length, and target-only decoding."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,7 +20,7 @@ class Constant(Rule):
 
 @dataclass(slots=True)
 class NoDraft(Rule):
-    """Target-only autoregressive decoding through the same loop: what every speedup is measured against."""
+    """Target-only autoregressive decoding through the same loop: the baseline of every speedup."""
 
     drafts = False
 

@@ -1,9 +1,9 @@
-"""Stop where tokens per second are highest: no threshold to choose, everything learned while it runs."""
+"""Stop where tokens per second are expected to be highest; everything is learned during the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Gt
 
@@ -11,47 +11,59 @@ from specctl.policies.base import Rule, Signal, read
 from specctl.policies.online import OnlineLogistic, RunningLine, TokenRates, log_odds
 from specctl.records import DraftStep, Round
 
-ACCEPTED = (0.9, 0.9, -0.2), (0.5, 0.1, 0.1)
-"""Prior mean and variance of what log-odds of the top probability and sqrt(entropy) say of a token's own acceptance."""
-JUDGED = (0.2, 0.4, -0.1, 0.6), (0.5, 0.1, 0.1, 0.1)
-"""The same of log-odds of the top probability, sqrt(entropy) and log-odds of what a head says, once it has read it."""
-NEXT = (0.9, -0.2, 0.4), (0.25, 0.03, 0.05)
-"""The same of sqrt(entropy) and the token's own record for the acceptance of the token after it."""
-FIRST = (0.9, 0.5), (0.5, 0.1)
-"""The same of the record of the last token written for the acceptance of a round's first token."""
+
+class Prior(NamedTuple):
+    """Mean and variance of each weight of a logistic estimator: the constant first, then its features in order."""
+
+    mean: tuple[float, ...]
+    variance: tuple[float, ...]
+
+
+ACCEPTED = Prior((0.9, 0.9, -0.2), (0.5, 0.1, 0.1))
+"""Acceptance of a token, from log-odds of the top probability and sqrt(entropy)."""
+ACCEPTED_BY_HEAD = Prior((0.2, 0.4, -0.1, 0.6), (0.5, 0.1, 0.1, 0.1))
+"""Acceptance of a token, from log-odds of the top probability, sqrt(entropy) and log-odds of the head's prediction."""
+NEXT = Prior((0.9, -0.2, 0.4), (0.25, 0.03, 0.05))
+"""Acceptance of the next token, from sqrt(entropy) and `TokenRates.surplus` of the current token."""
+FIRST = Prior((0.9, 0.5), (0.5, 0.1))
+"""Acceptance of a round's first token, from `TokenRates.surplus` of the last emitted token."""
 DRIFT = 5e-4
-"""Of the estimators' weights, for each token judged."""
-RECORD = 2.0
-"""Judged followers after which a token's own record counts as much as everyone's."""
+"""Drift of the estimators' weights with each verified token, see `OnlineLogistic`."""
+RATE_PRIOR = 2.0
+"""Observations after which the acceptance rate after a token weighs as much as the overall rate."""
 COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
-"""What a round weighs in the costs and in the speed once the next one is over."""
+"""Factors on the weight of earlier rounds, in the costs and in the speed, when a round ends."""
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
-"""The speed that is believed before there is one: some rounds that draft so much and emit so much."""
+"""The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
 PROBING = 0.01
-"""Share of its speed that it may give to drafting where drafting does not seem to pay."""
+"""Share of the speed that may be spent on probes: drafts in rounds where drafting is not expected to pay."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CostOptimal(Rule):
-    """Stop when one more drafted token is expected to cost more time than it saves.
+    """Stop when one more draft token is expected to cost more time than it saves.
 
-    Rounds renew each other, so tokens/s is highest for the rule that maximises E[emitted] - rho E[time] of a round, rho
-    the highest tokens/s itself (renewal reward). With S_k the probability that all k drafted tokens are accepted, one
-    more is worth drafting while S_k E[a_k+1 | what is seen] > rho (t_d + t_v(k+1) - t_v(k)): a one-step look-ahead,
-    optimal as far as the left side falls with k. S_k is the product of each token's a_i, estimated from the draft's top
-    probability and entropy there; E[a_k+1] is estimated from the entropy and from how often what follows this very
-    token was accepted. A round in which not even the first token pays drafts nothing, but for a few probes.
+    Let rho be the highest reachable tokens/s. By renewal reward, the rule that reaches it maximises
+    E[emitted] - rho E[time] of a round. Let S_k be the probability that all k draft tokens are accepted, a_i the
+    acceptance probability of token i, t_d the time of a draft step and t_v(k) the time to verify k tokens. One more
+    token is worth drafting while S_k E[a_k+1 | signals so far] > rho (t_d + t_v(k+1) - t_v(k)). This one-step
+    look-ahead is optimal if the left side falls with k. S_k is the product of the a_i, each estimated from the draft's
+    top probability and entropy at its position. E[a_k+1] is estimated from the entropy at position k and from how often
+    the tokens that follow token k were accepted. If not even the first token pays, the round drafts nothing, except for
+    a few probes.
 
-    Estimates are learned from the verdicts (from min(1, p/q) where there is chance in them), the tokens behind a
-    rejection left out because nobody judged them. t_d, t_v and rho are learned from the rounds' own times, in which a
-    round weighs little some dozens of rounds later: a context that grows and a machine that slows down are followed.
-    ``cost_ratio``, a draft step over a target pass, serves until the first times are there.
+    Acceptance is learned from verified tokens: from min(1, p/q) when sampling, else from the verdict itself. Tokens
+    after a rejection are not verified and teach nothing. t_d, t_v and rho are learned from the measured times of the
+    rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context or a slower
+    machine. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the first
+    times are known.
 
-    With ``use_head`` a trained head's word on a token joins in, one step after that token was drawn.
+    With ``use_head``, S_k also uses a trained head's prediction for each token but the newest, whose prediction is not
+    known yet.
 
-    The text's law is the target's, as with every policy. But where a draft stops depends on the clock, so when sampling
-    the same seed need not give the same text twice.
+    The text has the target's distribution, as with every policy. But stopping depends on measured times, so when
+    sampling, the same seed may produce another text.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"entropy", "top_prob"})
@@ -60,10 +72,10 @@ class CostOptimal(Rule):
     carry_over: bool = True
     use_head: bool = False
     _accepted: OnlineLogistic = field(init=False, repr=False)
-    _judged: OnlineLogistic = field(init=False, repr=False)
+    _accepted_by_head: OnlineLogistic = field(init=False, repr=False)
     _next: OnlineLogistic = field(init=False, repr=False)
     _first: OnlineLogistic = field(init=False, repr=False)
-    _record: TokenRates = field(init=False, repr=False)
+    _rates: TokenRates = field(init=False, repr=False)
     _draft: RunningLine = field(init=False, repr=False)
     _verify: RunningLine = field(init=False, repr=False)
     _emitted: float = field(init=False, repr=False)
@@ -71,25 +83,26 @@ class CostOptimal(Rule):
     _prior: float = field(init=False, repr=False)
     _price: float = field(init=False, repr=False)
     _credit: float = field(init=False, repr=False)
-    _last: int | None = field(init=False, repr=False)
+    _last_token: int | None = field(init=False, repr=False)
     _warm: bool = field(init=False, repr=False)
-    _opens: bool = field(init=False, repr=False)
-    _before: float = field(init=False, repr=False, compare=False, default=1.0)
+    _drafts_next: bool = field(init=False, repr=False)
+    _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
-    _newest: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
+    _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
 
     def __post_init__(self) -> None:
         self._restart()
 
     def _restart(self) -> None:
-        self._accepted, self._judged, self._next, self._first = (
-            OnlineLogistic(list(mean), variances, DRIFT) for mean, variances in (ACCEPTED, JUDGED, NEXT, FIRST)
+        self._accepted, self._accepted_by_head, self._next, self._first = (
+            OnlineLogistic(list(prior.mean), prior.variance, DRIFT)
+            for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT, FIRST)
         )
-        self._record = TokenRates(RECORD)
+        self._rates = TokenRates(RATE_PRIOR)
         self._draft, self._verify = RunningLine(COST_MEMORY, anchored=True), RunningLine(COST_MEMORY)
         self._emitted = self._seconds = self._credit = 0.0
         self._prior = PRIOR_ROUNDS
-        self._last, self._opens, self._warm = None, True, False
+        self._last_token, self._drafts_next, self._warm = None, True, False
         self._set_price()
 
     @classmethod
@@ -102,59 +115,62 @@ class CostOptimal(Rule):
 
     @property
     def current_threshold(self) -> float:
-        """The probability of acceptance at which one more drafted token just pays."""
+        """The acceptance probability at which one more draft token just pays."""
         return self._price
 
     def reset(self) -> None:
         if not self.carry_over:
             self._restart()
-        self._last = None
+        self._last_token = None
 
     def draft_limit(self) -> int:
-        return self.max_draft if self._opens else 0
+        return self.max_draft if self._drafts_next else 0
 
     def should_stop(self, step: DraftStep) -> bool:
         if step.index == 1:
-            self._before = 1.0
+            self._survival_before = 1.0
         elif self.use_head:
-            self._before *= self._judged.predict((1.0, *self._newest, log_odds(read(step.accept_prob))))
+            # A step's accept_prob is about the token before it.
+            head_log_odds = log_odds(read(step.accept_prob))
+            self._survival_before *= self._accepted_by_head.predict((1.0, *self._last_features, head_log_odds))
         else:
-            self._before = self._survival
-        self._newest = _features(step)
-        self._survival = self._before * self._accepted.predict((1.0, *self._newest))
-        following = self._next.predict((1.0, self._newest[1], self._record.surplus(step.token)))
+            self._survival_before = self._survival
+        self._last_features = _features(step)
+        self._survival = self._survival_before * self._accepted.predict((1.0, *self._last_features))
+        following = self._next.predict((1.0, self._last_features[1], self._rates.surplus(step.token)))
         return self._survival * following <= self._price
 
     def observe(self, round_: Round) -> None:
         self._learn_verdicts(round_)
         if round_.emitted:
-            self._last = round_.emitted[-1]
+            self._last_token = round_.emitted[-1]
         if self._warm and round_.verify_seconds:
             self._learn_times(round_)
-        self._warm = True  # a run's first round is slower than any other: kernels are built, memory is fetched
+        self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
         self._credit = min(self._credit + PROBING, self._price)
-        self._opens = self._first.predict((1.0, self._record.surplus(self._last))) > self._price
-        if not self._opens and self._credit >= self._price:
+        self._drafts_next = self._first.predict((1.0, self._rates.surplus(self._last_token))) > self._price
+        if not self._drafts_next and self._credit >= self._price:
             self._credit = 0.0
-            self._opens = True
+            self._drafts_next = True
 
     def _learn_verdicts(self, round_: Round) -> None:
-        judged = round_.accepted + (not round_.fully_accepted)
-        chances = round_.chances or [float(place < round_.accepted) for place in range(judged)]
-        before, doubt_before = self._last, 0.0
-        for place, (step, chance) in enumerate(zip(round_.steps, chances, strict=False), start=1):
-            confidence, doubt = _features(step)
-            self._accepted.learn((1.0, confidence, doubt), chance)
-            if self.use_head and place < round_.drafted:
-                said = log_odds(read(round_.steps[place].accept_prob))
-                self._judged.learn((1.0, confidence, doubt, said), chance)
-            surplus = self._record.surplus(before)
+        verified = round_.accepted + (not round_.fully_accepted)
+        outcomes = round_.chances or [float(position < round_.accepted) for position in range(verified)]
+        token_before, root_entropy_before = self._last_token, 0.0
+        for position, (step, outcome) in enumerate(zip(round_.steps, outcomes, strict=False), start=1):
+            confidence, root_entropy = _features(step)
+            self._accepted.learn((1.0, confidence, root_entropy), outcome)
+            if self.use_head and position < round_.drafted:
+                # A step's accept_prob is about the token before it.
+                head_log_odds = log_odds(read(round_.steps[position].accept_prob))
+                self._accepted_by_head.learn((1.0, confidence, root_entropy, head_log_odds), outcome)
+            surplus = self._rates.surplus(token_before)
             if step.index == 1:
-                self._first.learn((1.0, surplus), chance)
+                self._first.learn((1.0, surplus), outcome)
             else:
-                self._next.learn((1.0, doubt_before, surplus), chance)
-            self._record.learn(before, chance)
-            before, doubt_before = step.token, doubt
+                self._next.learn((1.0, root_entropy_before, surplus), outcome)
+            self._rates.learn(token_before, outcome)
+            token_before, root_entropy_before = step.token, root_entropy
 
     def _learn_times(self, round_: Round) -> None:
         if round_.drafted:

@@ -1,4 +1,4 @@
-"""The drafting phase: a policy asked after each proposed token, or after each pre-verified part of a block."""
+"""The drafting phase: a policy decides after each draft token, or after each inner round, whether to stop."""
 
 from collections.abc import Callable, Set
 
@@ -7,28 +7,28 @@ from specctl.records import DraftStep, Round, StopReason
 
 
 def draft_phase(
-    policy: StoppingPolicy, budget: int, eos: Set[int], propose: Callable[[int], DraftStep]
+    policy: StoppingPolicy, budget: int, eos: Set[int], draft_token: Callable[[int], DraftStep]
 ) -> tuple[list[DraftStep], StopReason]:
-    """Collect tokens until the policy, its limit, the budget or an end of sequence ends the phase.
+    """Draft tokens until the policy, its limit, the budget or an end-of-sequence token stops the phase.
 
-    Live drafting and replay both run this, so that they cannot disagree.
+    Live drafting and replay both call this function, so they stop at the same tokens.
 
     Args:
-        policy: asked after each token.
-        budget: the most tokens that still fit.
+        policy: decides after each token.
+        budget: the most tokens that may be drafted.
         eos: ids that end the sequence.
-        propose: the token of a place in the round, from 1 on; called once for each place, in order.
+        draft_token: returns the draft token at a position of the round; called once per position, in order from 1.
 
     Returns:
-        The tokens to verify, and why drafting ended.
+        The tokens to verify, and why drafting stopped.
     """
     limit = policy.draft_limit()
     steps: list[DraftStep] = []
     for index in range(1, min(limit, budget) + 1):
-        step = propose(index)
+        step = draft_token(index)
         stops = policy.should_stop(step)
         if stops and not policy.keep_trigger:
-            # Whatever the token is: keeping only an end of sequence would favour it.
+            # Even an end-of-sequence token is dropped: keeping only this token would make it more probable.
             return steps, StopReason.POLICY
         steps.append(step)
         if step.token in eos:
@@ -45,20 +45,21 @@ def collect_phase(
     eos: Set[int],
     pre_verify: Callable[[int, int, int], tuple[Round, list[DraftStep]]],
 ) -> tuple[list[DraftStep], StopReason, list[Round]]:
-    """Collect a block from inner rounds until the policy, its limit, the budget or an end of sequence ends the phase.
+    """Collect a block from inner rounds until the policy, its limit, the budget or an end-of-sequence token stops it.
 
-    The counterpart of `draft_phase` for a draft that is itself a verifier, run live and in replay alike.
+    Used for a draft that itself verifies a faster draft. Live decoding and replay both call this function.
 
     Args:
-        policy: asked about each token that an inner round adds, in order.
-        once: end after one inner round; the policy then only limits the block.
-        budget: the most tokens that still fit.
+        policy: decides about each token that an inner round adds, in order.
+        once: stop after one inner round; the policy then only limits the length of the block.
+        budget: the most tokens that the block may hold.
         eos: ids that end the sequence.
-        pre_verify: plays the inner round of an index, whose first token takes a place in the block (from 1 on) and
-            whose drafter may write so many tokens; gives it back with the tokens it adds, at least one.
+        pre_verify: runs one inner round and returns it with the tokens that it adds, at least one. Its arguments are
+            the index of the round, from 0; the position in the block of the round's first token, from 1; and the most
+            tokens that the faster draft may draft.
 
     Returns:
-        The tokens to verify, why collecting ended, and the inner rounds.
+        The tokens to verify, why collecting stopped, and the inner rounds.
     """
     limit = policy.draft_limit()
     stop = StopReason.MAX_DRAFT if limit <= budget else StopReason.BUDGET
@@ -66,7 +67,7 @@ def collect_phase(
     steps: list[DraftStep] = []
     inner: list[Round] = []
     while len(steps) < limit:
-        # One place is left for the verifying draft's own token.
+        # One position is kept free for the token that the verifying draft adds itself.
         round_, added = pre_verify(len(inner), len(steps) + 1, limit - len(steps) - 1)
         inner.append(round_)
         steps.extend(added)

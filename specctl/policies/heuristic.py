@@ -11,7 +11,7 @@ from specctl.records import Round
 
 @dataclass(slots=True)
 class Heuristic(Rule):
-    """K grows by 2 after a fully accepted round and shrinks by 1, never below 1, after any other."""
+    """Draft K tokens: K grows by 2 after a fully accepted round and shrinks by 1, to at least 1, after any other."""
 
     draft_length: Annotated[int, Ge(1)] = 5
     max_draft: Annotated[int, Ge(1)] = 40
@@ -31,5 +31,5 @@ class Heuristic(Rule):
     def observe(self, round_: Round) -> None:
         if not round_.drafted:
             return
-        # Clamped here too: a length that ran past the cap would take rounds of rejections to come back.
+        # Clamped here too: a length far above the cap would need many rejections before the draft gets shorter.
         self._length = min(self._length + 2, self.max_draft) if round_.fully_accepted else max(1, self._length - 1)

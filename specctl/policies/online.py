@@ -1,23 +1,24 @@
-"""Estimators that learn from one observation at a time and slowly forget. Pure Python on a handful of floats."""
+"""Estimators that learn from one observation at a time and slowly forget old ones. Pure Python on a few floats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 
 FLAT = 1e-4
-"""Least variance of an outcome, so that a certain prediction can still be unlearned; probabilities are kept as far from
-0 and 1 before they become log-odds."""
+"""Smallest variance of an outcome, so that even a certain prediction can still change. Probabilities are also kept this
+far from 0 and 1 before they become log-odds."""
 RIDGE = 0.05
-"""Variance of k below which a slope over it is mostly taken for 0."""
+"""Added to the variance of k, so that the slope is close to 0 while k hardly varies."""
 RATE_SPEED = 0.005
-"""How fast the rate over all tokens moves."""
+"""Weight of one observation in the acceptance rate over all tokens."""
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
-"""An error counts up to so many typical errors plus a tenth of what was expected; how fast the typical error moves."""
+"""Errors are clipped to PLAUSIBLE typical errors plus TOLERANCE times the expected value; SCALE_RATE is the weight of
+one observation in the typical error."""
 
 
-def log_odds(chance: float) -> float:
-    chance = min(1 - FLAT, max(FLAT, chance))
-    return log(chance / (1 - chance))
+def log_odds(probability: float) -> float:
+    probability = min(1 - FLAT, max(FLAT, probability))
+    return log(probability / (1 - probability))
 
 
 @dataclass(slots=True)
@@ -25,13 +26,13 @@ class OnlineLogistic:
     """Logistic regression whose weights drift: an extended Kalman filter, one online Newton step per observation.
 
     With p = sigma(w x) and v = p (1 - p), an outcome y moves w by P x (y - p) / (1 + v x P x), and the covariance P
-    shrinks by v P x (P x)' / (1 + v x P x). Before that each weight's variance grows by ``drift`` times the prior's, up
-    to the prior itself: what was learned long ago counts less.
+    shrinks by v P x (P x)' / (1 + v x P x). Before each update the variance of every weight grows by ``drift`` times
+    its prior variance, at most to the prior variance, so that old observations count less.
 
     Attributes:
-        weights: of the features, in their order; the prior's mean at first.
-        variances: of the prior, one for each weight.
-        drift: share of the prior's variance that comes back with each observation.
+        weights: one for each feature; at first the means of the prior.
+        variances: variances of the prior, one for each weight.
+        drift: share of the prior variance that each observation adds to the variance of a weight.
     """
 
     weights: list[float]
@@ -48,27 +49,27 @@ class OnlineLogistic:
         return 1 / (1 + exp(-max(-30.0, min(30.0, score))))
 
     def learn(self, features: Sequence[float], outcome: float) -> None:
-        """``outcome`` is 0 or 1, or the probability of 1 where that is known."""
-        for place, (row, variance) in enumerate(zip(self._covariance, self.variances, strict=True)):
-            if row[place] < variance:
-                row[place] += self.drift * variance
-        spread = [sum(c * value for c, value in zip(row, features, strict=True)) for row in self._covariance]
-        chance = self.predict(features)
-        certainty = max(FLAT, chance * (1 - chance))
-        whole = 1 + certainty * sum(s * value for s, value in zip(spread, features, strict=True))
-        step, shrink = (outcome - chance) / whole, certainty / whole
-        for place, (row, here) in enumerate(zip(self._covariance, spread, strict=True)):
-            self.weights[place] += step * here
-            for other, there in enumerate(spread):
-                row[other] -= shrink * here * there
+        """Update the weights by an outcome: 0 or 1, or the probability of 1 if it is known."""
+        for index, (row, prior) in enumerate(zip(self._covariance, self.variances, strict=True)):
+            if row[index] < prior:
+                row[index] += self.drift * prior
+        direction = [sum(c * value for c, value in zip(row, features, strict=True)) for row in self._covariance]  # P x
+        predicted = self.predict(features)
+        variance = max(FLAT, predicted * (1 - predicted))
+        scale = 1 + variance * sum(d * value for d, value in zip(direction, features, strict=True))
+        step, shrink = (outcome - predicted) / scale, variance / scale
+        for index, (row, part) in enumerate(zip(self._covariance, direction, strict=True)):
+            self.weights[index] += step * part
+            for column, other in enumerate(direction):
+                row[column] -= shrink * part * other
 
 
 @dataclass(slots=True)
 class RunningLine:
-    """Seconds as base + slope k by least squares with forgetting, outliers drawn in to what is plausible.
+    """Seconds as base + slope k, by least squares that forgets old observations and clips outliers.
 
     Attributes:
-        memory: weight of an observation once the next one is there.
+        memory: factor on the weight of every old observation when a new one arrives.
         anchored: whether the line goes through the origin.
     """
 
@@ -87,7 +88,7 @@ class RunningLine:
 
     @property
     def slope(self) -> float:
-        """Seconds for one more k, not below 0."""
+        """Additional seconds when k grows by 1, at least 0."""
         if self.anchored:
             return self._t / self._k
         mean = self._k / self._count
@@ -96,17 +97,17 @@ class RunningLine:
 
     @property
     def base(self) -> float:
-        """Seconds at k = 0, not below 0."""
+        """Seconds at k = 0, at least 0."""
         return 0.0 if self.anchored else max(0.0, (self._t - self.slope * self._k) / self._count)
 
     def learn(self, k: int, seconds: float) -> None:
-        """``k`` is at least 1 for an anchored line."""
+        """Add an observation; ``k`` must be at least 1 for an anchored line."""
         if self.known:
             expected = self.base + self.slope * k
             most = PLAUSIBLE * self._scale + TOLERANCE * expected
             error = seconds - expected
             seconds = expected + max(-most, min(most, error))
-            # The scale sees more of it, so that a lasting change is believed within a few rounds.
+            # The scale learns from errors clipped less, so that the line follows a lasting change within a few rounds.
             self._scale += SCALE_RATE * (min(2 * most, abs(error)) - self._scale)
         self._count = self.memory * self._count + 1
         self._k = self.memory * self._k + k
@@ -117,10 +118,10 @@ class RunningLine:
 
 @dataclass(slots=True)
 class TokenRates:
-    """How often what follows a token was kept, against how often anything was; unseen tokens say nothing.
+    """Acceptance rates of draft tokens by the token before them, compared with the rate over all tokens.
 
     Attributes:
-        prior: how many observations of its own a token needs to count as much as all the others.
+        prior: number of observations after which a token's own rate weighs as much as the rate over all tokens.
     """
 
     prior: float
@@ -128,14 +129,18 @@ class TokenRates:
     _seen: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def surplus(self, token: int | None) -> float:
-        """Log-odds of the token's shrunken rate over those of the whole."""
+        """Log-odds of the token's rate, shrunk towards the overall rate, minus log-odds of the overall rate.
+
+        0 for None and for a token without observations.
+        """
         if token is None or token not in self._seen:
             return 0.0
-        kept, judged = self._seen[token]
-        return log_odds((kept + self.prior * self._rate) / (judged + self.prior)) - log_odds(self._rate)
+        accepted, verified = self._seen[token]
+        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - log_odds(self._rate)
 
     def learn(self, token: int | None, outcome: float) -> None:
+        """Add the outcome (0 or 1, or the probability of 1) of the draft token that follows ``token``."""
         self._rate += RATE_SPEED * (outcome - self._rate)
         if token is not None:
-            kept, judged = self._seen.get(token, (0.0, 0))
-            self._seen[token] = kept + outcome, judged + 1
+            accepted, verified = self._seen.get(token, (0.0, 0))
+            self._seen[token] = accepted + outcome, verified + 1

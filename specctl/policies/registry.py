@@ -1,4 +1,4 @@
-"""Every stopping policy by the name that profiles, flags and files give it."""
+"""Every stopping policy by its name in profiles, flags and files."""
 
 from specctl.policies.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.base import Rule

@@ -1,4 +1,4 @@
-"""HSDDW's self-verification: the draft judges itself by the entropy of what was refused before."""
+"""HSDDW's self-verification: a threshold on entropy, learned from the rejected tokens."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -13,8 +13,8 @@ from specctl.records import DraftStep, Round
 class SelfVerify(Rule):
     """Stop when H > tau, tau the mean entropy of the tokens rejected so far in this sequence (Syu and Lee 2025).
 
-    Before the first rejection tau is 0, so a round drafts one token. Only the token that verification refused counts
-    as rejected: the ones behind it were never judged.
+    Before the first rejection tau is 0, so a round drafts one token. Only the first rejected token of a round counts:
+    the tokens after it are never verified.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"entropy"})

@@ -12,18 +12,17 @@ from specctl.policies.registry import POLICIES
 class Setting:
     """A policy with its values and, in a hierarchy, the setting of the draft below.
 
-    Profiles, flags, benchmarks, calibration and replay all describe a policy by this type. Two settings are equal where
-    they draft alike; `of` brings a policy table into that form.
+    Profiles, flags, benchmarks, calibration and replay all describe a policy by this type. `of` builds a setting from a
+    policy table and drops default values, so that two settings are equal if they make the same decisions.
 
     Attributes:
         policy: a name in `POLICIES`.
-        values: (name, value) of what differs from the policy's defaults, in the order of the policy's own fields.
-        once: in a hierarchy, whether the block is offered after a single round of the draft below; the policy then
-            only limits its length.
-        below: how the draft below is stopped; None for a draft that writes alone.
-        head: path or name of the acceptance head that the policy reads, where the draft has several; None for the only
-            one.
-        head_label: what tables call that head.
+        values: (name, value) pairs that differ from the policy's defaults, in the order of the policy's fields.
+        once: in a hierarchy, whether the block is verified after a single round of the draft below; the policy then
+            only limits the block's length.
+        below: the setting of the draft below; None if no model drafts for this draft.
+        head: path or name of the acceptance head that the policy reads, if the draft has several; else None.
+        head_label: the name of ``head`` in tables.
     """
 
     policy: str
@@ -35,9 +34,9 @@ class Setting:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
-        """From a policy table: its ``name`` and any of its settings.
+        """The setting of a policy table, which holds the ``name`` of a policy and any of its settings.
 
-        A policy that this version does not know, as an older results file may name one, keeps all that is given.
+        A policy that this version does not know, for example from an older results file, keeps all its settings.
         """
         name = table["name"]
         given = {key: value for key, value in table.items() if key != "name"}
@@ -47,7 +46,7 @@ class Setting:
 
     @property
     def levels(self) -> "tuple[Setting, ...]":
-        """This setting, the one below it, and so on down."""
+        """This setting and all settings below it, from the top down."""
         return (self, *(self.below.levels if self.below is not None else ()))
 
     @property
@@ -56,7 +55,7 @@ class Setting:
         return self.label_on(())
 
     def label_on(self, models: Sequence[str]) -> str:
-        """`label` with the name of each level's model, where names are given: ``svip@mid < constant@draft``."""
+        """`label` with the model of each level, if ``models`` is not empty: ``svip@mid < constant@draft``."""
         names = [f"@{model}" for model in models] or [""] * len(self.levels)
         return " < ".join(level._label + name for level, name in zip(self.levels, names, strict=True))
 
@@ -69,7 +68,7 @@ class Setting:
 
     @property
     def family(self) -> str:
-        """What it has in common with settings that differ in values alone: policies, heads, once or loop."""
+        """`label` without values: policies, heads and ``(once)``, equal for settings that differ in values only."""
         return " < ".join(level._family for level in self.levels)
 
     @property
@@ -79,22 +78,22 @@ class Setting:
 
     @property
     def drafts(self) -> bool:
-        """Whether its first policy ever drafts."""
+        """Whether the top policy ever drafts."""
         return POLICIES[self.policy].drafts
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """The signals that its first policy reads."""
+        """The signals that the top policy reads."""
         return POLICIES[self.policy].signals_of(dict(self.values))
 
     @property
     def needs_head(self) -> bool:
-        """Whether its first policy reads an acceptance head's predictions."""
+        """Whether the top policy reads the predictions of an acceptance head."""
         return "accept_prob" in self.signals
 
     @property
     def all_values(self) -> dict[str, Any]:
-        """Every setting of the first policy, defaults included."""
+        """Every setting of the top policy, defaults included."""
         defaults = _defaults(self.policy) if self.policy in POLICIES else {}
         return {**defaults, **dict(self.values)}
 
@@ -106,7 +105,7 @@ class Setting:
 
     @property
     def table(self) -> dict[str, Any]:
-        """As a profile's policy table, with ``head``, ``pre_verify`` and the table below where it has them."""
+        """The setting as a policy table, with ``head``, ``pre_verify`` and the lower ``draft`` if they are set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
@@ -116,11 +115,11 @@ class Setting:
 
     @property
     def pre_verify(self) -> str:
-        """How a profile spells ``once``."""
+        """The profile value of ``once``: ``once`` or ``loop``."""
         return "once" if self.once else "loop"
 
     def build(self) -> StoppingPolicy:
-        """A fresh policy object of the first level."""
+        """A new policy object of the top level."""
         return POLICIES[self.policy](**dict(self.values))
 
 
@@ -129,7 +128,10 @@ NONE = Setting("none")
 
 
 def nested(levels: Sequence[Setting]) -> Setting:
-    """Settings of single levels, from the top down, as one; it ends above a level that never drafts."""
+    """One setting from settings of single levels, top first, without a level that never drafts and the levels below it.
+
+    If the first level never drafts, the result is this level alone.
+    """
     top, *lower = levels
     if not lower or not lower[0].drafts or not top.drafts:
         return replace(top, once=False, below=None)
@@ -137,11 +139,11 @@ def nested(levels: Sequence[Setting]) -> Setting:
 
 
 def _defaults(policy: str) -> dict[str, Any]:
-    return {one.name: one.default for one in fields(POLICIES[policy]) if one.init}  # type: ignore[arg-type]
+    return {item.name: item.default for item in fields(POLICIES[policy]) if item.init}  # type: ignore[arg-type]
 
 
 def _text(value: Any) -> str:
-    """A value as a policy flag takes it; floats as short as they can be without meaning another number."""
+    """A value as ``--policy`` accepts it; a float in the shortest form that is still the same number."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

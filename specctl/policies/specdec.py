@@ -1,4 +1,4 @@
-"""SpecDec++: stop where a trained head says that something drafted has probably been refused."""
+"""SpecDec++: stop when a trained head predicts that some draft token will be rejected."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -11,21 +11,21 @@ from specctl.records import DraftStep
 
 @dataclass(slots=True)
 class SpecDecPlusPlus(Rule):
-    """Stop when 1 - prod_i P_i > h, P_i a head's acceptance probability of the tokens drafted before the newest one
-    (Huang, Guo, Wang 2024, arXiv 2405.19715, Alg. 1).
+    """Stop when 1 - prod_i P_i > h, P_i the head's predicted acceptance probabilities of the tokens drafted before the
+    newest one (Huang, Guo, Wang 2024, arXiv 2405.19715, Alg. 1).
 
-    The product restarts each round. Its newest factor is known only once the draft has been fed the token it belongs
-    to, so the newest token itself is not in it, and a round's first step has P = 1. No round stops before
-    ``min_draft`` tokens; the released code uses 2 and 20, and h = 0.7 is the paper's choice.
+    The product restarts each round. The head predicts a token's acceptance from the hidden state after the draft has
+    read this token, so the newest token is not in the product, and a round's first step has P = 1. No round stops
+    before ``min_draft`` tokens. The released code uses min_draft = 2 and max_draft = 20; the paper uses h = 0.7.
 
-    Why a threshold on that very number (Theorem 4.3 there): drafting is a Markov decision process in which a discarded
-    token costs c1 and a verification c2, and it is best to stop wherever
+    Theorem 4.3 of the paper explains the threshold: drafting is a Markov decision process in which a discarded token
+    costs c1 and a verification c2, and it is optimal to stop when
 
-        P(some drafted token is refused) >= (c2 + D) / (c1 + c2 + D)
+        P(some draft token is rejected) >= (c2 + D) / (c1 + c2 + D)
 
-    By the cost per token, t_draft + t_draft * discard rate + (t_target - t_draft) * verification rate, c1 = t_draft
-    and c2 = t_target - t_draft, the times of one forward pass. D >= 0, in the same unit, is what the process itself
-    has to tell; `implied_threshold` is for D = 0.
+    A generated token costs t_draft + t_draft * discard rate + (t_target - t_draft) * verification rate, so c1 = t_draft
+    and c2 = t_target - t_draft, with t_draft and t_target the times of one forward pass. D >= 0, in the same unit,
+    depends on the process and is not known in advance; `implied_threshold` takes D = 0.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"accept_prob"})
@@ -53,8 +53,12 @@ class SpecDecPlusPlus(Rule):
 
 
 def implied_threshold(draft: float, target: float) -> float:
-    """The threshold of Theorem 4.3 with D = 0, from the times of one forward pass of either model in the same unit.
+    """The threshold of SpecDec++'s Theorem 4.3 with D = 0 (see `SpecDecPlusPlus`).
 
-    0.9 where the target is ten times as slow as the draft; 0, to stop at once, where it is no slower.
+    For example 0.9 if the target is ten times as slow as the draft, and 0 (stop at once) if it is not slower.
+
+    Args:
+        draft: time of one forward pass of the draft.
+        target: time of one forward pass of the target, in the same unit.
     """
     return max(0.0, target - draft) / target

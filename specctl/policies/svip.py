@@ -1,4 +1,4 @@
-"""SVIP: stop where the draft's entropy says that a rejection is likely."""
+"""SVIP: stop when the draft's entropy makes a rejection likely."""
 
 from dataclasses import dataclass
 from math import sqrt

@@ -1,4 +1,4 @@
-"""Profiles: model pairs in TOML, found by name, merged, checked and explained."""
+"""Profiles: model pairs and settings in TOML files, found by name, merged with overrides and checked."""
 
 from specctl.profile.resolution import ResolvedProfile, parse_policy, resolve
 from specctl.profile.schema import Profile

@@ -1,4 +1,4 @@
-"""Where profiles live and how a name finds its file."""
+"""Where profile files are, and how a profile name is resolved to a file."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def packaged_directory() -> Path:
-    """The profiles that ship with the program: inside the wheel, beside the package in a source checkout."""
+    """The profiles that ship with the program: inside the wheel, or next to the package in a source checkout."""
     installed = _PACKAGE / "_profiles"
     return installed if installed.is_dir() else _PACKAGE.parent / "profiles"
 
@@ -30,7 +30,7 @@ def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def available(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """Every profile that a name would find, sorted by name."""
+    """The file of every profile that can be found by name, sorted by name."""
     found: dict[str, Path] = {}
     for directory in directories(environ):
         for path in directory.glob("*.toml"):
@@ -43,12 +43,12 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Pat
 
     Args:
         name: a path if it has a separator or ends in ``.toml``, else a name.
-        environ: tells the user's config directory.
-        extended_by: the profile whose ``extends`` says ``name``. Its own directory is searched first, relative paths
-            start there, and it never finds itself, so that a profile may extend the one that it shadows.
+        environ: environment variables; XDG_CONFIG_HOME sets the user's config directory.
+        extended_by: the profile file that extends ``name``. Its directory is searched first, and relative paths start
+            there. The file never extends itself, so a profile may extend another profile of the same name.
 
     Raises:
-        ProfileError: there is no such file; names the nearest known profile.
+        ProfileError: there is no such file; the message suggests the nearest known profile.
     """
     if _is_path(name):
         path = Path(name).expanduser()
@@ -64,7 +64,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Pat
 
 
 def display(path: Path) -> str:
-    """A path as people write it: relative to here where it lies below, else absolute."""
+    """A path for messages: relative if it is below the current directory, else absolute."""
     absolute = path.absolute()
     here = Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)

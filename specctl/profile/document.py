@@ -1,4 +1,4 @@
-"""A profile file as read: its table, and the line of each key."""
+"""A profile file: its table, and the line number of each key."""
 
 import re
 import tomllib
@@ -23,6 +23,8 @@ class Document:
     """One TOML file.
 
     Attributes:
+        path: the file.
+        table: its contents as TOML.
         lines: line numbers, from 1, of the keys and tables that start a line; keys inside inline tables have none.
     """
 
@@ -31,7 +33,7 @@ class Document:
     lines: dict[Key, int]
 
     def place(self, key: Key) -> str:
-        """``file:line`` of a key, of the nearest table around it, or just the file."""
+        """``file:line`` of a key, else of the nearest table that contains it, else the file."""
         for length in range(len(key), 0, -1):
             if key[:length] in self.lines:
                 return f"{display(self.path)}:{self.lines[key[:length]]}"
@@ -39,7 +41,7 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """Read a profile file without judging its keys.
+    """Read a profile file without checking its keys.
 
     Raises:
         ProfileError: it cannot be read, is not TOML, or was written for a later version of this program.
@@ -65,7 +67,7 @@ def read(path: Path) -> Document:
 
 
 def key_lines(text: str) -> dict[Key, int]:
-    """The first line, from 1, of each key and table that a line of TOML starts with."""
+    """The first line, from 1, of each key and table that starts a line of a TOML text."""
     lines: dict[Key, int] = {}
     table: Key = ()
     delimiter = ""
@@ -90,7 +92,7 @@ def _record(lines: dict[Key, int], table: Key, parts: Key, number: int) -> None:
 
 
 def _open_string(line: str, delimiter: str) -> str:
-    """The multi-line string delimiter still open after a line, given the one open before it."""
+    """The delimiter of the multi-line string still open after a line; ``delimiter`` was open before the line."""
     for quotes in re.findall(r'"""|\'\'\'', line):
         if not delimiter:
             delimiter = quotes

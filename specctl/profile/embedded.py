@@ -13,7 +13,7 @@ def model_path(name: str) -> Path:
     """The directory of an embedded model's checkpoint.
 
     Raises:
-        ProfileError: the family has no such member.
+        ProfileError: there is no such model.
     """
     if name not in NAMES:
         raise ProfileError(f"there is no embedded model '{name}' (known: {', '.join(NAMES)})")

@@ -1,4 +1,4 @@
-"""Values laid over each other, each remembering where it came from."""
+"""Merging values of several sources; the source of each value is kept."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -9,12 +9,12 @@ from specctl.profile.schema import DEFAULT_POLICY
 from specctl.profile.wording import Key
 
 _WHOLE_VALUES = {"device", "max_memory", "provenance"}
-"""Tables that are one value: half of one device map and half of another place no model."""
+"""Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Values from one source and where in it each of them stands."""
+    """Values from one source; ``place`` returns where in the source a key is set, for messages."""
 
     table: dict[str, Any]
     place: Callable[[Key], str]
@@ -22,9 +22,10 @@ class Layer:
 
 @dataclass(slots=True)
 class Layers:
-    """What the layers laid so far amount to; the latest wins.
+    """The merged values of all layers so far; later layers win.
 
     Attributes:
+        table: the merged values.
         origins: where each key came from, tables included.
     """
 
@@ -34,18 +35,18 @@ class Layers:
     def lay(self, layer: Layer) -> None:
         """Merge a layer on top, table by table.
 
-        A policy table that names another policy replaces the one below. A table that names another model drops the
-        head of the one below, which knows that one alone.
+        A policy table that names another policy replaces the earlier policy table. A table that names another model
+        drops the earlier head, which was trained for the earlier model.
         """
         self._merge(self.table, layer.table, (), layer.place)
 
     def drop(self, key: Key) -> None:
-        """Forget a top-level key."""
+        """Remove a top-level key."""
         self.table.pop(key[0], None)
         self._forget(key)
 
     def origin(self, key: Key) -> str | None:
-        """Where a key, or the nearest table around it, came from."""
+        """Where a key came from, else the nearest table that contains it."""
         return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:

@@ -9,7 +9,7 @@ def short_name(model: str) -> str:
 
 
 def distinct_name(path: str, others: Sequence[str]) -> str:
-    """The end of a path that tells it from others, among which it may itself be."""
+    """The shortest end of a path that no other path ends with; ``others`` may contain the path itself."""
     own = _parts(path)
     for count in range(1, len(own)):
         if all(_parts(other)[-count:] != own[-count:] for other in others if other != path):

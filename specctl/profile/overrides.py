@@ -14,7 +14,7 @@ _FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value, or the text itself where it is none, so that words need no quotes."""
+    """A text as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -23,10 +23,10 @@ def parse_value(text: str) -> Any:
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """``SPECCTL_SAMPLING__TEMPERATURE=0.7`` and its like; a double underscore separates tables.
+    """Values of variables such as ``SPECCTL_SAMPLING__TEMPERATURE=0.7``; a double underscore separates tables.
 
     Raises:
-        ProfileError: two variables contradict each other in shape.
+        ProfileError: one variable sets a value where another sets a table.
     """
     return _layer(
         (_key(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")), parse_value(text), f"environment {name}")
@@ -36,10 +36,10 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def set_layer(overrides: Sequence[str]) -> Layer:
-    """``--set KEY=VALUE`` in the order given, the later winning.
+    """Values of ``--set KEY=VALUE`` in the order given; later ones win.
 
     Raises:
-        ProfileError: one of them is not of that form.
+        ProfileError: a text is not KEY=VALUE, or one sets a value where another sets a table.
     """
     entries = []
     for text in overrides:
@@ -52,7 +52,7 @@ def set_layer(overrides: Sequence[str]) -> Layer:
 
 
 def flag_layer(flags: Mapping[str, Any]) -> Layer:
-    """Values of command-line flags by dotted key; None is a flag that was not given."""
+    """Values of command-line flags by dotted key; None means that the flag was not given."""
     return _layer(
         (_key(name.split(".")), value, f"flag {_FLAG_NAMES.get(name) or _flag_name(name)}")
         for name, value in flags.items()
@@ -77,7 +77,7 @@ def _layer(entries: Iterable[tuple[Key, Any, str]]) -> Layer:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
                 around = dotted(key[:depth])
-                raise ProfileError(f"{place}: {dotted(key)}: {around} is already given as a value, not a table")
+                raise ProfileError(f"{place}: {dotted(key)}: {around} is already set to a value and cannot be a table")
             places.setdefault(key[:depth], place)
         inner[key[-1]] = value
         places[key] = place

@@ -1,4 +1,4 @@
-"""A policy's settings, checked against the fields of its dataclass."""
+"""Checking of a policy's settings against the fields of its dataclass."""
 
 import dataclasses
 from functools import cache
@@ -10,7 +10,7 @@ from specctl.policies import POLICIES
 
 
 def setting_names(policy: str) -> list[str]:
-    """The settings a policy knows, in the order its class declares them."""
+    """The names of a policy's settings, in the order of its class."""
     return list(settings_model(policy).model_fields)
 
 
@@ -18,7 +18,7 @@ def setting_names(policy: str) -> list[str]:
 def settings_model(policy: str) -> type[BaseModel]:
     """A strict model of the public fields of a policy's dataclass.
 
-    The dataclass itself will not do: pydantic's strict mode takes only instances of one, never a table.
+    The dataclass itself cannot be used: in strict mode pydantic accepts only its instances, not a table.
     """
     cls = POLICIES[policy]
     hints = get_type_hints(cls, include_extras=True)

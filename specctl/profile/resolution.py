@@ -1,4 +1,4 @@
-"""From a name and overrides to a checked profile whose every value knows its origin."""
+"""From a profile name and overrides to a checked profile, with the origin of every value."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,12 @@ from specctl.profile.wording import Key, dotted
 
 @dataclass(frozen=True, slots=True)
 class ResolvedProfile:
-    """A checked profile and how it came about.
+    """A checked profile and where its values came from.
 
     Attributes:
-        name: the name or path it was asked for by.
+        name: the name or path that was requested.
         source: the profile file.
+        profile: the checked values.
         origins: for each dotted key where its value came from: ``file:line``, ``environment NAME``, ``--set``,
             ``flag --NAME`` or ``default``.
     """
@@ -41,22 +42,24 @@ def resolve(
     flags: Mapping[str, Any] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
 ) -> ResolvedProfile:
-    """Find a profile, lay overrides over it and check the result. Flags win over ``--set``, that over the environment.
+    """Find a profile, apply the overrides and check the result.
+
+    Flags win over ``--set``, ``--set`` wins over the environment, and the environment wins over the file.
 
     Args:
-        name: a name or a path; without it ``SPECCTL_PROFILE``, else the embedded family.
+        name: a name or a path; by default the value of ``SPECCTL_PROFILE``, else ``embedded``.
         overrides: ``KEY=VALUE`` texts of ``--set``.
-        flags: values by dotted key; None counts as not given. A table such as ``parse_policy`` returns is a value too.
-        environ: ``SPECCTL_`` variables are overrides.
+        flags: values by dotted key; None means not given. A value may be a table, such as ``parse_policy`` returns.
+        environ: environment variables; those that start with ``SPECCTL_`` are overrides.
 
     Raises:
-        ProfileError: it cannot be found or read, or is wrong; every mistake is listed.
+        ProfileError: the profile cannot be found or read, or has mistakes; all of them are listed.
     """
     name = name or environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE
     source = find(name, environ)
     layers = Layers()
     for document in reversed(list(_chain(source, environ))):
-        layers.drop(("provenance",))  # it tells how one file came about, not those that extend it
+        layers.drop(("provenance",))  # describes one file, not the files that extend it
         table = {key: value for key, value in document.table.items() if key != "extends"}
         layers.lay(Layer(table, document.place))
     for layer in (environment_layer(environ), set_layer(overrides), flag_layer(flags)):
@@ -67,14 +70,14 @@ def resolve(
 
 
 def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
-    """``NAME[:KEY=VALUE,...]`` as a policy table holding the name and the settings given.
+    """A policy table from ``NAME[:KEY=VALUE,...]``: the name and the given settings.
 
     Args:
         text: for example ``svip:threshold=0.4,max_draft=20``.
-        place: what messages call the source of the text.
+        place: the source of the text, for messages.
 
     Raises:
-        ProfileError: it is not of that form, or the policy or its settings are wrong.
+        ProfileError: the text has another form, or the policy or its settings are wrong.
     """
     name, _, settings = text.partition(":")
     policy: dict[str, Any] = {"name": name.strip()}
@@ -88,7 +91,7 @@ def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
 
 
 def _chain(source: Path, environ: Mapping[str, str]) -> Iterator[Document]:
-    """A profile file and those it extends, each followed by its parent."""
+    """A profile file, the file that it extends, and so on."""
     seen: list[Path] = []
     path: Path | None = source
     while path is not None:

@@ -1,4 +1,4 @@
-"""What a profile may say: the typed tables of a profile file."""
+"""The typed tables and keys of a profile file."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -29,7 +29,7 @@ def _known_model(model: str) -> str:
         try:
             model_path(model.removeprefix(_EMBEDDED))
         except ProfileError as error:
-            raise ValueError(f"cannot be: {error.message}") from error
+            raise ValueError(f"is unknown: {error.message}") from error
     return model
 
 
@@ -38,12 +38,12 @@ def _known_head(head: str) -> str:
         try:
             head_path(head.removeprefix(_EMBEDDED))
         except ProfileError as error:
-            raise ValueError(f"cannot be: {error.message}") from error
+            raise ValueError(f"is unknown: {error.message}") from error
     return head
 
 
 class Table(BaseModel):
-    """A TOML table: unknown keys are mistakes, values are not coerced between types, results are immutable."""
+    """A TOML table: unknown keys are mistakes, values are never converted to another type, results are immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -72,7 +72,7 @@ class ModelTable(Table):
 
 
 class PolicyTable(Table):
-    """A stopping policy by name, with its settings as further keys; they are checked by the policy's own dataclass."""
+    """A stopping policy by name, with its settings as further keys; the policy's dataclass defines and checks them."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -86,38 +86,39 @@ class PolicyTable(Table):
 class DraftTable(ModelTable):
     """A draft model with the policy that stops it and, in a hierarchy, the faster model that drafts for it.
 
-    In a hierarchy the model verifies what the faster one drafts, and the policy decides when what it has collected
-    goes up. ``head`` is a network trained on just these weights that foretells acceptance: a hub id, a path, or
-    ``embedded:NAME`` for one that ships with the package. Policies that read ``accept_prob`` need it.
+    In a hierarchy this model verifies the tokens of the faster model, and the policy decides when the collected block
+    is verified by the model above. ``head`` is a network, trained on exactly these draft weights, that predicts
+    acceptance: a hub id, a path, or ``embedded:NAME`` for a head that ships with the package. Policies that read
+    ``accept_prob`` need a head.
     """
 
     policy: PolicyTable = PolicyTable()
     head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
     draft: "DraftTable | None" = None
     pre_verify: Literal["loop", "once"] | None = None
-    """How often the faster model drafts before the block goes up: until the policy stops (``loop``, so without the
-    key), or ``once``, the policy then only limiting the block's length."""
+    """How often the faster model drafts for one block: ``loop`` (the default), until the policy stops, or ``once``, so
+    that the policy only limits the block's length."""
 
     @field_validator("pre_verify")
     @classmethod
     def _has_something_to_verify(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None and info.data.get("draft", True) is None:
-            raise ValueError("needs a model whose drafts it can verify: add a [draft] table below this one")
+            raise ValueError("needs a faster draft to verify: add a [draft] table inside this one")
         return value
 
     @property
     def levels(self) -> "tuple[DraftTable, ...]":
-        """This table, the one below it, and so on down."""
+        """This table and all draft tables below it, from the top down."""
         return (self, *(self.draft.levels if self.draft is not None else ()))
 
     @property
     def setting(self) -> Setting:
-        """How this draft and those below it are stopped, without the levels at and below one that never drafts."""
-        levels = [replace(one.policy.setting, once=one.pre_verify == "once") for one in self.levels]
+        """The settings of this draft and the drafts below it, joined by `nested`."""
+        levels = [replace(level.policy.setting, once=level.pre_verify == "once") for level in self.levels]
         return nested(levels)
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
-        """The same models with another setting; those below its last level get the policy ``none``."""
+        """The same models with another setting; models below the setting's last level get the policy ``none``."""
         changed: dict[str, Any] = {"policy": PolicyTable(name=setting.policy, **setting.all_values)}
         if setting.head is not None:
             changed["head"] = setting.head
@@ -126,7 +127,7 @@ class DraftTable(ModelTable):
         return self.model_copy(update=changed)
 
     def at_work(self) -> "DraftTable | None":
-        """The table without the levels at and below a policy that never drafts."""
+        """This table without a level that never drafts and the levels below it; None if this level never drafts."""
         if not self.policy.setting.drafts:
             return None
         below = self.draft.at_work() if self.draft is not None else None
@@ -134,7 +135,7 @@ class DraftTable(ModelTable):
 
 
 class SamplingTable(Table):
-    """How tokens are drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch the filter off."""
+    """How tokens are sampled. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch that filter off."""
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -158,15 +159,14 @@ class Profile(Table):
     schema_version: Literal[1] = 1
     description: str = ""
     engine: Literal["auto", "eager", "static", "graph"] = "auto"
-    """How forward passes run: ``eager``, any model over a cache that grows; ``static``, over a cache at fixed
-    addresses; ``graph``, that captured as CUDA graphs. ``auto`` is ``static`` where passes are compiled, else
-    ``eager``. What a model or a machine cannot do falls back, with a line that says so."""
+    """How forward passes run: ``eager``, any model with a growing cache; ``static``, with a cache at fixed addresses;
+    ``graph``, as ``static`` but captured as CUDA graphs. ``auto`` is ``static`` if passes are compiled, else ``eager``.
+    An engine that the model or the machine cannot run falls back to a simpler one, with a message."""
     compile: bool | Literal["auto"] = "auto"
-    """Whether torch.compile makes the passes of the static engine faster, once and for minutes; ``auto`` for long runs
-    alone."""
+    """Whether torch.compile compiles the passes of the static engine, which takes minutes at the start of a run;
+    ``auto`` compiles in long runs only."""
     deterministic: bool = False
-    """Verify in passes of one shape, so that greedy output is the same bit for bit whatever the policy, in every dtype;
-    slower."""
+    """Verify in passes of one shape, so that greedy output is the same with every policy, in every dtype; slower."""
     target: ModelTable
     draft: DraftTable | None = None
     sampling: SamplingTable = SamplingTable()

@@ -1,4 +1,4 @@
-"""From a merged table to a `Profile`, or to every mistake in it."""
+"""From a merged table to a `Profile`, or to a list of every mistake in the table."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -16,15 +16,15 @@ Mistakes = dict[Key, str]
 
 
 def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> Profile:
-    """Check a merged table and fill in every default, those of its policies included.
+    """Check a merged table and fill in every default, including the defaults of its policies.
 
     Args:
-        table: completed in place with the settings of its policies.
-        place: where a key came from, for messages.
-        name: what messages call the profile.
+        table: the merged table; the settings of its policies are completed in place.
+        place: returns where a key was set, for messages.
+        name: name of the profile in messages.
 
     Raises:
-        ProfileError: lists every mistake with its place, key, value and what is allowed.
+        ProfileError: lists every mistake: where it is, its key and value, and what is allowed.
     """
     mistakes: Mistakes = {}
     for key, draft in _drafts(table):
@@ -40,7 +40,7 @@ def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> P
 
 
 def check_policy(policy: dict[str, Any], place: str) -> None:
-    """Check a table of one policy's name and settings.
+    """Check a policy table: a name and settings.
 
     Raises:
         ProfileError: lists every mistake.
@@ -58,12 +58,12 @@ def _drafts(table: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
 
 
 def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
-    """Check the policy of a draft table and fill in its settings; shapes are the schema's to judge."""
+    """Check the policy of a draft table and fill in its settings; the schema checks types of the tables."""
     policy = draft.get("policy", {})
     if not isinstance(policy, dict) or not isinstance(name := policy.get("name", DEFAULT_POLICY), str):
         return {}
     if name not in POLICIES:
-        return {(*key, "name"): f"{shown(name)} is no policy{did_you_mean(name, POLICIES)}"}
+        return {(*key, "name"): f"{shown(name)} is not a policy{did_you_mean(name, POLICIES)}"}
     given = {setting: value for setting, value in policy.items() if setting != "name"}
     try:
         settings = settings_model(name).model_validate(given).model_dump()
@@ -84,13 +84,15 @@ def _missing_head(draft: dict[str, Any], key: Key) -> Mistakes:
     settings = {setting: value for setting, value in policy.items() if setting != "name"}
     if "accept_prob" not in POLICIES[policy["name"]].signals_of(settings):
         return {}
-    what = f"is required by the policy {policy['name']}: the path or hub id of a head that `specctl train-head` made"
+    what = f"is required by the policy {policy['name']}: the path or hub id of a head (`specctl train-head` makes one)"
     return {(*key, "head"): what}
 
 
 def _mistakes(error: ValidationError, table: dict[str, Any], at: Key, unknown: Callable[[Key], str]) -> Mistakes:
-    """One message for each wrong key. Of a union pydantic reports every alternative: one that fits down to a deeper
-    key tells more than those that do not fit at all.
+    """One message for each wrong key.
+
+    For a union pydantic reports an error of every alternative; an error deeper in the table is from the alternative
+    that fits best and is kept, the others are dropped.
     """
     messages: dict[Key, list[str]] = {}
     for detail in error.errors(include_url=False):
@@ -111,7 +113,7 @@ def _mistakes(error: ValidationError, table: dict[str, Any], at: Key, unknown: C
 
 
 def _known_part(detail: ErrorDetails, table: dict[str, Any]) -> Key:
-    """The location without the names pydantic adds for the alternatives of a union."""
+    """The key of an error, without the names that pydantic adds for the alternatives of a union."""
     value: Any = table
     key: Key = ()
     for part in detail["loc"]:
@@ -149,7 +151,7 @@ def _unknown_key(key: Key) -> str:
 
 def _unknown_setting(policy: str, word: str) -> str:
     others = [name for name in POLICIES if word in setting_names(name)]
-    note = f"; it is one of {', '.join(others)}" if others else ""
+    note = f"; it is a setting of {', '.join(others)}" if others else ""
     return f"unknown setting of {policy}{note}{did_you_mean(word, ['name', *setting_names(policy)])}"
 
 

@@ -1,4 +1,4 @@
-"""Keys, values and near misses as messages spell them."""
+"""Keys, values and suggestions in the form that messages use."""
 
 import json
 import re
@@ -13,17 +13,17 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dotted(key: Key) -> str:
-    """A key path in TOML's dotted form, parts quoted where TOML asks for it."""
+    """A key path in TOML's dotted form, with quotes where TOML needs them."""
     return ".".join(part if _BARE_KEY.fullmatch(part) else json.dumps(part) for part in key)
 
 
 def shown(value: Any) -> str:
-    """A value as TOML users know it."""
+    """A value for messages, written as in TOML."""
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'? (x, y, z)``: the nearest known name, if any is near, and all that are known."""
+    """``; did you mean 'x'? (known: x, y, z)``: the nearest known name, if one is near, and all known names."""
     names = list(known)
     near = get_close_matches(word, names, n=1)
     question = f"; did you mean '{near[0]}'?" if near else ""

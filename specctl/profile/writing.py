@@ -30,7 +30,7 @@ def write_profile(path: Path, table: Mapping[str, Any], *, overwrite: bool = Fal
 
 
 def annotated(resolved: ResolvedProfile) -> str:
-    """The resolved profile as TOML, each value followed by a comment that tells its origin. Unset keys are left out."""
+    """The resolved profile as TOML; a comment after each value shows its origin. Unset keys are left out."""
     lines: list[str] = []
     _write_table(lines, resolved.profile.model_dump(exclude_none=True), (), resolved.origins)
     return "\n".join(lines) + "\n"

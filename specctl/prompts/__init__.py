@@ -1,1 +1,1 @@
-"""What is asked: benchmark suites, their formats, and where they come from."""
+"""Prompts: benchmark suites, their formats, and where they are read from."""

@@ -1,4 +1,4 @@
-"""The public prompt sets a benchmark knows: where they are, and how a row of each becomes a prompt."""
+"""The public prompt sets: where each is found, and how its rows become prompts."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ TASK = "Below is an instruction that describes a task. Write a response that app
 
 
 class FormatError(ValueError):
-    """A row that is not of its data set's format."""
+    """A row that is not in the format of its data set."""
 
 
 class Question(NamedTuple):
-    """A row as a prompt.
+    """A row of a data set as a prompt.
 
     Attributes:
-        data: an input record of ``generate``: ``prompt`` or ``turns``.
+        data: an input record of ``generate`` with ``prompt`` or ``turns``.
         category: None where the data set has no categories.
         id: None where the data set has no ids.
     """
@@ -32,7 +32,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What ``datasets.load_dataset`` is asked for."""
+    """Arguments of ``datasets.load_dataset``."""
 
     path: str
     name: str | None = None
@@ -45,8 +45,8 @@ class SuiteFormat:
     """A named suite.
 
     Attributes:
-        source: where it is fetched from: a data set on the hub, or the address of a file of JSON lines.
-        question: turns a row into a prompt; raises FormatError.
+        source: a data set on the hub, or the URL of a file of JSON lines.
+        question: turns a row into a prompt; raises FormatError for a row of another format.
     """
 
     source: Source | str
@@ -75,20 +75,20 @@ def _mt_bench(row: Row) -> Question:
 
 
 def _gsm8k(row: Row) -> Question:
-    """As SpecDec++ asks, in MetaMath's words."""
+    """The prompt of SpecDec++, which is MetaMath's."""
     question = _text(row, "question")
     return Question({"prompt": f"{TASK}\n\n### Instruction:\n{question}\n\n### Response: Let's think step by step."})
 
 
 def _humaneval(row: Row) -> Question:
-    """As SpecDec++ asks, in WizardCoder's words; the code's own white space is left alone."""
+    """The prompt of SpecDec++, which is WizardCoder's; white space of the code is kept."""
     identity, _ = _text(row, "task_id"), _text(row, "prompt")
     instruction = f"Create a Python script for this problem:\n{row['prompt']}"
     return Question({"prompt": f"{TASK}\n\n\n### Instruction:\n{instruction}\n\n### Response:"}, id=identity)
 
 
 def _alpaca(row: Row) -> Question:
-    """As SpecDec++ asks."""
+    """The prompt of SpecDec++."""
     given = str(row.get("input") or "")
     return Question({"prompt": _text(row, "instruction") + (f"\nInput: {given.strip()}" if given.strip() else "")})
 
@@ -100,12 +100,12 @@ def _dolly(row: Row) -> Question:
 
 
 def _cnn_dm(row: Row) -> Question:
-    """As Spec-Bench asks for its summaries."""
+    """The prompt of Spec-Bench's summaries."""
     return Question({"prompt": f"Summarize: {_text(row, 'article')}"}, id=_text(row, "id"))
 
 
 def _wmt19(row: Row) -> Question:
-    """As Spec-Bench asks for its translations."""
+    """The prompt of Spec-Bench's translations."""
     pair = row.get("translation")
     if not isinstance(pair, Mapping):
         raise FormatError("'translation' must be an object with 'de' and 'en'")
@@ -131,7 +131,7 @@ SUITES = {
 
 
 def parsed(line: str) -> Row:
-    """A line of JSON as a row; raises FormatError."""
+    """A line of JSON as a row; raises FormatError if the line is not a JSON object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

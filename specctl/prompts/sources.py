@@ -1,4 +1,4 @@
-"""Rows of a data set, from a local copy or over the network."""
+"""Rows of a data set, from a local file or over the network."""
 
 import csv
 import gzip
@@ -13,18 +13,18 @@ from urllib.request import urlopen
 from specctl.errors import UsageError
 from specctl.prompts.formats import FormatError, Row, Source, parsed
 
-OFFLINE_HINT = "offline, point --data FILE at a local copy"
+OFFLINE_HINT = "without a network, read a local copy with --data FILE"
 TIMEOUT = 30.0
-"""Seconds without an answer."""
+"""Seconds to wait for the server."""
 
 
 def local_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Rows of a ``.jsonl``, ``.json`` (one list), ``.csv`` or ``.parquet`` file, each with its number from 1.
 
-    Text files may be gzipped (``.gz``); one with an unknown ending is read as JSON lines.
+    Text files may be gzipped (``.gz``); a file with an unknown ending is read as JSON lines.
 
     Raises:
-        UsageError: the file cannot be read, or is not what its ending says.
+        UsageError: the file cannot be read, or its contents do not match its ending.
     """
     kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix
     if kind == ".parquet":
@@ -49,7 +49,7 @@ def fetched_rows(suite: str, source: Source | str) -> Iterator[tuple[int, Row]]:
     """Rows of a suite's public data set, each with its number from 1.
 
     Raises:
-        UsageError: it cannot be reached or read, or is on the hub and `datasets` is not installed.
+        UsageError: the data set cannot be reached or read, or is on the hub and `datasets` is not installed.
     """
     if isinstance(source, Source):
         yield from enumerate(_fetched(source, f"the suite '{suite}'"), start=1)
@@ -85,10 +85,10 @@ def _fetched(source: Source, what: str) -> Iterator[Mapping[str, Any]]:
         hint = "pip install specctl[suites], or read a copy in JSON lines with --data FILE"
         raise UsageError(f"{what} needs the package `datasets`, which is not installed", hint) from error
     try:
-        # Streaming, because a split alone cannot be downloaded: WMT19's training text is gigabytes.
+        # Streaming, because a download always includes every split: WMT19's training text is gigabytes.
         yield from datasets.load_dataset(
             source.path, source.name, data_files=source.data_files, split=source.split, streaming=True
         )
-    except Exception as error:  # the network, the hub and the file readers each raise what they like
+    except Exception as error:  # the network, the hub and the file readers raise exceptions of many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UsageError(f"{what} cannot be read: {reason}", OFFLINE_HINT) from error

@@ -1,4 +1,4 @@
-"""What a benchmark runs: named prompt sets, the built-in one, and files of one's own."""
+"""Prompt suites: public ones by name, the embedded one, and the user's own files."""
 
 import hashlib
 import json
@@ -26,9 +26,9 @@ class SuitePrompt:
 
     Attributes:
         id: unique in its suite.
-        category: what results are grouped by.
-        data: an input record of ``generate``: ``prompt``, ``messages`` or ``turns``, and ``sampling`` if it has one.
-        chat: whether it is meant for the chat template, where the tokenizer has one; False leaves that to the profile.
+        category: results are grouped by it.
+        data: an input record of ``generate`` with ``prompt``, ``messages`` or ``turns``, and ``sampling`` if it is set.
+        chat: whether to use the tokenizer's chat template, if there is one; False leaves the choice to the profile.
     """
 
     id: str
@@ -37,7 +37,7 @@ class SuitePrompt:
     chat: bool
 
     def record(self, line: int) -> Record:
-        """As the line of input that it would be."""
+        """The prompt as input line number ``line``."""
         return Record(line, self.id, self.data, chat=self.chat)
 
 
@@ -46,7 +46,7 @@ class Suite:
     """The prompts to run, in the order of their source.
 
     Attributes:
-        sha256: of the prompts' ids, categories and texts: equal where the same prompts are run.
+        sha256: hash of the prompts' ids, categories and texts, to recognise equal suites.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Suite:
     sha256: str
 
     def categories(self) -> list[str]:
-        """In the order they first appear."""
+        """The categories, in order of first appearance."""
         return list(dict.fromkeys(prompt.category for prompt in self.prompts))
 
 
@@ -62,11 +62,11 @@ class Selection(TypedDict, total=False):
     """Which prompts of a source to take; all of them by default.
 
     Attributes:
-        categories: only these.
-        samples_per_category: so many of each category, or all of a smaller one. With the same seed a larger sample
-            contains the smaller, whatever other categories are taken.
-        seed: of the samples; 0 by default.
-        limit: the first so many of what is left.
+        categories: take only these categories.
+        samples_per_category: number of prompts to draw from each category; a smaller category is taken whole. With the
+            same seed a larger sample contains every smaller one, and each category is drawn independently.
+        seed: seed of the samples; 0 by default.
+        limit: number of prompts to keep, after the other selections; the first ones are kept.
     """
 
     categories: Sequence[str]
@@ -84,15 +84,15 @@ def load_suite(name: str, *, data: Path | None = None, **selection: Unpack[Selec
 
     Args:
         name: one of `suite_names`.
-        data: a local copy in the data set's own format, instead of the hub.
+        data: a local copy in the data set's own format, read instead of the public source.
         selection: see `Selection`.
 
     Raises:
-        UsageError: the suite or a category is unknown, or the prompts cannot be had.
+        UsageError: the suite or a category is unknown, or the prompts cannot be read.
     """
     if name == EMBEDDED:
         if data is not None:
-            raise UsageError(f"the suite '{EMBEDDED}' takes no --data", "run prompts of your own with -i FILE")
+            raise UsageError(f"the suite '{EMBEDDED}' takes no --data", "give prompts of your own with -i FILE")
         with as_file(files("specctl.prompts") / "embedded_suite.jsonl") as path:
             return _suite(name, load_records(path).prompts, selection)
     if name not in SUITES:
@@ -101,10 +101,10 @@ def load_suite(name: str, *, data: Path | None = None, **selection: Unpack[Selec
 
 
 def load_records(source: Path | IO[bytes], **selection: Unpack[Selection]) -> Suite:
-    """Load a file or stream in the input format of ``generate``; a record without a category is of category ``all``.
+    """Load a file or stream in the input format of ``generate``; records without a category get the category ``all``.
 
     Raises:
-        UsageError: it cannot be read, a record is bad (the message names its line), or a category is unknown.
+        UsageError: the source cannot be read, a record is bad (the message names its line), or a category is unknown.
     """
     if not isinstance(source, Path):
         return _suite("-", _records(source, "standard input"), selection)
@@ -116,7 +116,7 @@ def load_records(source: Path | IO[bytes], **selection: Unpack[Selection]) -> Su
 
 
 def sample(suite: Suite, count: int, seed: int = 0) -> Suite:
-    """As evenly many prompts of each category as ``count`` allows, drawn as `Selection` draws its samples."""
+    """``count`` prompts, spread over the categories as evenly as possible, drawn as `Selection` draws samples."""
     categories = suite.categories()
     each, more = divmod(min(count, len(suite.prompts)), len(categories))
     prompts = list(suite.prompts)
@@ -126,7 +126,7 @@ def sample(suite: Suite, count: int, seed: int = 0) -> Suite:
             break
         each += 1  # some category is smaller than its share
     taken = dict.fromkeys(categories, 0)
-    # In turn through the categories, so that what is cut off is not all of the last one.
+    # One prompt of each category in turn, so that the cut does not remove prompts of the last category only.
     order = sorted(chosen, key=lambda prompt: _turn(taken, prompt.category))
     kept = {prompt.id for prompt in order[:count]}
     return _whole(suite.name, [prompt for prompt in chosen if prompt.id in kept])
@@ -165,7 +165,7 @@ def _suite(name: str, source: Iterable[SuitePrompt], selection: Selection) -> Su
     if not prompts:
         raise UsageError(f"there are no prompts in {name}")
     if twice := [identity for identity, count in Counter(prompt.id for prompt in prompts).items() if count > 1]:
-        raise UsageError(f"the id {twice[0]} is given to more than one prompt of {name}", "ids must be unique")
+        raise UsageError(f"more than one prompt of {name} has the id {twice[0]}", "make the ids unique")
     return _whole(name, _selected(prompts, **selection))
 
 
@@ -188,7 +188,7 @@ def _selected(
     taken: set[str] = set()
     for category in categories or known:
         ids = [prompt.id for prompt in prompts if prompt.category == category]
-        # A whole shuffle, cut off: so that samples of different sizes are nested.
+        # Shuffle all, then cut: a larger sample then contains every smaller one.
         order = random.Random(f"{seed}/{category}").sample(ids, len(ids))
         taken.update(order[:samples_per_category])
     return [prompt for prompt in prompts if prompt.id in taken][:limit]

@@ -1,1 +1,1 @@
-"""Exact replay: traces of one run, every policy played on them, and what its rounds would cost."""
+"""Exact replay: traces of one run, policies replayed on them, and the predicted time of the replayed rounds."""

@@ -1,4 +1,4 @@
-"""What the draft's signals allow: the best stopping rule on them, solved by backward induction on traces."""
+"""The best stopping rule on the draft's entropy and top probability, found by backward induction on traces."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,12 +19,13 @@ from specctl.statistics.intervals import Floats
 from specctl.statistics.logistic import fit_weights
 
 LEVELS = 12
-"""Classes of equal size that a signal is sorted into."""
+"""Number of classes, of equal size, into which tokens are sorted by their predicted acceptance."""
 SURVIVALS = np.linspace(-6.0, 0.0, 61)
-"""The grid of log S."""
+"""The grid of log S; S is the probability that all draft tokens of the round so far are accepted."""
 LONGEST = 40
+"""The longest draft of the rule."""
 USUAL = 12
-"""Draft lengths over which the slope of a target pass is taken."""
+"""The longest draft over which the slope of a target pass is fitted."""
 READS: frozenset[Signal] = frozenset({"entropy", "top_prob"})
 SMOOTHING = 3.0
 RIDGE = 1e-2
@@ -34,18 +35,18 @@ HALVINGS = 30
 
 @dataclass(slots=True)
 class Solved(Rule):
-    """Stops where the value of going on, tabulated over log S and the signal, is not above 0.
+    """Stops where the value of continuing, tabulated over log S and the class of the last token, is not above 0.
 
     Attributes:
-        weights: of 1, log-odds of the top probability and sqrt(entropy) in a token's acceptance.
-        cuts: ``(LEVELS - 1,)`` between the classes of that acceptance.
-        going_on: ``(61, LEVELS)`` value of drafting one more token, in tokens.
+        weights: ``(3,)`` of 1, log-odds of the top probability and sqrt(entropy) in the logit of a token's acceptance.
+        cuts: ``(LEVELS - 1,)`` predicted acceptance at the borders between classes.
+        continuing: ``(61, LEVELS)`` value of drafting one more token, in tokens.
         limit: the longest draft; 0 where not even the first token pays.
     """
 
     weights: Floats
     cuts: Floats
-    going_on: Floats
+    continuing: Floats
     limit: int
     signals: frozenset[Signal] = READS
     _survival: float = field(default=0.0, init=False)
@@ -60,65 +61,67 @@ class Solved(Rule):
         accepted = float(expit(row @ self.weights)[0])
         self._survival += log(max(1e-9, accepted))
         level = int(np.searchsorted(self.cuts, accepted))
-        return float(np.interp(self._survival, SURVIVALS, self.going_on[:, level])) <= 0
+        return float(np.interp(self._survival, SURVIVALS, self.continuing[:, level])) <= 0
 
 
 def play_best(traces: Iterable[Trace], costs: CostTable, eos: Set[int], *, longest: int = LONGEST) -> list[Replay]:
-    """Replays under the `best_stopping` of each category of prompts, in the order of the traces' categories.
+    """Replay the `best_stopping` rule of each category on its prompts, categories in the order of the traces.
 
-    No rule that looks at these signals of its round alone does better, but for what classes and fits lose. One that
-    also remembers (which prompt it is in, what became of a token before) may.
+    Up to the errors of classes and fits, no rule that reads only these signals of the current round is faster. A rule
+    that also remembers earlier rounds may be.
     """
     by_category: dict[str, list[Trace]] = {}
     for trace in traces:
         by_category.setdefault(trace.category, []).append(trace)
     return [
         played
-        for some in by_category.values()
-        for played in replay(best_stopping(some, costs, longest=longest), some, eos)
+        for group in by_category.values()
+        for played in replay(best_stopping(group, costs, longest=longest), group, eos)
     ]
 
 
 def best_stopping(
     traces: Sequence[Trace], costs: CostTable, *, longest: int = LONGEST, one_step: bool = False
 ) -> Solved:
-    """The rule with the most tokens per second, were the signals' meaning on these traces known beforehand.
+    """The rule with the most tokens per second, fitted to the very traces on which it is to be replayed.
 
-    A token's acceptance a is fitted to the traces (logistic in log-odds of the top probability and sqrt(entropy)) and
-    sorted into classes z; T is how often class z' follows an accepted token of class z. With survival S and one more
-    token's cost c, going on is worth sum_z' T(z'|z) (S a(z') + V(S a(z'), z')) - rho c, and V is that or 0. rho is
-    where a round's value, 1 + V at its start, equals rho times a target pass. Times are taken linear in the draft's
-    length.
+    The acceptance probability a of each token is fitted (logistic in log-odds of the top probability and
+    sqrt(entropy)), and tokens are sorted by it into classes z. T(z'|z) is the share of class z' among the tokens after
+    an accepted token of class z. S is the probability that all draft tokens so far are accepted, c the cost of one more
+    draft token, and rho the speed in tokens per millisecond. Continuing is worth
+    sum_z' T(z'|z) (S a(z') + V(S a(z'), z')) - rho c, and V is the larger of this value and 0. rho is found by
+    bisection so that the value of a round, 1 + V at its start, equals rho times the time of a target pass. Times are
+    assumed linear in the draft length.
 
     Args:
         traces: at least one.
         costs: of the machine.
-        longest: draft it may make.
-        one_step: count only the next token's own gain, as `cost-optimal` does.
+        longest: the longest draft.
+        one_step: count only the gain of the next token, as `cost-optimal` does.
     """
-    paths = [trace.line.path for trace in traces]
-    rows = [np.array([_row(*pair) for pair in zip(path.top_prob, path.entropy, strict=True)]) for path in paths]
-    fates = [np.array(one.line.kept if one.chances is None else one.chances, dtype=np.float64) for one in traces]
-    weights = fit_weights(np.concatenate(rows), np.concatenate(fates), ridge=RIDGE)
+    drafted = [trace.draft.along for trace in traces]
+    rows = [np.array([_row(*pair) for pair in zip(each.top_prob, each.entropy, strict=True)]) for each in drafted]
+    outcomes = [np.array(t.draft.accepted if t.chances is None else t.chances, dtype=np.float64) for t in traces]
+    weights = fit_weights(np.concatenate(rows), np.concatenate(outcomes), ridge=RIDGE)
     chances = [expit(row @ weights) for row in rows]
     cuts = np.quantile(np.concatenate(chances), np.linspace(0, 1, LEVELS + 1)[1:-1])
     classes = [np.searchsorted(cuts, chance) for chance in chances]
     sizes = np.bincount(np.concatenate(classes), minlength=LEVELS) + 1e-9
-    accepted = np.bincount(np.concatenate(classes), np.concatenate(fates), LEVELS) / sizes
+    accepted = np.bincount(np.concatenate(classes), np.concatenate(outcomes), LEVELS) / sizes
     follows = np.zeros((LEVELS, LEVELS))
-    for trace, found in zip(traces, classes, strict=True):
-        kept = np.array(trace.line.kept[:-1], dtype=bool)
-        np.add.at(follows, (found[:-1][kept], found[1:][kept]), 1.0)
-    anyhow = (follows.sum(0) + 1e-9) / (follows.sum() + 1e-9 * LEVELS)
-    follows = (follows + SMOOTHING * anyhow) / (follows.sum(1, keepdims=True) + SMOOTHING)
+    for trace, own in zip(traces, classes, strict=True):
+        fine = np.array(trace.draft.accepted[:-1], dtype=bool)
+        np.add.at(follows, (own[:-1][fine], own[1:][fine]), 1.0)
+    overall = (follows.sum(0) + 1e-9) / (follows.sum() + 1e-9 * LEVELS)
+    follows = (follows + SMOOTHING * overall) / (follows.sum(1, keepdims=True) + SMOOTHING)
     step, target = _linear(traces, costs)
     low, high = 0.0, (LONGEST + 1) / target
     for _ in range(HALVINGS):
         rho = (low + high) / 2
         _, start = _solve(accepted, follows, sizes / sizes.sum(), rho * step, one_step)
         low, high = (rho, high) if 1 + max(0.0, start) > rho * target else (low, rho)
-    going_on, start = _solve(accepted, follows, sizes / sizes.sum(), low * step, one_step)
-    return Solved(weights, cuts, going_on, longest if start > 0 else 0)
+    continuing, start = _solve(accepted, follows, sizes / sizes.sum(), low * step, one_step)
+    return Solved(weights, cuts, continuing, longest if start > 0 else 0)
 
 
 def _row(top_prob: float, entropy: float) -> tuple[float, float, float]:
@@ -126,7 +129,7 @@ def _row(top_prob: float, entropy: float) -> tuple[float, float, float]:
 
 
 def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float]:
-    """Milliseconds of one more drafted token, and of a round without any, in the middle of the traces."""
+    """Milliseconds of one more drafted token, and of a round without any, at the mean context of the traces."""
     context = float(np.mean([trace.prompt_tokens + len(trace.tokens) / 2 for trace in traces]))
     draft, target = costs.at(context)
     verify = [float(np.interp(context, costs.contexts, column)) for column in costs.verify_ms.T]
@@ -137,7 +140,7 @@ def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float]:
 
 
 def _solve(accepted: Floats, follows: Floats, first: Floats, price: float, one_step: bool) -> tuple[Floats, float]:
-    """Value of going on ``(61, LEVELS)`` and of drafting a round's first token, in tokens."""
+    """The value of continuing ``(61, LEVELS)`` and of drafting a round's first token, in tokens."""
     survival = np.exp(SURVIVALS)
     arrives = SURVIVALS[:, None] + np.log(np.maximum(accepted, 1e-9))  # (61, LEVELS)
 
@@ -145,25 +148,25 @@ def _solve(accepted: Floats, follows: Floats, first: Floats, price: float, one_s
         columns = [np.interp(arrives[:, z], SURVIVALS, value[:, z]) for z in range(LEVELS)]
         return np.stack(columns, axis=1)
 
-    gain = survival[:, None] * accepted  # (61, LEVELS): of drafting a token of that class next
-    going_on: Floats = gain @ follows.T - price
+    gain = survival[:, None] * accepted  # (61, LEVELS): expected tokens from a next draft token of each class
+    continuing: Floats = gain @ follows.T - price
     if not one_step:
         for _ in range(LONGEST):
-            better: Floats = (gain + after(np.maximum(0.0, going_on))) @ follows.T - price
-            if np.abs(better - going_on).max() < 1e-6:
+            better: Floats = (gain + after(np.maximum(0.0, continuing))) @ follows.T - price
+            if np.abs(better - continuing).max() < 1e-6:
                 break
-            going_on = better
-        # A round's own value counts what it does afterwards, under either rule.
-    value = _played(gain, follows, price, going_on > 0, after)
+            continuing = better
+    # With one_step, too, a round is worth everything that the rule earns in it.
+    value = _value_of(gain, follows, price, continuing > 0, after)
     start = float((accepted + after(value)[-1]) @ first) - price
-    return going_on, start
+    return continuing, start
 
 
-def _played(
-    gain: Floats, follows: Floats, price: float, goes: npt.NDArray[np.bool_], after: Callable[[Floats], Floats]
+def _value_of(
+    gain: Floats, follows: Floats, price: float, continues: npt.NDArray[np.bool_], after: Callable[[Floats], Floats]
 ) -> Floats:
-    """What a rule that goes on at ``goes`` really earns from each state on."""
+    """The value ``(61, LEVELS)`` that a rule earns from each state on if it continues where ``continues`` is True."""
     value = np.zeros_like(gain)
     for _ in range(LONGEST):
-        value = np.where(goes, (gain + after(value)) @ follows.T - price, 0.0)
+        value = np.where(continues, (gain + after(value)) @ follows.T - price, 0.0)
     return value

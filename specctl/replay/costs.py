@@ -1,4 +1,4 @@
-"""What replayed rounds would take on this machine, from what drafting and verifying take there. No torch here."""
+"""Predicts how long replayed rounds would take on this machine, from measured times. No torch here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +14,14 @@ from specctl.replay.play import Clock, Level, Replay
 from specctl.statistics.intervals import Floats
 
 DIGITS = 4
-"""Of milliseconds, where a table is shown."""
+"""Decimals of milliseconds where a table is shown."""
 _Array = PlainValidator(lambda values: np.array(values, dtype=np.float64))
 Times = Annotated[Floats, _Array, PlainSerializer(lambda times: times.tolist())]
 Counts = Annotated[Floats, _Array, PlainSerializer(lambda counts: counts.astype(int).tolist())]
 
 
 def signal_key(signals: Iterable[Signal]) -> str:
-    """A set of signals as text, as cost tables name it."""
+    """The name of a set of signals in cost tables."""
     return "+".join(sorted(signals)) or "none"
 
 
@@ -29,20 +29,20 @@ def signal_key(signals: Iterable[Signal]) -> str:
 class CostTable:
     """Milliseconds of a round's two phases, by tokens in the caches and by draft length.
 
-    In a hierarchy there is a table for each draft with its verifier.
+    In a hierarchy there is one table for each draft, timed with its verifier.
 
     Attributes:
         contexts: ``(C,)`` tokens in the caches, ascending.
         lengths: ``(K,)`` draft lengths, ascending from 0.
-        draft_ms: ``(C, K)`` of drafting without any signal; in a hierarchy without the drafts below.
-        verify_ms: ``(C, K)`` of the verifier's pass and verdict, one token wider than the draft.
-        signal_ms: by `signal_key`, what reading these signals adds to each drafted token.
-        overhead_ms: of a round outside its two phases.
+        draft_ms: ``(C, K)`` time of drafting without reading signals; in a hierarchy without the drafts below.
+        verify_ms: ``(C, K)`` time of verification: a pass one token wider than the draft, and the verdict.
+        signal_ms: by `signal_key`, the time that reading these signals adds for each drafted token.
+        overhead_ms: time of a round outside its two phases.
         below: in a hierarchy, the table of the next draft with this one as its verifier.
-        reading_ms: in a hierarchy, by `signal_key`, what reading the signals of this draft adds to each pass in which
-            it verifies the next draft.
-        head_ms: by name, what each of several heads of the draft adds to each drafted token; ``signal_ms`` contains
-            the first head's time.
+        reading_ms: in a hierarchy, by `signal_key`, the time that reading this draft's signals adds to each pass in
+            which it verifies the next draft.
+        head_ms: by name, the time that each of several heads of the draft adds for each drafted token; ``signal_ms``
+            contains the first head's time.
     """
 
     contexts: Counts
@@ -57,10 +57,10 @@ class CostTable:
 
     @classmethod
     def flat(cls, draft_ms: float, verify_ms: float, longest: int) -> "CostTable":
-        """A table without overhead: every drafted token takes the same, and so does every pass.
+        """A table without overhead, with one time for every drafted token and one for every verifying pass.
 
         Args:
-            draft_ms, verify_ms: of one drafted token, and of one pass of the verifier.
+            draft_ms, verify_ms: milliseconds of a drafted token, and of a pass of the verifier.
             longest: the longest draft that has to be priced.
         """
         lengths = np.arange(longest + 1, dtype=np.float64)
@@ -68,11 +68,11 @@ class CostTable:
 
     @classmethod
     def of_passes(cls, times: PassTimes, drafts: Sequence[int], longest: int) -> "CostTable":
-        """A table of bare passes, without overhead: at one context, and the time of the widest pass held beyond it.
+        """A table without overhead, from bare passes at one context; wider passes take as long as the widest measured.
 
         Args:
             times: of the loaded models.
-            drafts: which of the loaded drafts take part, the one that the target verifies first.
+            drafts: indices of the loaded drafts that take part, from the draft that the target verifies down.
             longest: the longest draft that has to be priced.
         """
         return cls._of_verifier(times, times.target, drafts, longest)
@@ -96,7 +96,7 @@ class CostTable:
         )
 
     def of_head(self, name: str | None) -> "CostTable":
-        """The same with the time of another of the draft's heads; itself for None."""
+        """This table with the time of another head of the draft; itself for None or an unknown name."""
         if name is None or name not in self.head_ms:
             return self
         if name not in self._by_head:
@@ -107,28 +107,28 @@ class CostTable:
 
     @property
     def levels(self) -> "tuple[CostTable, ...]":
-        """This table, the one below it, and so on down."""
+        """This table and all tables below it, from the top down."""
         return (self, *(self.below.levels if self.below is not None else ()))
 
     def milliseconds(self, replays: Iterable[Replay], *signals: Iterable[Signal]) -> float:
-        """What the rounds would take, the prompt left out.
+        """Predicted time of the rounds of all replays, without the prompts.
 
         Args:
-            replays: of as many levels as there are sets of signals.
-            signals: what is read at each level, from the top down.
+            replays: with one level for each set of signals.
+            signals: the signals read at each level, from the top down.
         """
         return sum(self.rounds_ms(replay.levels, signals, replay.trace.prompt_tokens) for replay in replays)
 
     def rounds_ms(
         self, levels: Sequence[Level], signals: Sequence[Iterable[Signal]] = (), prompt_tokens: int = 0
     ) -> float:
-        """What the rounds of one sequence would take.
+        """Predicted milliseconds of the rounds of one sequence.
 
-        Between measured contexts and lengths the times are interpolated, beyond them held.
+        Times are interpolated between the measured contexts and lengths, and constant beyond them.
 
         Args:
             levels: the rounds of each level, from the top down.
-            signals: what is read at each level; nothing where it is empty.
+            signals: the signals read at each level; empty where no level reads any.
             prompt_tokens: length of the prompt.
         """
         starts, drafted = np.array(levels[0].starts, dtype=np.int64), np.array(levels[0].drafted, dtype=np.int64)
@@ -142,12 +142,12 @@ class CostTable:
         return total + reading + self.below.rounds_ms(levels[1:], signals[1:], prompt_tokens)
 
     def clocks(self, signals: Sequence[Iterable[Signal]]) -> list[Clock]:
-        """The same costs round by round, for policies that learn from times; one clock for each level, from the top.
+        """For policies that learn from times, a clock for each level, from the top down.
 
-        A round's overhead is in neither phase.
+        A clock returns the times of a round's two phases, without the overhead.
 
         Args:
-            signals: what is read at each level, from the top down.
+            signals: the signals read at each level, from the top down.
         """
         if len(signals) == 1:
             return [self.clock(signals[0])]
@@ -165,7 +165,7 @@ class CostTable:
         return [collecting, with_reading, *further]
 
     def clock(self, signals: Iterable[Signal]) -> Clock:
-        """The clock of a draft without drafts below it; ``signals`` are what is read at each of its tokens."""
+        """The clock of a draft without drafts below it; ``signals`` are read for each drafted token."""
         each = self.signal_ms.get(signal_key(signals), 0.0)
 
         def seconds(context: int, drafted: int) -> tuple[float, float]:
@@ -181,7 +181,7 @@ class CostTable:
         return seconds
 
     def at(self, context: float) -> tuple[float, float]:
-        """Milliseconds of one draft step and of the narrowest verifying pass with that many tokens in the caches."""
+        """Milliseconds of one draft step and of the narrowest verifying pass with ``context`` tokens in the caches."""
         row_draft = [np.interp(context, self.contexts, column) for column in self.draft_ms.T]
         row_verify = [np.interp(context, self.contexts, column) for column in self.verify_ms.T]
         if len(self.lengths) > 2:
@@ -191,7 +191,7 @@ class CostTable:
         return float(slope), float(row_verify[0])
 
     def as_record(self) -> dict[str, Any]:
-        """Plain numbers, rounded, to be shown as JSON or TOML."""
+        """The table as plain rounded numbers, to be shown as JSON or TOML."""
         record: dict[str, Any] = _table().dump_python(
             self._rounded(), mode="json", by_alias=True, exclude_defaults=True
         )
@@ -210,16 +210,16 @@ class CostTable:
         )
 
     def _at(self, table: Floats, context: Any, length: Any) -> Floats:
-        """Bilinear interpolation of ``table (C, K)`` at N points, held at its edges."""
-        along = np.stack([np.interp(length, self.lengths, row) for row in table])  # (C, N)
-        if len(along) == 1:
-            only: Floats = along[0]
+        """Bilinear interpolation of ``table (C, K)`` at N points, constant beyond its edges."""
+        at_length = np.stack([np.interp(length, self.lengths, row) for row in table])  # (C, N)
+        if len(at_length) == 1:
+            only: Floats = at_length[0]
             return only
-        place = np.interp(context, self.contexts, np.arange(len(self.contexts)))  # (N,)
-        low = np.minimum(place.astype(np.intp), len(self.contexts) - 2)
-        points = np.arange(len(place))
-        found: Floats = along[low, points] * (1 - (place - low)) + along[low + 1, points] * (place - low)
-        return found
+        row = np.interp(context, self.contexts, np.arange(len(self.contexts)))  # (N,)
+        low = np.minimum(row.astype(np.intp), len(self.contexts) - 2)
+        points = np.arange(len(row))
+        times: Floats = at_length[low, points] * (1 - (row - low)) + at_length[low + 1, points] * (row - low)
+        return times
 
     @cached_property
     def _both_ms(self) -> Floats:
@@ -231,7 +231,7 @@ class CostTable:
 
     @cached_property
     def _points(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Interpolated once, because a thousand policies ask for the same rounds."""
+        """Interpolated times, kept because thousands of settings have the same rounds."""
         return {}
 
 

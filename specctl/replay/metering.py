@@ -1,4 +1,4 @@
-"""Times rounds of fixed lengths as the loop runs them, and makes the cost table of this machine."""
+"""Measures the cost table of this machine: times rounds of fixed lengths, run as the decoding loop runs them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from specctl.replay.costs import CostTable, signal_key
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
 IN_A_ROW = 3
-"""Rounds of one length after each other; the first is not counted."""
+"""Consecutive rounds of one length; the first is not counted."""
 WARM_UPS = 1
 PASSES = WARM_UPS + 4
 TYPICAL = 4
@@ -39,16 +39,16 @@ def measure(
     overheads: Sequence[float],
     advance: Callable[[], None] = lambda: None,
 ) -> CostTable:
-    """Time rounds of fixed lengths over caches of each context; medians of interleaved repeats.
+    """Time rounds of fixed lengths at each context; every cost is the median of interleaved repeats.
 
-    In a hierarchy, each draft is timed with its verifier alone.
+    In a hierarchy, each draft is timed together with its verifier only.
 
     Args:
         pair: with a draft.
-        contexts: tokens in the caches.
+        contexts: numbers of tokens in the caches.
         longest: the longest draft that has to be priced.
-        signal_sets: what policies read; ``accept_prob`` is priced only for a draft with a head.
-        sampling: as it will run.
+        signal_sets: the sets of signals that policies read; ``accept_prob`` is timed only for a draft with a head.
+        sampling: of the runs whose cost is predicted.
         overheads: for each draft, milliseconds of a round outside its phases, as measured in a live run.
         advance: called after each of `PASSES` over all lengths, for every draft.
     """
@@ -70,7 +70,7 @@ def _measure_top(
     overhead: float,
     advance: Callable[[], None],
 ) -> CostTable:
-    """The first draft's, verified by the target."""
+    """The cost table of the first draft, verified by the target."""
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
     contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
     plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {
@@ -78,7 +78,7 @@ def _measure_top(
     }
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
     several = pair.named_heads[0] if len(pair.named_heads[0]) > 1 else {}
-    # Heads of one shape cost the same, and measured one by one would not.
+    # Heads of one shape cost the same, which separate measurements would not show.
     shapes = {
         name: (sum(weight.numel() for weight in head.parameters()), head.reads_signals)
         for name, head in several.items()
@@ -93,10 +93,10 @@ def _measure_top(
                 for length in lengths:
                     for again in range(IN_A_ROW):
                         times = _round(pair, sequence, length, frozenset(), sampling)
-                        # The first round finds other weights in the processor's cache than rounds of a run do.
+                        # At the first round of a length the processor's cache holds other weights than in a run.
                         if number >= WARM_UPS and again:
-                            for kept, time in zip(plain[context, length], times, strict=True):
-                                kept.append(time)
+                            for measured, time in zip(plain[context, length], times, strict=True):
+                                measured.append(time)
             for signals in sets:
                 reading = _reading_ms(pair, sequence, typical, signals, sampling, pair.head)
                 if number >= WARM_UPS:
@@ -126,14 +126,17 @@ def _reading_ms(
     sampling: Sampling,
     head: AcceptanceHead | None,
 ) -> float:
-    """What reading signals adds to each token of a round, timed between two rounds that read them too."""
+    """Milliseconds that reading signals adds for each drafted token of a round.
+
+    A first round with these signals warms up; the difference is taken between the two rounds after it.
+    """
     _round(pair, sequence, length, signals, sampling, head)
     bare = _round(pair, sequence, length, frozenset(), sampling)[0]
     return (_round(pair, sequence, length, signals, sampling, head)[0] - bare) / length
 
 
 def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
-    """What reading signals adds to a pass in which the first draft verifies the second."""
+    """By `signal_key`, the milliseconds that signals add to a pass in which the first draft verifies the second."""
     typical = Constant(draft_length=TYPICAL)
     sequence = ordinary_tokens(context, pair.eos)
     found: dict[SignalSet, list[float]] = {signals: [] for signals in sets}

@@ -1,4 +1,4 @@
-"""Plays policies on traces: the same rounds as a live run, without a model. No torch here."""
+"""Replays policies on traces: the rounds of a live run, without running a model. No torch here."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
-from specctl.replay.traces import Line, Trace
+from specctl.replay.traces import DraftAlong, Trace
 
 Clock = Callable[[int, int], tuple[float, float]]
-"""Seconds of a round's drafting and verifying, from the tokens before it (the prompt's too) and the tokens it drafts.
-
-For a draft that collects its block from inner rounds, the first is its overhead without these rounds."""
+"""Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included) and
+the number of tokens it drafts. For a middle draft, the first value is its overhead excluding inner rounds."""
 
 
 class Player(NamedTuple):
-    """One draft's part in a replay.
+    """One draft in a replay.
 
     Attributes:
-        once: whether its block, if a draft below writes it, goes up after one inner round.
-        clock: of the rounds in which its blocks are judged; without one all takes no time.
+        policy: when the draft stops.
+        once: for a middle draft, whether its block is verified after one inner round.
+        clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
     """
 
     policy: StoppingPolicy
@@ -38,7 +38,8 @@ class Level:
     """The rounds of one level on one sequence, as columns of equal length.
 
     Attributes:
-        starts: generated tokens before each round; in an inner round the block's own so far count too.
+        starts: generated tokens before each round; for an inner round, the tokens collected in the block so far count
+            too.
         drafted, accepted: tokens of each round.
     """
 
@@ -49,12 +50,13 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A sequence's rounds, as columns of equal length.
+    """The replayed rounds of a sequence, as columns of equal length.
 
     Attributes:
+        trace: the sequence.
         starts: tokens generated before each round.
         drafted, accepted: tokens of each round.
-        inner: the levels below, from the top down.
+        inner: the levels below the first, from the top down.
     """
 
     trace: Trace
@@ -81,7 +83,7 @@ class _Drafted(NamedTuple):
 
 
 class _Drafting:
-    """One draft, with those below it, on a trace."""
+    """A draft on a trace, together with the drafts below it."""
 
     def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
         self.policy, self._once, self._clock = players[0]
@@ -89,20 +91,26 @@ class _Drafting:
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self.policy.reset()
 
-    def draft(self, line: Line, start: int, budget: int) -> _Drafted:
-        """A block of at most ``budget`` tokens from a position of its line on."""
+    def draft(self, draft: DraftAlong, start: int, budget: int) -> _Drafted:
+        """A block of at most ``budget`` tokens that starts at a position.
+
+        Args:
+            draft: what this draft drafts along its verifier's text.
+            start: position of the block's first token.
+            budget: most tokens of the block.
+        """
         threshold = self.policy.current_threshold
         if (below := self._below) is None:
-            steps, stop = draft_phase(self.policy, budget, self._eos, partial(line.step, start))
+            steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start))
             return _Drafted(steps, stop, threshold, [])
-        text = line.under(start)
+        text = draft.under(start)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
-            place = start + first - 1
-            drafted = below.draft(text, place, room)
-            round_ = below.judge(drafted, index, text, place, lambda kept: line.step(start, first + kept).token)
+            position = start + first - 1
+            drafted = below.draft(text, position, room)
+            round_ = below.judge(drafted, index, text, position, lambda count: draft.step(start, first + count).token)
             below.policy.observe(round_)
-            return round_, [line.step(start, first + n) for n in range(len(round_.emitted))]
+            return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         return _Drafted(steps, stop, threshold, inner)
@@ -111,23 +119,23 @@ class _Drafting:
         self,
         drafted: _Drafted,
         index: int,
-        line: Line,
+        draft: DraftAlong,
         start: int,
         written: Callable[[int], int],
         chances: Sequence[float] | None = None,
     ) -> Round:
-        """The round that a block ends in.
+        """Verify a block: the round that it was drafted in.
 
         Args:
             drafted: the block.
             index: of the round.
-            line: the draft along its verifier's text.
-            start: the block's first position there.
-            written: gives the verifier's own token after a number of accepted ones.
+            draft: what this draft drafts along its verifier's text.
+            start: position of the block's first token.
+            written: returns the verifier's own token after a number of accepted draft tokens.
             chances: by position, the probability that the draft token is accepted.
         """
         steps = drafted.steps
-        accepted = min(len(steps), line.runs[start])
+        accepted = min(len(steps), draft.accepted_runs[start])
         full = accepted == len(steps)
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
@@ -150,30 +158,30 @@ class _Drafting:
 
 
 def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Round]:
-    """Yield every round that `specctl.decoding.loop.decode` would have played, with the times that clocks give them.
+    """Yield every round that `specctl.decoding.loop.decode` would run, with the times of the players' clocks.
 
-    In greedy decoding they are the very same: the target's text is fixed, so a round depends only on where it starts
-    and when the policy stops. When sampling they have the distribution of a live run. At every position the target's
-    token x, the draft token y and its verdict are drawn jointly, x first: with probability min(1, q(x) / p(x)) y = x
-    and is accepted, else y is drawn from max(q - p, 0) and rejected. This is the joint distribution of drafting y,
-    accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0) after a rejection. So the rounds
-    are distributed as in a live run whichever positions a policy drafts at, and a position it leaves to the target has
-    the distribution p.
+    In greedy decoding the rounds are identical to live ones: the target's text is fixed, so a round depends only on
+    where it starts and when the policy stops. When sampling, the rounds have the distribution of a live run. At every
+    position the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
+    min(1, q(x) / p(x)), y = x and y is accepted; otherwise y is drawn from max(q - p, 0) and rejected. This is the
+    joint distribution of drafting y, accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0)
+    after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
+    token that the target writes without a draft token has the distribution p.
 
-    In a hierarchy the same holds between each draft and the one below it, along all that the upper one may write: given
-    y, the lower draft's token at that position is independent of x, as in a live run. `replayable` is False where
-    replayed rounds would be distributed otherwise.
+    In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
+    the lower draft's token at that position is independent of x, as in a live run. `replayable` is False for settings
+    whose replayed rounds would be distributed differently.
 
     Args:
-        players: of the drafts from the top down, no more of them than the trace has.
+        players: one for each draft that takes part, from the top down; at most as many as the trace has drafts.
         trace: a sequence.
-        eos: ids that end it.
+        eos: ids that end the sequence.
     """
-    top = _Drafting(_at_work(players), trace.prompt_tokens, eos)
-    line, tokens, start, index = trace.line, trace.tokens, 0, 0
+    top = _Drafting(_active(players), trace.prompt_tokens, eos)
+    draft, tokens, start, index = trace.draft, trace.tokens, 0, 0
     while start < len(tokens):
-        drafted = top.draft(line, start, trace.limit - start - 1)
-        round_ = top.judge(drafted, index, line, start, partial(_nth, tokens, start), trace.chances)
+        drafted = top.draft(draft, start, trace.limit - start - 1)
+        round_ = top.judge(drafted, index, draft, start, partial(_nth, tokens, start), trace.chances)
         top.policy.observe(round_)
         yield round_
         start += len(round_.emitted)
@@ -184,17 +192,17 @@ def _nth(tokens: Sequence[int], start: int, count: int) -> int:
     return tokens[start + count]
 
 
-def _at_work(players: Sequence[Player]) -> Sequence[Player]:
-    """Without the levels at and below a policy that never drafts, as they are left out live; the first stays."""
+def _active(players: Sequence[Player]) -> Sequence[Player]:
+    """The players that take part: the first, and those below it until a policy never drafts, as in a live run."""
     idle = (level for level, player in enumerate(players) if level and not player.policy.drafts)
     return players[: next(idle, len(players))]
 
 
 def replayable(setting: Setting, *, sampled: bool) -> bool:
-    """Whether replayed rounds have the law of live ones.
+    """Whether replayed rounds have the distribution of live ones.
 
-    When sampling, a middle draft's policy that drops its trigger (``keep_trigger = false``) drops what the lower draft
-    has written behind it too, and a live run draws that text anew; a trace has it once.
+    They do not when sampling with a middle draft that drops the token at which its policy stops (``keep_trigger =
+    false``): a live run then draws the lower draft's tokens behind it a second time, and a trace contains one draw.
     """
     return not sampled or all(level.all_values.get("keep_trigger", True) for level in setting.levels[:-1])
 
@@ -210,16 +218,16 @@ def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock
 
 
 def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[int]) -> list[Replay]:
-    """Play policies on each sequence in turn; what they carry over goes from one to the next, as it does live."""
+    """Play policies on each sequence in turn; as in a live run, a policy keeps for the next what it carries over."""
     replays = []
     for trace in traces:
-        top, *inner = columns(play(players, trace, eos), len(_at_work(players)))
+        top, *inner = columns(play(players, trace, eos), len(_active(players)))
         replays.append(Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner)))
     return replays
 
 
 def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
-    """The rounds of a sequence by level, from the top down; no fewer than ``least`` levels, even without rounds."""
+    """The rounds of a sequence by level, from the top down; at least ``least`` levels, some of them perhaps empty."""
     levels = [Level() for _ in range(least)]
     _note(rounds, 0, 0, levels)
     return levels
@@ -241,31 +249,31 @@ def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels
 def oracle(trace: Trace, levels: int = 1) -> Replay:
     """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
 
-    It drafts exactly up to each disagreement: nothing is discarded, and the target passes are the fewest possible. In
-    a hierarchy of ``levels`` drafts, every draft below knows where the one above will disagree.
+    It drafts exactly up to each disagreement: no draft token is rejected, and the number of target passes is the
+    smallest possible. In a hierarchy of ``levels`` drafts, every draft knows where its verifier will disagree.
     """
     top, *inner = (Level() for _ in range(levels))
     start = 0
     while start < len(trace.tokens):
-        # The last position is the verifier's own, unless the draft ends the sequence there.
-        length = min(trace.line.runs[start], max(0, trace.limit - start - 1))
+        # The last position is left to the verifier, unless the draft token there ends the sequence.
+        length = min(trace.draft.accepted_runs[start], max(0, trace.limit - start - 1))
         top.starts.append(start)
         top.drafted.append(length)
-        _foreseen(trace.line, start, length, inner)
+        _add_inner(trace.draft, start, length, inner)
         start += length + 1
     for level in (top, *inner):
         level.accepted.extend(level.drafted)
     return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
 
 
-def _foreseen(line: Line, start: int, length: int, inner: Sequence[Level]) -> None:
-    """The inner rounds in which a block of a length is collected with nothing discarded."""
+def _add_inner(draft: DraftAlong, start: int, length: int, inner: Sequence[Level]) -> None:
+    """Add the inner rounds that collect a block of a given length without any rejection."""
     if not inner:
         return
-    text, place, end = line.under(start), start, start + length
-    while place < end:
-        drafted = min(text.runs[place], end - place - 1)
-        inner[0].starts.append(place)
+    text, position, end = draft.under(start), start, start + length
+    while position < end:
+        drafted = min(text.accepted_runs[position], end - position - 1)
+        inner[0].starts.append(position)
         inner[0].drafted.append(drafted)
-        _foreseen(text, place, drafted, inner[1:])
-        place += drafted + 1
+        _add_inner(text, position, drafted, inner[1:])
+        position += drafted + 1

@@ -1,7 +1,7 @@
-"""Runs the models once and keeps what every policy could have seen."""
+"""Reads a finished text with every model once and records all that a policy could have seen while it was generated."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.traces import Line, Proposals
+from specctl.replay.traces import DraftAlong, DraftSteps
 
 
 def read_sequence(
@@ -23,65 +23,76 @@ def read_sequence(
     depth: int,
     sampling: Sampling,
     generator: torch.Generator,
-) -> tuple[Line, list[float] | None]:
-    """What the draft would propose along an output of at least one token, whether that is kept, and what follows.
+) -> tuple[DraftAlong, list[float] | None]:
+    """What the draft drafts along an output of at least one token, which draft tokens are accepted, and the branches.
 
-    In a hierarchy, the same of each further draft along all that the one above it would write. See
-    `specctl.replay.play.play` for the joint law when sampling.
+    In a hierarchy, each further draft is read along everything that the draft above it would write. See
+    `specctl.replay.play.play` for the joint distribution when sampling.
+
+    Args:
+        pair: with a draft.
+        prompt, output: ids.
+        limit: the token limit under which the output was generated.
+        depth: the longest draft that shall be replayed.
+        sampling: as the output was generated.
+        generator: on the target's device; draws draft tokens and verdicts when sampling.
 
     Returns:
-        The line of the first draft, and when sampling the probability of keeping each of its proposals.
+        What the first draft drafts, and when sampling the acceptance probability of each of its draft tokens.
     """
     for runner in pair.drafts:
-        runner.rollback(0)  # one that was idle in the run holds another text
+        runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
     reading = _Reading(pair, depth, sampling, generator)
-    return reading.line(0, prompt, output, output, limit - 2)
+    return reading.read(0, prompt, output, output, limit - 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Reads lines of a pair's drafts; each draft's verifier is the model above it."""
+    """Reads texts with a pair's drafts; each draft's verifier is the model above it."""
 
     pair: Pair
     depth: int
     sampling: Sampling
     generator: torch.Generator
 
-    def line(
+    def read(
         self,
         level: int,
         prefix: Sequence[int],
         text: Sequence[int],
-        wrote: Sequence[int],
+        verifier_tokens: Sequence[int],
         last: int,
         previous: Sequence[float] | None = None,
-    ) -> tuple[Line, list[float] | None]:
-        """One draft along a text, and all drafts below along what it would write.
+    ) -> tuple[DraftAlong, list[float] | None]:
+        """Read a text with one draft, and everything that this draft would write with the drafts below it.
 
-        The caches of the draft, of those below and of its verifier may hold any prefix of ``prefix[:-1]``, with text
-        behind it or not; afterwards they hold none that is not of ``prefix`` and ``text``.
+        On entry, the caches of this draft, of the drafts below and of its verifier hold a prefix of ``prefix[:-1]``,
+        and possibly other text behind it. On return, they hold nothing but tokens of ``prefix`` and ``text``.
 
         Args:
             level: which draft.
             prefix: at least one id.
             text: N ids that follow the prefix.
-            wrote: N ids, what the verifier writes after each of the N beginnings of the text: the text itself, unless
-                the verifier is a draft whose refused proposals are not in it.
-            last: the last place whose refused proposal can be followed by another: a round must leave one place to the
-                verifier.
-            previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for a head that reads them.
+            verifier_tokens: N ids; ``verifier_tokens[i]`` is the verifier's token after ``text[:i]``. This is the text
+                itself, unless the verifier is a draft whose rejected draft tokens are not in the text.
+            last: the last position whose rejected draft token can be followed by another draft token: every round
+                leaves one position to the verifier.
+            previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
+
+        Returns:
+            What the draft drafts, and when sampling the acceptance probability of each of its draft tokens.
         """
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
-        path, kept, chances = self._path(level, prefix, text, wrote, previous)
+        along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
         eos = self.pair.eos
-        refused = [
-            place
-            for place, fine in enumerate(kept)
-            if not fine and self.depth > 1 and place < last and path.tokens[place] not in eos
+        rejected = [
+            position
+            for position, fine in enumerate(accepted)
+            if not fine and self.depth > 1 and position < last and along.tokens[position] not in eos
         ]
-        length = min(self.depth - 1, max((last - place for place in refused), default=0))
-        tokens: list[list[int]] = [[] for _ in refused]
-        signals: list[list[list[float]]] = [[] for _ in refused]
+        length = min(self.depth - 1, max((last - position for position in rejected), default=0))
+        tokens: list[list[int]] = [[] for _ in rejected]
+        signals: list[list[list[float]]] = [[] for _ in rejected]
 
         def choose(which: Sequence[int], forward: Forward) -> list[int]:
             logits = forward.logits  # (B, V)
@@ -91,81 +102,86 @@ class _Reading:
                 chosen = draw(sampling.probs(logits), sibling(self.generator, logits.device))
             columns = list(read_signals(logits, chosen).values())
             if forward.hidden is not None:
-                rows = [signals[branch][-1] if signals[branch] else path.signals(refused[branch]) for branch in which]
+                rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
                 of_previous = torch.tensor(
                     [row[: len(DISTRIBUTION_SIGNALS)] for row in rows], device=logits.device
                 )  # (B, 3)
                 columns += [head.accept_prob(forward.hidden, of_previous) for head in heads.values()]
-            found = torch.stack(columns, dim=1).tolist()  # (B, 3 and one for each head)
-            for branch, token, row in zip(which, chosen.tolist(), found, strict=True):
+            new_rows = torch.stack(columns, dim=1).tolist()  # (B, 3 and one for each head)
+            for branch, token, row in zip(which, chosen.tolist(), new_rows, strict=True):
                 tokens[branch].append(token)
                 signals[branch].append(row)
             return chosen.tolist()
 
-        if refused:
-            first = [path.tokens[place] for place in refused]
-            starts = [len(prefix) + place for place in refused]
+        if rejected:
+            first = [along.tokens[position] for position in rejected]
+            starts = [len(prefix) + position for position in rejected]
             continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(heads))
         branches = {}
-        for place, ids, rows in zip(refused, tokens, signals, strict=True):
+        for position, ids, rows in zip(rejected, tokens, signals, strict=True):
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
-            branches[place] = _proposals(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
-        found = Line(kept, path, branches)
+            branches[position] = _draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
+        drafted = DraftAlong(accepted, along, branches)
         if level + 1 < len(self.pair.drafts):
-            found = self._with_below(found, level, prefix, text, last)
-        return found, chances
+            drafted = self._with_below(drafted, level, prefix, text, last)
+        return drafted, chances
 
-    def _with_below(self, line: Line, level: int, prefix: Sequence[int], text: Sequence[int], last: int) -> Line:
-        """The line with the next draft along its path and along each of its branches."""
-        # One place more is left to this draft, as the verifier of the next.
-        below, _ = self.line(level + 1, prefix, text, line.path.tokens, last - 1)
+    def _with_below(
+        self, drafted: DraftAlong, level: int, prefix: Sequence[int], text: Sequence[int], last: int
+    ) -> DraftAlong:
+        """Add what the next draft drafts along the text and along each branch."""
+        # One position more is left to this draft, as the verifier of the next.
+        below, _ = self.read(level + 1, prefix, text, drafted.along.tokens, last - 1)
         branches_below = {}
-        for place, branch in line.branches.items():
-            shared = [*prefix, *text[:place]]
-            start = [*shared, line.path.tokens[place]]
-            room = min(last - place, self.depth) - 2
-            previous = below.path.signals(place)
-            branches_below[place], _ = self.line(level + 1, start, branch.tokens, branch.tokens, room, previous)
+        for position, branch in drafted.branches.items():
+            shared = [*prefix, *text[:position]]
+            start = [*shared, drafted.along.tokens[position]]
+            room = min(last - position, self.depth) - 2
+            previous = below.along.signals(position)
+            branches_below[position], _ = self.read(level + 1, start, branch.tokens, branch.tokens, room, previous)
             for runner in self.pair.drafts[level:]:
                 runner.rollback(min(runner.length, len(shared)))
-        return Line(line.kept, line.path, line.branches, below, branches_below)
+        return replace(drafted, below=below, branches_below=branches_below)
 
-    def _path(
+    def _along(
         self,
         level: int,
         prefix: Sequence[int],
         text: Sequence[int],
-        wrote: Sequence[int],
+        verifier_tokens: Sequence[int],
         previous: Sequence[float] | None,
-    ) -> tuple[Proposals, list[bool], list[float] | None]:
-        """Proposals at every place of the text, verdicts and chances, the models reading it in few passes."""
+    ) -> tuple[DraftSteps, list[bool], list[float] | None]:
+        """Draft tokens at every position of the text, whether each is accepted, and the acceptance probabilities.
+
+        The models read the whole text in few passes.
+        """
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         readers: list[Runner] = [draft] if sampling.greedy else [draft, verifier]
-        proposed: list[int] = []
-        kept: list[bool] = []
+        tokens: list[int] = []
+        accepted: list[bool] = []
         chances: list[float] = []
         signals: list[torch.Tensor] = []
         for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=bool(heads), cached=True):
             logits = forward.logits  # (C, V)
-            written = torch.tensor(wrote[part], device=logits.device)
+            written = torch.tensor(verifier_tokens[part], device=logits.device)
             if sampling.greedy:
-                proposals = logits.argmax(-1)
-                verdicts = proposals == written
+                drafted = logits.argmax(-1)
+                verdicts = drafted == written
             else:
                 above = sampling.probs(verifying[0].logits)
-                chance = sibling(self.generator, above.device)
-                proposals, verdicts, found = propose_given(
-                    written.to(above.device), sampling.probs(logits).to(above.device), above, chance
+                generator = sibling(self.generator, above.device)
+                drafted, verdicts, part_chances = draw_draft_tokens(
+                    written.to(above.device), sampling.probs(logits).to(above.device), above, generator
                 )
-                proposals, verdicts = proposals.to(logits.device), verdicts.to(logits.device)
-                chances += found.tolist()
-            proposed += proposals.tolist()
-            kept += verdicts.tolist()
-            columns = list(read_signals(logits, proposals).values())
+                drafted, verdicts = drafted.to(logits.device), verdicts.to(logits.device)
+                chances += part_chances.tolist()
+            tokens += drafted.tolist()
+            accepted += verdicts.tolist()
+            columns = list(read_signals(logits, drafted).values())
             if forward.hidden is not None:
                 own = torch.stack(columns, dim=1)  # (C, 3)
-                # A row's hidden state is of the token before its place, and so must the signals be.
+                # A row's hidden state is of the token before its position, and so must the signals be.
                 if signals:
                     last = signals[-1][: len(DISTRIBUTION_SIGNALS), -1]
                 else:
@@ -173,46 +189,50 @@ class _Reading:
                 previous_of_each = torch.cat([last[None], own[:-1]])  # (C, 3)
                 columns += [head.accept_prob(forward.hidden, previous_of_each) for head in heads.values()]
             signals.append(torch.stack(columns))  # (3 and one for each head, C)
-        path = _proposals(proposed, torch.cat(signals, dim=1).tolist(), heads)
-        return path, kept, None if sampling.greedy else chances
+        along = _draft_steps(tokens, torch.cat(signals, dim=1).tolist(), heads)
+        return along, accepted, None if sampling.greedy else chances
 
     def _heads(self, level: int) -> Mapping[str, AcceptanceHead]:
-        """A draft's heads, the one that it usually has first."""
+        """A draft's heads by name, the head that it usually uses first."""
         return self.pair.named_heads[level]
 
 
-def _proposals(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> Proposals:
-    """Of the columns of `DISTRIBUTION_SIGNALS` and of each head."""
-    entropy, top_prob, token_prob, *words = columns
+def _draft_steps(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> DraftSteps:
+    """Draft steps from a column for each of `DISTRIBUTION_SIGNALS`, then one for each head's predictions."""
+    entropy, top_prob, token_prob, *predictions = columns
     _, *others = heads or ("",)
-    further = dict(zip(others, words[1:], strict=True)) or None
-    return Proposals(tokens, entropy, top_prob, token_prob, words[0] if words else None, further)
+    further = dict(zip(others, predictions[1:], strict=True)) or None
+    return DraftSteps(tokens, entropy, top_prob, token_prob, predictions[0] if predictions else None, further)
 
 
-def propose_given(
-    wrote: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
+def draw_draft_tokens(
+    verifier_tokens: torch.Tensor,
+    draft_probs: torch.Tensor,
+    verifier_probs: torch.Tensor,
+    generator: torch.Generator | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The draft's proposals and their verdicts, given what the target wrote.
+    """Draw draft tokens and their verdicts, given the tokens that the verifier wrote.
 
-    Speculative sampling draws a proposal y from q, keeps it with probability min(1, p(y) / q(y)) and else writes x from
-    max(p - q, 0). So x is a kept proposal with probability min(p(x), q(x)) of p(x); and after a refusal y and x are
-    independent, y having the law max(q - p, 0), normalised.
+    Speculative sampling draws a draft token y from q, accepts it with probability min(1, p(y) / q(y)) and after a
+    rejection draws the verifier's token x from max(p - q, 0). So, given x, it is an accepted draft token with
+    probability min(p(x), q(x)) / p(x); and after a rejection y and x are independent, y having the distribution
+    max(q - p, 0), normalised.
 
     Args:
-        wrote: ``(T,)`` int64, drawn from ``target_probs``.
-        draft_probs, target_probs: ``(T, V)`` float32, processed.
-        generator: of their device.
+        verifier_tokens: x, ``(T,)`` int64, drawn from ``verifier_probs``.
+        draft_probs, verifier_probs: q and p, ``(T, V)`` float32, after temperature and truncation.
+        generator: on the device of the arrays.
 
     Returns:
-        Proposals y ``(T,)`` int64, verdicts ``(T,)`` bool, and min(1, p(y) / q(y)) ``(T,)`` float32.
+        Draft tokens y ``(T,)`` int64, whether each is accepted ``(T,)`` bool, and min(1, p(y) / q(y)) ``(T,)`` float32.
     """
-    target_of = target_probs.gather(1, wrote[:, None])[:, 0]
-    draft_of = draft_probs.gather(1, wrote[:, None])[:, 0]
-    coins = torch.rand(len(wrote), generator=generator, device=wrote.device)
-    surplus = (draft_probs - target_probs).clamp_min(0)  # (T, V)
-    # Where q is p but for rounding there is nothing to refuse.
-    verdicts = (coins * target_of < draft_of) | (surplus.sum(-1) <= 0)
-    proposals = torch.where(verdicts, wrote, draw(surplus, generator))
-    proposed = proposals[:, None]
-    chances = target_probs.gather(1, proposed) / draft_probs.gather(1, proposed).clamp_min(TINY)  # (T, 1)
-    return proposals, verdicts, chances[:, 0].clamp_max(1)
+    verifier_of = verifier_probs.gather(1, verifier_tokens[:, None])[:, 0]
+    draft_of = draft_probs.gather(1, verifier_tokens[:, None])[:, 0]
+    coins = torch.rand(len(verifier_tokens), generator=generator, device=verifier_tokens.device)
+    surplus = (draft_probs - verifier_probs).clamp_min(0)  # (T, V)
+    # Where q equals p up to rounding there is nothing to reject.
+    verdicts = (coins * verifier_of < draft_of) | (surplus.sum(-1) <= 0)
+    drafted = torch.where(verdicts, verifier_tokens, draw(surplus, generator))
+    column = drafted[:, None]
+    chances = verifier_probs.gather(1, column) / draft_probs.gather(1, column).clamp_min(TINY)  # (T, 1)
+    return drafted, verdicts, chances[:, 0].clamp_max(1)

@@ -16,13 +16,13 @@ from specctl.replay.traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the target wrote greedily after a prompt.
+    """A prompt and the target's greedy output.
 
     Attributes:
-        prompt, category: their names.
-        ids: of the prompt.
-        tokens: of the output.
-        limit: how many there might have been.
+        prompt, category: the prompt's id and category.
+        ids: token ids of the prompt.
+        tokens: token ids of the output.
+        limit: the token limit of the output.
     """
 
     prompt: str
@@ -33,10 +33,10 @@ class Text:
 
 
 def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalBound:
-    """Let the draft read each output, and play the best stopping rule for each category on its signals.
+    """Read each output with the draft, and replay the best stopping rule of each category on the draft's signals.
 
     Args:
-        pair: with a draft; other drafts than the first take no part.
+        pair: with a draft; only its first draft is used.
         texts: at least one.
         costs: of the first draft and the target.
     """
@@ -54,6 +54,6 @@ def _trace(pair: Pair, text: Text) -> Trace:
     unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
     first = replace(pair, drafts=pair.drafts[:1], named_heads=({},))
     with torch.inference_mode():
-        line, _ = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
-    where = text.prompt, text.category, 0, len(text.ids), text.limit
-    return Trace(*where, text.tokens, line, 0.0)
+        draft, _ = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
+    origin = text.prompt, text.category, 0, len(text.ids), text.limit
+    return Trace(*origin, text.tokens, draft, 0.0)

@@ -16,14 +16,14 @@ from specctl.replay.traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """Where traces come from.
+    """How the traces of a file were recorded.
 
     Attributes:
-        depth: the longest draft they can replay.
+        depth: the longest draft that can be replayed on them.
         eos: ids that end a sequence.
-        signals: that their steps have.
+        signals: the signals that were recorded.
         provenance: profile, suite, sampling, devices and versions.
-        heads: names of the draft's heads, where there are more than the profile's own.
+        heads: names of the draft's heads; empty if only the profile's own head was recorded, or none.
     """
 
     depth: int
@@ -35,12 +35,12 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class TracedPrompt:
-    """A prompt with the traces of its turns; on one line, so that a file never ends between them.
+    """A prompt with the traces of its turns; on one line, so that a file contains all turns of a prompt or none.
 
     Attributes:
-        prompt: its id.
-        record: the input record, so that it can be run again.
-        turns: one trace for each.
+        prompt: the prompt's id.
+        record: the input record, so that the prompt can be run again.
+        turns: one trace for each turn.
     """
 
     prompt: str
@@ -53,9 +53,9 @@ class TraceSet:
     """A whole trace file.
 
     Attributes:
-        records: by prompt id, the input record it answers, so that it can be run again.
+        records: by prompt id, the input record, so that the prompt can be run again.
         costs: the measured costs; None before they are measured.
-        failures: by id, why a prompt could not be run.
+        failures: by prompt id, why the prompt could not be run.
     """
 
     header: TraceHeader
@@ -66,16 +66,16 @@ class TraceSet:
 
     @property
     def prompts(self) -> list[str]:
-        """Ids in the order they were run."""
+        """Prompt ids in the order in which they were run."""
         return list(dict.fromkeys(trace.prompt for trace in self.traces))
 
     def of(self, prompts: Iterable[str], head: str | None = None) -> list[Trace]:
-        """The traces of some prompts, with the predictions of a head of the draft."""
+        """The traces of some prompts, with the predictions of a head of the draft; None for the profile's own head."""
         wanted = set(prompts)
         return [trace.of_head(head) for trace in self.traces if trace.prompt in wanted]
 
     def add(self, record: object) -> None:
-        """Take in what a line after the header holds."""
+        """Add the record of a line after the header."""
         match record:
             case TracedPrompt():
                 self.records[record.prompt] = record.record
@@ -87,11 +87,11 @@ class TraceSet:
 
 
 def _from_version_1(line: Any) -> Any:
-    """Version 1 wrote the fields of a trace's line among the trace's own, and the prompt's id once."""
+    """A prompt of version 1, where the fields of `DraftAlong` stood among those of `Trace`, and the id only once."""
     try:
-        return {**line, "turns": [{"prompt": line["prompt"], "line": turn, **turn} for turn in line["turns"]]}
+        return {**line, "turns": [{"prompt": line["prompt"], "draft": turn, **turn} for turn in line["turns"]]}
     except (KeyError, TypeError):
-        return line  # what is wrong with it is found by its type
+        return line  # validation reports what is wrong
 
 
 TRACES = LineFormat(
@@ -104,14 +104,14 @@ TRACES = LineFormat(
         "costs": CostTable,
     },
 )
-"""A trace file; what its lines hold, `TraceSet.add` takes."""
+"""The format of a trace file; `TraceSet.add` accepts every record after the header."""
 
 
 def read_traces(path: Path) -> TraceSet:
-    """Read a trace file, without what a write that was interrupted left at its end.
+    """Read a trace file. An incomplete last line, left by an interrupted write, is ignored.
 
     Raises:
-        UsageError: it cannot be read, holds something else, or a line of it is damaged.
+        UsageError: the file cannot be read or is not a trace, or a line is damaged.
     """
     records = TRACES.read(path)
     traces = TraceSet(next(records))

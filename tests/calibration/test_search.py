@@ -96,7 +96,7 @@ def test_rivals_are_ranked_and_not_chosen():
 def test_a_hierarchy_always_shows_its_upper_draft_alone_and_the_best_rival():
     """However many combinations did better, and though no draft at all does better still."""
     some = traces(6)
-    some.traces = [replace(one, line=replace(one.line, below=one.line)) for one in some.traces]
+    some.traces = [replace(one, draft=replace(one.draft, below=one.draft)) for one in some.traces]
     costs = replace(flat_costs(30, 10), below=flat_costs(30, 10))
     chains = [[Setting("constant", (("draft_length", n),)) for n in (1, 2)], [Setting("none")]]
     rivals = grid("constant", "paper", SIGNALS)

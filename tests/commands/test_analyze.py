@@ -114,7 +114,9 @@ def trace(path: Path) -> str:
         {"token": 6, "accepted": False, "entropy": 2.0, "top_prob": 0.3, "token_prob": 0.1},
         {"token": 7, "accepted": False, "entropy": 1.0, "top_prob": 0.6, "token_prob": 0.6},
     ]
-    path.write_text(json.dumps({"id": 1, "turn": 0, "round": 0, "drafted": 3, "accepted": 1, "steps": steps}) + "\n")
+    line = {"kind": "round", "id": 1, "turn": 0, "round": 0, "drafted": 3, "accepted": 1, "stop": "policy"}
+    line |= {"threshold": 0.5, "draft_ms": 1.0, "verify_ms": 2.0, "extra": 8, "extra_kind": "correction"}
+    path.write_text(json.dumps(line | {"steps": steps}) + "\n")
     return str(path)
 
 

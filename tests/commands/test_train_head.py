@@ -188,9 +188,9 @@ def test_earlier_results_are_not_overwritten(folder: Path) -> None:
 @pytest.mark.usefixtures("whole")
 def test_other_prompts_cannot_be_mixed_in(folder: Path) -> None:
     run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--examples-only", "-q"))
-    with pytest.raises(UsageError, match="its prompts differs"):
+    with pytest.raises(UsageError, match="'prompts' differs"):
         run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "3", "--resume"))
-    with pytest.raises(UsageError, match="its sampling differs"):
+    with pytest.raises(UsageError, match="'sampling' differs"):
         run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--resume", "-t", "0.5"))
 
 

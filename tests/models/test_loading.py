@@ -349,7 +349,7 @@ def test_an_unknown_revision(hub: Hub) -> None:
     assert "`revision` in [target]" in error.hint
 
 
-@pytest.mark.parametrize(("token", "advice"), [("hf_test", "account of the token in use"), (None, "no token now")])
+@pytest.mark.parametrize(("token", "advice"), [("hf_test", "account of the token in use"), (None, "no token is set")])
 def test_a_gated_repository(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None, advice: str) -> None:
     hub.refusals["org/gated"] = 403, "GatedRepo"
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)

@@ -190,7 +190,7 @@ def test_too_little_memory_says_what_would_fit(
         ({"device": {"model": 7}}, "'cuda:7' is not on this machine"),
         ({"max_memory": {"5": "1GiB"}}, "'cuda:5' is not on this machine"),
         ({"max_memory": {"0": "lots"}}, "'lots' is not a size"),
-        ({"device": "cpu", "max_memory": {"cpu": "1GiB"}}, "says nothing for the single device"),
+        ({"device": "cpu", "max_memory": {"cpu": "1GiB"}}, "has no effect on the single device"),
     ],
 )
 def test_impossible_placements(settings: dict[str, object], message: str) -> None:

@@ -23,7 +23,7 @@ def test_added_tokens_count() -> None:
     assert check_vocabulary(target, draft, 300, 300) == KNOWN + 1
 
 
-def test_a_draft_with_fewer_rows_than_the_target_uses_is_refused() -> None:
+def test_a_draft_with_fewer_rows_than_the_target_uses_is_an_error() -> None:
     with pytest.raises(ModelError, match="draft has 250 output rows, but the target can emit 258"):
         check_vocabulary(tiny_tokenizer(), tiny_tokenizer(), target_rows=320, draft_rows=250)
 
@@ -55,5 +55,5 @@ def test_text_cut_otherwise_is_a_difference() -> None:
     draft = tiny_tokenizer()
     draft.backend_tokenizer.normalizer = normalizers.Lowercase()
 
-    with pytest.raises(ModelError, match=r"the target goes on with 'The' where the draft goes on with 'the '"):
+    with pytest.raises(ModelError, match=r"the target continues with 'The' where the draft continues with 'the '"):
         check_vocabulary(tiny_tokenizer(), draft, 300, 300)

@@ -114,7 +114,7 @@ def test_tokens_behind_a_rejection_teach_nothing() -> None:
 
 
 def test_where_there_is_chance_the_chance_is_the_lesson() -> None:
-    """A token refused with bad luck says what one kept with good luck says."""
+    """A token rejected by bad luck teaches the same as a token accepted by good luck."""
     lucky, unlucky = CostOptimal(), CostOptimal()
     lucky.observe(played(1, 1, 0.0, 0.0, chances=(0.7,)))
     unlucky.observe(played(0, 1, 0.0, 0.0, chances=(0.7,)))
@@ -179,23 +179,23 @@ def test_a_tokens_record_is_shrunk_to_the_whole() -> None:
     assert rates.surplus(8) == 0
 
 
-def test_a_heads_word_joins_in_one_token_later() -> None:
+def test_a_heads_prediction_counts_one_token_later() -> None:
     sure, unsure = CostOptimal(use_head=True), CostOptimal(use_head=True)
     assert sure.signals == CostOptimal().signals | {"accept_prob"}
-    for policy, said in ((sure, 0.99), (unsure, 0.0005)):
+    for policy, p in ((sure, 0.99), (unsure, 0.0005)):
         assert not policy.should_stop(DraftStep(1, 0, entropy=0.1, top_prob=0.97, accept_prob=1.0))
-        assert policy.should_stop(DraftStep(2, 0, entropy=0.1, top_prob=0.97, accept_prob=said)) == (said < 0.5)
+        assert policy.should_stop(DraftStep(2, 0, entropy=0.1, top_prob=0.97, accept_prob=p)) == (p < 0.5)
 
 
-def test_what_a_heads_word_means_is_learned_from_the_verdicts_on_the_token_it_was_about() -> None:
-    """Of two tokens the second is always refused and the head, asked about it at the third, always says so wrongly."""
+def test_what_a_heads_prediction_means_is_learned_from_the_verdict_on_its_token() -> None:
+    """The second token is always rejected, and the head's prediction for it, known at the third, is always wrong."""
     policy = CostOptimal(use_head=True)
     steps = tuple(
-        DraftStep(place, place, entropy=0.5, top_prob=0.8, accept_prob=said)
-        for place, said in enumerate((1.0, 0.05, 0.95), start=1)
+        DraftStep(place, place, entropy=0.5, top_prob=0.8, accept_prob=predicted)
+        for place, predicted in enumerate((1.0, 0.05, 0.95), start=1)
     )
-    before = policy._judged.predict((1.0, *_features(steps[1]), log_odds(0.95)))
+    before = policy._accepted_by_head.predict((1.0, *_features(steps[1]), log_odds(0.95)))
     for _ in range(60):
         policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
-    assert policy._judged.predict((1.0, *_features(steps[1]), log_odds(0.95))) < 0.3 < before
-    assert policy._judged.predict((1.0, *_features(steps[0]), log_odds(0.05))) > 0.6
+    assert policy._accepted_by_head.predict((1.0, *_features(steps[1]), log_odds(0.95))) < 0.3 < before
+    assert policy._accepted_by_head.predict((1.0, *_features(steps[0]), log_odds(0.05))) > 0.6

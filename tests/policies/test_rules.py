@@ -101,7 +101,7 @@ def test_none_drafts_nothing() -> None:
 
 
 def test_heuristic_schedule() -> None:
-    """K = 2: all accepted + 2 = 4; all accepted 6, capped at 5; then one refusal each: 4, 3, 2, 1, and never 0."""
+    """K = 2: all accepted + 2 = 4; all accepted 6, capped at 5; then one rejection each: 4, 3, 2, 1, and never 0."""
     policy = Heuristic(draft_length=2, max_draft=5)
     lengths = [policy.draft_limit()]
     for accepted, drafted in [(2, 2), (4, 4), (1, 5), (0, 4), (2, 3), (0, 2), (0, 1), (1, 1)]:
@@ -211,10 +211,10 @@ def test_max_confidence_can_stay_where_it_is() -> None:
     assert rule.current_threshold == 0.7
 
 
-def test_self_verify_learns_from_refused_tokens_alone() -> None:
-    """tau 0; the refused 0.6 makes it 0.6; a full round changes nothing; the refused 1.2 makes the mean 0.9.
+def test_self_verify_learns_from_rejected_tokens_alone() -> None:
+    """tau 0; the rejected 0.6 makes it 0.6; a full round changes nothing; the rejected 1.2 makes the mean 0.9.
 
-    The tokens behind a refused one (entropy 5) were never judged and do not count.
+    The tokens after a rejected one (entropy 5) were never verified and do not count.
     """
     rule = SelfVerify()
     seen = [rule.current_threshold]

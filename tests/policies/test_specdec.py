@@ -10,7 +10,7 @@ def stops(policy: SpecDecPlusPlus, *accept_probs: float) -> list[bool]:
     return [policy.should_stop(DraftStep(index, 0, accept_prob=p)) for index, p in enumerate(accept_probs, start=1)]
 
 
-def test_it_stops_when_some_refusal_is_likelier_than_the_threshold() -> None:
+def test_it_stops_when_a_rejection_is_likelier_than_the_threshold() -> None:
     # 1, 0.9, 0.63, 0.504, 0.2520: the last is the first whose complement passes 0.7.
     assert stops(SpecDecPlusPlus(), 1.0, 0.9, 0.7, 0.8, 0.5) == [False, False, False, False, True]
 

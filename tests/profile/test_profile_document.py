@@ -50,14 +50,14 @@ def test_syntax_errors_name_file_and_line(tmp_path, text, place):
     assert str(caught.value).startswith(f"{path}{place}")
 
 
-def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+def test_a_file_that_is_not_utf8_is_an_error(tmp_path):
     path = tmp_path / "latin.toml"
     path.write_bytes(b'description = "caf\xe9"\n')
     with pytest.raises(ProfileError, match="not UTF-8"):
         read(path)
 
 
-def test_a_newer_schema_is_refused_before_its_keys_are_judged(tmp_path):
+def test_a_newer_schema_is_an_error_before_its_keys_are_checked(tmp_path):
     path = tmp_path / "newer.toml"
     path.write_text("\nschema_version = 2\nunheard_of = 1\n")
     with pytest.raises(ProfileError, match=r"newer\.toml:2: schema_version: 2 is newer than 1") as caught:

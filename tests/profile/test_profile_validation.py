@@ -62,7 +62,7 @@ x = 1
     ("override", "expected"),
     [
         ("temperature=1", "temperature: unknown key; did you mean sampling.temperature?"),
-        ("target.model=embedded:tarrget", 'target.model: "embedded:tarrget" cannot be: there is no embedded model'),
+        ("target.model=embedded:tarrget", 'target.model: "embedded:tarrget" is unknown: there is no embedded model'),
         ("target.model=''", "target.model:"),
         ("target.device=gpu", 'target.device: "gpu" must be auto,'),
         ("target.device=cuda:x", 'target.device: "cuda:x" must be auto,'),
@@ -73,15 +73,15 @@ x = 1
         ("sampling.top_p=0", "sampling.top_p: 0 must be greater than 0"),
         ("sampling.max_new_tokens=true", "sampling.max_new_tokens: true must be an integer"),
         ("prompt.chat=1", "prompt.chat: 1 must be a boolean"),
-        ("policy.name=svp", "draft.policy.name: \"svp\" is no policy; did you mean 'svip'?"),
+        ("policy.name=svp", "draft.policy.name: \"svp\" is not a policy; did you mean 'svip'?"),
         ("policy.name=3", "draft.policy.name: 3 must be a string"),
         ("policy=svip", 'draft.policy: "svip" must be a table'),
         ("policy.threshold=inf", "draft.policy.threshold: Infinity must be a finite number"),
         ("policy.max_draft=1.5", "draft.policy.max_draft: 1.5"),
         ("policy.keep_trigger=1", "draft.policy.keep_trigger: 1 must be a boolean"),
-        ("policy.gamma=1", "draft.policy.gamma: unknown setting of svip; it is one of adaedl"),
+        ("policy.gamma=1", "draft.policy.gamma: unknown setting of svip; it is a setting of adaedl"),
         ("draft.draft.device=cpu", "draft.draft.model: is required"),
-        ("draft.draft={model='m', policy={name='nonne'}}", 'draft.draft.policy.name: "nonne" is no policy'),
+        ("draft.draft={model='m', policy={name='nonne'}}", 'draft.draft.policy.name: "nonne" is not a policy'),
         ("extends=embedded", "extends: unknown key"),
         ("schema_version=2", "schema_version: 2 must be 1"),
     ],
@@ -98,7 +98,7 @@ def test_a_malformed_override(mistakes, override):
 
 def test_overrides_that_contradict_each_other_in_shape(mistakes):
     (line,) = mistakes(overrides=["sampling=3", "sampling.seed=1"])
-    assert line == "--set: sampling.seed: sampling is already given as a value, not a table"
+    assert line == "--set: sampling.seed: sampling is already set to a value and cannot be a table"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_unknown_profile_suggests_a_known_one(tmp_path, monkeypatch):
     [
         (
             '[target]\nmodel = "m"\n[draft]\nmodel = "n"\npre_verify = "once"\n',
-            'x.toml:5: draft.pre_verify: "once" needs a model whose drafts it can verify: add a [draft] table below',
+            'x.toml:5: draft.pre_verify: "once" needs a faster draft to verify: add a [draft] table inside',
         ),
         (
             '[target]\nmodel = "m"\n[draft]\nmodel = "n"\npre_verify = "onec"\n[draft.draft]\nmodel = "o"\n',
@@ -150,7 +150,7 @@ def test_an_unknown_profile_suggests_a_known_one(tmp_path, monkeypatch):
         ),
         (
             '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n[draft.draft]\nmodel = "o"\npolicy.name = "svpi"\n',
-            "x.toml:7: draft.draft.policy.name: \"svpi\" is no policy; did you mean 'svip'?",
+            "x.toml:7: draft.draft.policy.name: \"svpi\" is not a policy; did you mean 'svip'?",
         ),
         (
             '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n[draft.draft]\nmodel = "o"\npolicy.name = "specdec++"\n',
@@ -163,7 +163,7 @@ def test_mistakes_in_a_hierarchy(mistakes, text, expected):
     assert line.startswith(expected)
 
 
-def test_a_policy_that_reads_a_heads_word_needs_a_head(mistakes):
+def test_a_policy_that_reads_a_heads_prediction_needs_a_head(mistakes):
     pair = '[target]\nmodel = "m"\n[draft]\nmodel = "n"\n'
     (line,) = mistakes(pair + '[draft.policy]\nname = "specdec++"\n')
     assert line.startswith("x.toml:3: draft.head: is required by the policy specdec++")

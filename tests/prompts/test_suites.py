@@ -212,7 +212,7 @@ def test_records_of_ones_own(tmp_path: Path) -> None:
     [
         (b'{"prompt": "a"}\n\n{"prompt": 1}\n', "standard input:3: prompt must be a string"),
         (b'{"prompt": "a", "category": 4}\n', "standard input:1: category must be a string"),
-        (b'{"prompt": "a", "id": 5}\n{"prompt": "b", "id": "5"}\n', "the id 5 is given to more than one prompt"),
+        (b'{"prompt": "a", "id": 5}\n{"prompt": "b", "id": "5"}\n', "more than one prompt of - has the id 5"),
         (b"\n", "there are no prompts in -"),
     ],
 )

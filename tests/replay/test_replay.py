@@ -97,8 +97,8 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings:
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only the draft proposes."""
     _, whole = greedy_pair(family, frozenset())
-    refused = next(place for place, kept in enumerate(whole.line.kept) if not kept)
-    ends = {whole.tokens[-2], whole.line.path.tokens[refused]}
+    rejected = next(position for position, accepted in enumerate(whole.draft.accepted) if not accepted)
+    ends = {whole.tokens[-2], whole.draft.along.tokens[rejected]}
     for eos in (frozenset({token}) for token in ends):
         pair, trace = greedy_pair(family, eos)
         for name, settings in CASES:
@@ -112,19 +112,19 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
 def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
     """Or the identity above would not have looked at what comes after a refusal."""
     _, trace = greedy_pair(family, frozenset())
-    assert any(trace.line.kept)
-    assert max(map(len, trace.line.branches.values())) == DEPTH - 1
+    assert any(trace.draft.accepted)
+    assert max(map(len, trace.draft.branches.values())) == DEPTH - 1
 
 
 def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
     _, expected = greedy_pair("llama", frozenset())
     pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), heads=[HEAD])
     found = trace_of(pair, PROMPT, expected.tokens, LENGTH, DEPTH, Sampling())
-    assert (found.line.kept, found.line.path.tokens) == (expected.line.kept, expected.line.path.tokens)
-    assert found.line.branches.keys() == expected.line.branches.keys()
-    for place, branch in found.line.branches.items():
-        assert branch.tokens == expected.line.branches[place].tokens
-        assert branch.accept_prob == pytest.approx(expected.line.branches[place].accept_prob, abs=1e-4)
+    assert (found.draft.accepted, found.draft.along.tokens) == (expected.draft.accepted, expected.draft.along.tokens)
+    assert found.draft.branches.keys() == expected.draft.branches.keys()
+    for position, branch in found.draft.branches.items():
+        assert branch.tokens == expected.draft.branches[position].tokens
+        assert branch.accept_prob == pytest.approx(expected.draft.branches[position].accept_prob, abs=1e-4)
 
 
 def test_a_longer_draft_than_recorded_is_refused() -> None:
@@ -143,9 +143,9 @@ def test_columns_add_up() -> None:
 
 def test_the_oracle_takes_one_pass_more_than_there_are_disagreements() -> None:
     pair, trace = greedy_pair("llama", frozenset())
-    disagreements = [place for place, kept in enumerate(trace.line.kept) if not kept]
+    disagreements = [position for position, accepted in enumerate(trace.draft.accepted) if not accepted]
     best = oracle(trace)
-    # A disagreement at the very last place ends the last pass and needs none of its own.
+    # A disagreement at the very last position ends the last pass and needs none of its own.
     assert len(best.starts) == len(disagreements) + (disagreements[-1] != len(trace.tokens) - 1)
     assert best.drafted == best.accepted
     assert len(best.starts) <= min(
@@ -174,10 +174,10 @@ class FromTrace:
 
     def draw(self, *_: object) -> torch.Tensor:
         self._index += 1
-        return torch.tensor(self._trace.line.step(self._start, self._index).token)
+        return torch.tensor(self._trace.draft.step(self._start, self._index).token)
 
     def judge(self, block: drafters.Draft, *_: object) -> tuple[Verdict, None]:
-        accepted = min(len(block.tokens), self._trace.line.runs[self._start])
+        accepted = min(len(block.tokens), self._trace.draft.accepted_runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
         assert self._trace.chances is not None

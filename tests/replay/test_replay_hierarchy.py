@@ -176,11 +176,11 @@ def test_so_are_those_of_four_models() -> None:
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only a draft proposes."""
     _, whole = greedy(family, 2)
-    assert whole.line.below is not None
+    assert whole.draft.below is not None
     ends = {
         whole.tokens[-2],
-        whole.line.path.tokens[whole.line.kept.index(False)],
-        whole.line.below.path.tokens[whole.line.below.kept.index(False)],
+        whole.draft.along.tokens[whole.draft.accepted.index(False)],
+        whole.draft.below.along.tokens[whole.draft.below.accepted.index(False)],
     }
     for token in ends:
         pair, trace = greedy(family, 2, frozenset({token}))
@@ -193,9 +193,9 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
 def test_the_traces_hold_refusals_below_the_path_and_below_branches(family: str) -> None:
     """Or the identity above would not have looked at what comes after them."""
     _, trace = greedy(family, 2)
-    assert trace.line.below is not None
-    assert {True, False} <= set(trace.line.below.kept)
-    assert any(line.branches for line in trace.line.branches_below.values())
+    assert trace.draft.below is not None
+    assert {True, False} <= set(trace.draft.below.accepted)
+    assert any(draft.branches for draft in trace.draft.branches_below.values())
 
 
 def test_a_draft_that_was_idle_does_not_read_behind_another_text() -> None:

@@ -157,12 +157,12 @@ def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypat
     """Or the comparisons above might see nothing."""
     from specctl.replay import recording
 
-    right = recording.propose_given
+    right = recording.draw_draft_tokens
 
     def wrong(wrote: torch.Tensor, draft: torch.Tensor, target: torch.Tensor, generator: torch.Generator | None):  # type: ignore[no-untyped-def]
         return right(wrote, (draft + target) / 2, target, generator)
 
-    monkeypatch.setattr(recording, "propose_given", wrong)
+    monkeypatch.setattr(recording, "draw_draft_tokens", wrong)
     traces.cache_clear()
     try:
         with pytest.raises(AssertionError):

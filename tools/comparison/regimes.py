@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from specctl.replay.costs import CostTable
-from specctl.replay.traces import Line, Proposals, Trace
+from specctl.replay.traces import DraftAlong, DraftSteps, Trace
 
 RATIOS = (3, 8, 30)
 """Costs of a target pass in draft steps."""
@@ -28,22 +28,22 @@ def regimes() -> dict[str, CostTable]:
 def useless(trace: Trace) -> Trace:
     """A trace with the same signals in which every draft token is rejected.
 
-    After a rejected token the draft continues with the tokens and signals of the path.
+    After a rejected token the draft continues with the tokens and signals along the text.
     """
     count = len(trace.tokens)
 
-    def following(start: int, length: int) -> Proposals:
+    def following(start: int, length: int) -> DraftSteps:
         positions = [position % count for position in range(start, start + length)]
-        path = trace.line.path
-        return Proposals(
-            [path.tokens[position] for position in positions],
-            [path.entropy[position] for position in positions],
-            [path.top_prob[position] for position in positions],
-            [path.token_prob[position] for position in positions],
+        along = trace.draft.along
+        return DraftSteps(
+            [along.tokens[position] for position in positions],
+            [along.entropy[position] for position in positions],
+            [along.top_prob[position] for position in positions],
+            [along.token_prob[position] for position in positions],
         )
 
     return replace(
         trace,
-        line=Line([False] * count, trace.line.path, {p: following(p + 1, trace.limit) for p in range(count)}),
+        draft=DraftAlong([False] * count, trace.draft.along, {p: following(p + 1, trace.limit) for p in range(count)}),
         chances=None if trace.chances is None else [0.0] * count,
     )

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files are: an embedded model, a local folder, or a snapshot in the hub's cache."""
+"""Finding a checkpoint's files: an embedded model, a local folder, or a snapshot in the hub's cache."""
 
 import json
 import logging
@@ -20,7 +20,12 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 @dataclass(frozen=True, slots=True)
 class WeightHeaders:
-    """What the headers of the weight files say: numbers per stored dtype (safetensors names) and bytes in all."""
+    """Contents of the weight files, from their headers.
+
+    Attributes:
+        counts: number of weights by stored dtype, with safetensors names such as ``BF16``.
+        stored_bytes: size of all weights in bytes.
+    """
 
     counts: dict[str, int]
     stored_bytes: int
@@ -28,7 +33,7 @@ class WeightHeaders:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The files of one model; a hub checkpoint's weights may still have to be downloaded."""
+    """The files of one model; the weights of a hub checkpoint may not be downloaded yet."""
 
     name: str
     role: str
@@ -44,7 +49,7 @@ class Checkpoint:
         return self._json("config.json")
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files of the model, there or not; a hub checkpoint without an index has one."""
+        """The model's safetensors files, whether they exist or not; without an index, a single file."""
         if not (self.folder / SINGLE).exists() and (self.folder / INDEX).exists():
             return [self.folder / name for name in sorted(set(self._json(INDEX)["weight_map"].values()))]
         return [self.folder / SINGLE]
@@ -56,10 +61,10 @@ class Checkpoint:
         return any((self.folder / name).exists() for name in TOKENIZER_FILES)
 
     def headers(self) -> WeightHeaders:
-        """Read the weight headers, from disk or else from the hub.
+        """Read the headers of the weight files, from disk if they are there, else from the hub.
 
         Raises:
-            ModelError: when files are missing, damaged, or not safetensors.
+            ModelError: files are missing, damaged, or not safetensors.
         """
         if self.has_weights():
             return self._local_headers()
@@ -74,7 +79,7 @@ class Checkpoint:
         return WeightHeaders({str(kind): count for kind, count in metadata.parameter_count.items()}, sum(ends))
 
     def fetch_weights(self) -> None:
-        """Download the weights that are not there yet, with the hub's own progress bars on a terminal."""
+        """Download weights that are missing; on a terminal, the hub client shows its progress bars."""
         if self.has_weights():
             return
         if self.source != "hub":
@@ -123,7 +128,7 @@ class Checkpoint:
             )
         if any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt*")):
             return ModelError(*pickle_only(str(self), self.role, self.name))
-        return ModelError(f"{self}: {self.folder} holds no weights.", f"It should contain {SINGLE} or {INDEX}.")
+        return ModelError(f"{self}: {self.folder} holds no weights.", f"The folder must contain {SINGLE} or {INDEX}.")
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
@@ -134,14 +139,14 @@ class Checkpoint:
 
 
 def locate(table: ModelTable, role: str) -> Checkpoint:
-    """Find a model's files; from the hub only the small ones (configuration, tokenizer) are downloaded.
+    """Find a model's files; from the hub, only small files (configuration, tokenizer) are downloaded.
 
     Args:
         table: the model's profile table.
         role: the table's key in the profile, for messages: ``target``, ``draft``, ``draft.draft``.
 
     Raises:
-        ModelError: when there is no such model or no access to it.
+        ModelError: there is no such model, or no access to it.
     """
     if table.model.startswith("embedded:"):
         return _with_config(Checkpoint(table.model, role, None, Path(table.checkpoint), "embedded"))
@@ -169,7 +174,7 @@ def _snapshot(table: ModelTable, role: str) -> Path:
                 table.model, revision=table.revision, allow_patterns=SMALL_FILES, ignore_patterns=["*/*"]
             )
         except LocalEntryNotFoundError as error:
-            # Known only to newer hub clients: the cache lacks some small file, perhaps one that nobody needs.
+            # Set by newer hub clients only: the cache lacks some small file, which may not be needed.
             folder = getattr(error, "snapshot_path", "")
             if not folder:
                 raise
@@ -184,7 +189,7 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
             f"{checkpoint} is an adapter, not a whole model.", "Merge it into its base model and save the result."
         )
     if checkpoint.source == "hub":
-        hint = "If you are offline, download it where there is a network; otherwise choose a transformers checkpoint."
+        hint = "If you are offline, download it on a machine with a network; else choose a transformers checkpoint."
     else:
         hint = "Give the folder that `save_pretrained` wrote."
     raise ModelError(f"{checkpoint}: there is no config.json in {checkpoint.folder}.", hint)
@@ -192,7 +197,7 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
 
 @contextmanager
 def hushed_hub() -> Iterator[None]:
-    """Keep the hub client's warnings and bars off stderr while it fetches a few small files."""
+    """Suppress the hub client's warnings and progress bars inside the block."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

@@ -1,4 +1,4 @@
-"""What can be told of a profile's models without loading their weights. Sizes are bytes."""
+"""Facts and problems of a profile's models, found without loading their weights. Sizes are bytes."""
 
 import platform
 from contextlib import suppress
@@ -24,7 +24,7 @@ LARGE_DRAFT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that keeps the models from running, and how to mend it."""
+    """A reason why the models cannot run, and how to fix it; ``where`` names the models, such as ``draft``."""
 
     where: str
     message: str
@@ -33,7 +33,7 @@ class Problem:
 
 @dataclass(slots=True)
 class ModelFacts:
-    """One model of the profile; what could not be found out stays None or empty."""
+    """One model of the profile; unknown facts are None or empty."""
 
     key: str
     model: str
@@ -54,7 +54,7 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """The whole report; ``problems`` make the pair unusable, ``advice`` does not."""
+    """The whole report; with ``problems`` the models cannot run, with ``advice`` they can."""
 
     versions: dict[str, str]
     devices: list[DeviceMemory]
@@ -69,23 +69,23 @@ class Diagnosis:
 
 
 def diagnose(profile: Profile) -> Diagnosis:
-    """Examine every model of a profile, where each would go, and whether their tokenizers agree."""
+    """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head."""
     report = Diagnosis(versions(), device_memory())
-    left = report.devices
+    free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     for key, table in model_tables(profile):
         facts = ModelFacts(key, table.model)
         report.models.insert(0, facts)
         try:
             checkpoint = locate(table, key)
-            placement = _examine(checkpoint, table, facts, left, report)
-            left = after(left, placement)
+            placement = _examine(checkpoint, table, facts, free, report)
+            free = after(free, placement)
         except ModelError as error:
             report.problems.append(Problem(key, error.message, error.hint))
         if facts.folder:
             try:
                 tokenizers[key] = load_tokenizer(table, role=key)
-                facts.eos_ids = sorted({*facts.eos_ids, *_one(tokenizers[key].eos_token_id)})
+                facts.eos_ids = sorted({*facts.eos_ids, *_ids(tokenizers[key].eos_token_id)})
             except ModelError as error:
                 report.problems.append(Problem(key, error.message, error.hint))
     _compare(report, tokenizers)
@@ -96,7 +96,7 @@ def diagnose(profile: Profile) -> Diagnosis:
 
 
 def versions() -> dict[str, str]:
-    """Python and the libraries a report of trouble should name."""
+    """Versions of Python and the libraries, for bug reports."""
     import huggingface_hub
     import torch
     import transformers
@@ -145,12 +145,12 @@ def _examine(
 
 
 def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> None:
-    """Whether a draft's head is there, is for the draft's width, and was trained on its weights.
+    """Check that a draft's head exists, has the draft's hidden size, and was trained on the draft's weights.
 
-    A policy that does without it can run all the same.
+    A bad head is only advice if the draft's policy does not read it.
     """
     if on_hub(name):
-        report.advice.append(f"The acceptance head {name!r} comes from the hub at first use.")
+        report.advice.append(f"The acceptance head {name!r} will be downloaded at first use.")
         return
     try:
         head = locate_head(name)
@@ -158,7 +158,7 @@ def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> 
         text = load_config(draft, table.trust_remote_code).get_text_config(decoder=True)
         head.load(text.hidden_size)
         if draft.has_weights() and (reason := mismatch(head, draft)):
-            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`.")
+            raise ModelError(f"{reason}.", "Train a head on this draft with `specctl train-head`.")
     except ModelError as error:
         if not table.policy.setting.needs_head:
             report.advice.append(f"{error.message} {error.hint}")
@@ -184,8 +184,8 @@ def _advise_on_cache(
     cache = need.cache_bytes(placement.dtype, CACHE_TOKENS)
     if cache > room:
         report.advice.append(
-            f"{checkpoint} leaves {gib(room)}, but the cache of {CACHE_TOKENS} tokens takes {gib(cache)}: keep prompts "
-            "short or give it more memory."
+            f"{checkpoint} leaves {gib(room)} free, but the cache of {CACHE_TOKENS} tokens takes {gib(cache)}: "
+            "use short prompts or a device with more memory."
         )
 
 
@@ -210,8 +210,8 @@ def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]"
         if larger.parameters and smaller.parameters and smaller.parameters > LARGE_DRAFT * larger.parameters:
             share = smaller.parameters / larger.parameters
             report.advice.append(
-                f"The {smaller.key} model has {share:.0%} of the parameters of the {larger.key} model; drafts pay off "
-                "when they are many times smaller."
+                f"The {smaller.key} model has {share:.0%} of the parameters of the {larger.key} model; drafting "
+                "pays off when the draft is many times smaller."
             )
 
 
@@ -226,26 +226,27 @@ def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
 
     if (checkpoint.folder / "generation_config.json").exists():
         with suppress(OSError, ValueError), hushed(verbose=False):
-            return sorted(_one(GenerationConfig.from_pretrained(checkpoint.folder).eos_token_id))
-    return sorted(_one(getattr(config, "eos_token_id", None)))
+            return sorted(_ids(GenerationConfig.from_pretrained(checkpoint.folder).eos_token_id))
+    return sorted(_ids(getattr(config, "eos_token_id", None)))
 
 
 def _terms(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
-    """The licence by the model card, and for a hub model how its files are gated."""
+    """The licence from the model card, and for a hub model whether its files are gated."""
     import huggingface_hub
     from huggingface_hub import constants
 
     licence = gated = None
     card = checkpoint.folder / "README.md"
-    with suppress(Exception):  # a card is free text; a bad one is no reason to fail
+    with suppress(Exception):  # a card is free text and may be malformed
         if card.exists():
             licence = (huggingface_hub.metadata_load(card) or {}).get("license")
     if checkpoint.source == "hub" and not constants.HF_HUB_OFFLINE:
         with suppress(Exception), hushed_hub():
             answer = huggingface_hub.HfApi().model_info(checkpoint.name, timeout=10).gated
-            gated = {"auto": "yes, granted at once", "manual": "yes, granted by hand"}.get(str(answer), "no")
+            kinds = {"auto": "yes, access granted automatically", "manual": "yes, access granted by the owner"}
+            gated = kinds.get(str(answer), "no")
     return licence, gated
 
 
-def _one(ids: int | list[int] | None) -> set[int]:
+def _ids(ids: int | list[int] | None) -> set[int]:
     return {ids} if isinstance(ids, int) else set(ids or ())

@@ -1,4 +1,4 @@
-"""From the exceptions of huggingface_hub, transformers and safetensors to messages that say how to mend it."""
+"""Messages with a hint how to fix it, for exceptions of huggingface_hub, transformers and safetensors."""
 
 import difflib
 from collections.abc import Iterator
@@ -8,19 +8,20 @@ from pathlib import Path
 from specctl.errors import ModelError
 
 CONVERT = (
-    'Convert it once where you trust the files: python -c "from transformers import AutoModelForCausalLM as M, '
+    "Convert it once on a machine where you trust the files: "
+    'python -c "from transformers import AutoModelForCausalLM as M, '
     "AutoTokenizer as T; n, d = '{name}', 'converted'; M.from_pretrained(n).save_pretrained(d); "
     'T.from_pretrained(n).save_pretrained(d)", then set model = "converted" in [{role}].'
 )
 MEMORY_HINT = (
     "Free memory on the device, choose a smaller or quantised checkpoint, set dtype to bfloat16, or spread it with "
-    'device = "balanced"; `specctl doctor` shows what fits where.'
+    'device = "balanced"; `specctl doctor` shows which model fits on which device.'
 )
 
 
 @contextmanager
 def explained(role: str, name: str) -> Iterator[None]:
-    """Turn whatever the model libraries raise inside into a ModelError about this model; chains the original."""
+    """Turn any exception raised inside into a ModelError about this model, with the original as its cause."""
     try:
         yield
     except ModelError:
@@ -30,7 +31,7 @@ def explained(role: str, name: str) -> Iterator[None]:
 
 
 def explain(error: BaseException, role: str, name: str) -> ModelError:
-    """The ModelError for an exception, judged by the deepest cause that is known."""
+    """The ModelError for an exception: from the first of its causes that is known, exception types before messages."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -56,14 +57,14 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
 
     match error:
         case hub.GatedRepoError():
-            return f"{subject} is gated: the hub refuses its files.", _access_hint(name)
+            return f"{subject} is gated: the hub denies access to its files.", _access_hint(name)
         case hub.RevisionNotFoundError():
             return (
                 f"{subject} has no such revision on the hub.",
                 f"Correct `revision` in [{role}] to a branch, tag or commit listed at https://huggingface.co/{name}.",
             )
         case hub.RepositoryNotFoundError():
-            hint = f"{similar_models(name)}Check the spelling; if the repository is private, `hf auth login` first."
+            hint = f"{similar_models(name)}Check the spelling; if the repository is private, run `hf auth login` first."
             return f"{subject} is neither a folder here nor a repository on the hub.", hint
         case hub.DisabledRepoError():
             return f"{subject} has been disabled on the hub.", "Choose another checkpoint."
@@ -73,7 +74,7 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
                 f"{similar_models(name)}Give a folder, or a hub id such as 'Qwen/Qwen3-0.6B'.",
             )
         case hub.LocalEntryNotFoundError() if isinstance(error.__cause__, hub.HfHubHTTPError):
-            return None  # the hub did answer; its answer comes next in the chain
+            return None  # the hub did answer, and its answer is the next cause in the chain
         case hub.LocalEntryNotFoundError() | hub.OfflineModeIsEnabled():
             return _not_cached(subject, name)
         case hub.NotASafetensorsRepoError():
@@ -91,17 +92,17 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
                 "Try again later, or point `model` to a folder with the files.",
             )
         case hub.HTTPError():  # type: ignore[attr-defined]
-            # Whatever the hub's HTTP client raises when there is no answer; which client it is changed over time.
+            # Any error of the hub's HTTP client without an answer; versions of the hub library use different clients.
             return _not_cached(subject, name)
         case PermissionError():
-            return f"{subject} cannot be read: {_first_line(error)}", "Mend the permissions of that file or folder."
+            return f"{subject} cannot be read: {_first_line(error)}", "Fix the permissions of that file or folder."
         case ImportError():
             return f"{subject} needs a package that is not installed: {_first_line(error)}", "Install it and try again."
     return None
 
 
 def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
-    """For failures that the libraries tell apart by their wording alone."""
+    """For failures that differ only in the message of the exception."""
     if "trust_remote_code" in text:
         return (
             f"{subject} can only run with code from its own repository.",
@@ -136,8 +137,8 @@ def _access_hint(name: str) -> str:
 
     licence = f"Accept the licence at https://huggingface.co/{name}"
     if get_token() is None:
-        return f"{licence}, then log in with `hf auth login` or set HF_TOKEN: there is no token now."
-    return f"{licence} with the account of the token in use (`hf auth whoami` tells which)."
+        return f"{licence}, then log in with `hf auth login` or set HF_TOKEN: no token is set."
+    return f"{licence} with the account of the token in use (`hf auth whoami` shows it)."
 
 
 def _not_cached(subject: str, name: str) -> tuple[str, str]:
@@ -147,7 +148,7 @@ def _not_cached(subject: str, name: str) -> tuple[str, str]:
     if constants.HF_HUB_OFFLINE:
         return (
             f"{subject} is not in the local cache, and HF_HUB_OFFLINE forbids a download.",
-            f"{cached}Unset HF_HUB_OFFLINE, or run `hf download {name}` where there is a network.",
+            f"{cached}Unset HF_HUB_OFFLINE, or run `hf download {name}` on a machine with a network.",
         )
     return (
         f"{subject} is not in the local cache, and the hub cannot be reached.",
@@ -156,7 +157,7 @@ def _not_cached(subject: str, name: str) -> tuple[str, str]:
 
 
 def similar_models(name: str) -> str:
-    """A sentence naming folders beside the given path and cached hub models whose names are near, or nothing."""
+    """A sentence with folders next to the given path and cached hub models that have similar names, or an empty one."""
     from huggingface_hub import constants
 
     path = Path(name).expanduser()

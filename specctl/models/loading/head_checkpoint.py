@@ -1,4 +1,4 @@
-"""Where a trained acceptance head is, whether it belongs to this draft, and the files it is kept in."""
+"""Acceptance heads on disk: finding one, checking that it belongs to a draft, reading and writing its files."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ WEIGHTS, CONFIG, CARD = "head.safetensors", "config.json", "README.md"
 PUBLISHED_WEIGHTS = "model.safetensors"
 _EMBEDDED = "embedded:"
 _WHOLE = 64 << 20
-"""Bytes up to which a weight file is hashed whole; hashing a 70B model at every start would take minutes."""
+"""Largest size in bytes of a weight file that is hashed completely; hashing a 70B model would take minutes."""
 _SAMPLES, _SAMPLE = 256, 256 << 10
 
 
@@ -29,8 +29,8 @@ class HeadCheckpoint:
     """The files of a head.
 
     Attributes:
-        name: as the profile names it.
-        folder: where they are.
+        name: the head's name in the profile.
+        folder: where its files are.
         config: the contents of config.json.
     """
 
@@ -43,17 +43,17 @@ class HeadCheckpoint:
 
     @property
     def published(self) -> bool:
-        """Whether it is in the layout of SpecDec++'s released heads, which do not tell their draft's weights."""
+        """Whether it has the layout of SpecDec++'s released heads, which contain no hash of their draft's weights."""
         return "format_version" not in self.config
 
     @property
     def draft_sha256(self) -> str | None:
-        """Of the draft's weights that it was trained on, as `weights_hash` gives it."""
+        """`weights_hash` of the draft that it was trained on; None for a published head."""
         return self.config.get("draft_sha256")
 
     @property
     def draft_model(self) -> str:
-        return str(self.config.get("draft_model", "a draft that its config does not name"))
+        return str(self.config.get("draft_model", "a draft that its config.json does not name"))
 
     def load(self, hidden_size: int) -> "AcceptanceHead":
         """Read the weights.
@@ -62,7 +62,7 @@ class HeadCheckpoint:
             hidden_size: width of the draft's hidden states.
 
         Raises:
-            ModelError: a file is missing or damaged, or the head is for another width.
+            ModelError: a file is missing or damaged, or the head is for another hidden size.
         """
         import torch
         from safetensors import SafetensorError, safe_open
@@ -88,7 +88,7 @@ class HeadCheckpoint:
             raise ModelError(f"{self}: {error}.", "Copy or train it again.") from error
         if head.hidden_size != hidden_size:
             raise ModelError(
-                f"{self} reads hidden states of {head.hidden_size} numbers; the draft's have {hidden_size}.",
+                f"{self} needs hidden states of {head.hidden_size} numbers; the draft's have {hidden_size}.",
                 f"It was trained on {self.draft_model}. {_REMAKE}",
             )
         return head
@@ -103,10 +103,10 @@ _REMAKE = "Make one for this pair with `specctl train-head`."
 
 
 def locate_head(name: str) -> HeadCheckpoint:
-    """Find a head by ``embedded:NAME``, folder, or hub id (whose few small files are downloaded).
+    """Find a head by ``embedded:NAME``, folder, or hub id; from the hub, its files are downloaded.
 
     Raises:
-        ModelError: there is none, or its config.json cannot be read.
+        ModelError: there is no such head, or its config.json cannot be read.
     """
     folder = _folder(name)
     path = folder / CONFIG
@@ -117,7 +117,7 @@ def locate_head(name: str) -> HeadCheckpoint:
     except (OSError, ValueError) as error:
         raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: {error}.", "Copy it again.") from error
     if not isinstance(config, dict):
-        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: it is no object.", "Copy it again.")
+        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: it is not an object.", "Copy it again.")
     if (version := config.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         raise ModelError(
             f"The acceptance head {name!r} is of format {version}; this specctl reads format {FORMAT_VERSION}.",
@@ -127,7 +127,7 @@ def locate_head(name: str) -> HeadCheckpoint:
 
 
 def on_hub(name: str) -> bool:
-    """Whether a head's name is a hub id: one slash, and no folder of that name here."""
+    """Whether a head's name is a hub id: it has one slash, and there is no folder of that name."""
     looks_local = name.startswith(("/", "./", "../", "~", _EMBEDDED)) or name.count("/") != 1
     return not looks_local and not Path(name).is_dir()
 
@@ -148,17 +148,17 @@ def _folder(name: str) -> Path:
 
 
 def mismatch(head: HeadCheckpoint, draft: Checkpoint) -> str | None:
-    """Why a head does not belong to a draft, or None; a head that does not tell its draft's weights is believed."""
+    """Why a head does not belong to a draft, or None; a head without a hash of its draft's weights always passes."""
     if head.draft_sha256 is None or head.draft_sha256 == weights_hash(draft.weight_files()):
         return None
-    return f"{head} was trained on other weights than those of {draft.name!r}: on those of {head.draft_model}"
+    return f"{head} was trained on other weights ({head.draft_model}) than the draft has ({draft.name!r})"
 
 
 def weights_hash(files: Iterable[Path]) -> str:
-    """SHA-256 over a checkpoint's weight files in the order given.
+    """SHA-256 of a checkpoint's weight files, in the given order.
 
-    A file of more than 64 MiB counts with its size, its head and 256 blocks of 256 KiB spread evenly over it: training
-    changes numbers everywhere.
+    For a file of more than 64 MiB only its size and 256 blocks of 256 KiB, spread evenly from start to end, are hashed.
+    This is enough, because training changes weights everywhere.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -175,7 +175,7 @@ def weights_hash(files: Iterable[Path]) -> str:
 
 
 def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card: str) -> None:
-    """Write head.safetensors, config.json and the card; what a kill leaves behind is never half a head."""
+    """Write head.safetensors, the card, and last config.json, each file completely or not at all."""
     from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file completely or not at all, by renaming a temporary file."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

@@ -1,4 +1,4 @@
-"""How much memory a model needs, and how much each device has. All amounts are bytes."""
+"""Memory that a model needs, and memory of each device, in bytes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +13,16 @@ SAFETENSORS_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a checkpoint takes, known before its weights are loaded.
+    """Memory that a checkpoint needs, estimated before its weights are loaded.
 
     Attributes:
-        parameters: numbers in the model.
-        stored_bytes: size of the weight files.
-        stored_dtype: the dtype most of its numbers are meant to have, such as ``bfloat16``.
-        quantised: whether the files hold packed weights, which keep their size whatever the dtype.
-        cached_values: numbers the KV cache holds per token over all layers, windows ignored.
-        unread: why the headers of the weights could not be read, so that the configuration alone gave the size.
+        parameters: number of weights in the model.
+        stored_bytes: size of the weight files in bytes.
+        stored_dtype: the dtype in the configuration, else of most weights, such as ``bfloat16``.
+        quantised: whether the files hold packed weights, whose size does not depend on the dtype.
+        cached_values: numbers in the KV cache per token over all layers; sliding windows are ignored.
+        unread: why the weight headers could not be read; sizes are then computed from the configuration. None if they
+            were read.
     """
 
     parameters: int
@@ -32,17 +33,17 @@ class Estimate:
     unread: ModelError | None = None
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights held in ``dtype``."""
+        """Bytes of the weights in ``dtype``."""
         return self.stored_bytes if self.quantised else self.parameters * ITEM_BYTES[dtype]
 
     def cache_bytes(self, dtype: str, tokens: int) -> int:
-        """Bytes of the KV cache for so many tokens."""
+        """Bytes of the KV cache for a number of tokens."""
         return self.cached_values * ITEM_BYTES[dtype] * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device: its torch name, what it is, and its memory in bytes."""
+    """One device: its torch name, a label for display, and its total and free memory in bytes."""
 
     name: str
     label: str
@@ -60,7 +61,7 @@ def device_memory() -> list[DeviceMemory]:
     kind = accelerator.type if accelerator else "cpu"
     devices = []
     for index in range(torch.accelerator.device_count() if accelerator else 0):
-        # Apple's GPU works in main memory and has no figures of its own.
+        # Apple's GPU uses main memory and reports no memory of its own.
         free, total = (ram.available, ram.total) if kind == "mps" else torch.accelerator.get_memory_info(index)
         label = torch.cuda.get_device_name(index) if kind == "cuda" else f"{kind} device"
         devices.append(DeviceMemory(f"{kind}:{index}", label, total, free))
@@ -68,10 +69,10 @@ def device_memory() -> list[DeviceMemory]:
 
 
 def estimate(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Estimate:
-    """Size a checkpoint from its weight headers, or from its configuration where there are none to read.
+    """Estimate a checkpoint from its weight headers, or from its configuration if a hub model's cannot be read.
 
     Raises:
-        ModelError: when files are damaged, missing, or refused.
+        ModelError: local files are damaged, missing or not safetensors, or the configuration cannot be loaded.
     """
     config = load_config(checkpoint, trust_remote_code)
     quantised = getattr(config, "quantization_config", None) is not None
@@ -116,7 +117,7 @@ def cached_values(config: Any) -> int:
 
 
 def gib(size: float) -> str:
-    """A byte count for people."""
+    """A number of bytes with a unit, for messages."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

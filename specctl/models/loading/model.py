@@ -27,14 +27,14 @@ class LoadedModel:
     """A causal language model ready to run.
 
     Attributes:
-        name: the model as the profile names it.
+        name: the model's name in the profile.
         model: the transformers model, in eval mode, on its device or devices.
-        config: the text part of its configuration.
-        eos_ids: the end-of-sequence ids of its generation settings; the tokenizer may add one, see ``eos_ids()``.
-        vocabulary: width of its logits, padding included.
-        device: where input ids go.
-        dtype: of the weights.
-        devices: every device that holds weights; more than one means that it is spread.
+        config: the configuration of its text decoder.
+        eos_ids: the end-of-sequence ids of its generation settings; `eos_ids` can add the tokenizer's id.
+        vocabulary: width of its logits, including padding.
+        device: device of the input ids.
+        dtype: dtype of the weights.
+        devices: every device that holds weights.
     """
 
     name: str
@@ -48,9 +48,9 @@ class LoadedModel:
 
 
 def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
-    """Every model of a profile with its key, in the order to load them: the innermost draft first, the target last.
+    """Every model of a profile with its key, in loading order: the lowest draft first, the target last.
 
-    A target that is spread takes what is left, so the small models must be in place before it.
+    A target that is spread over devices takes the remaining memory, so the small models must be loaded before it.
     """
     tables: list[tuple[str, ModelTable]] = [("target", profile.target)]
     key, draft = "draft", profile.draft
@@ -61,7 +61,7 @@ def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
 
 
 def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> LoadedModel:
-    """Load a causal language model where its table says, after checking that it fits.
+    """Load a causal language model on the devices of its table, after checking that it fits.
 
     Args:
         table: the model's profile table.
@@ -69,7 +69,7 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         verbose: let transformers show its progress and warnings on stderr.
 
     Raises:
-        ModelError: whatever the cause, with what to do about it.
+        ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
     placement = place(table, estimate(checkpoint, table.trust_remote_code), device_memory(), role)
@@ -92,10 +92,10 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
 
 
 def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTokenizerBase":
-    """The tokenizer that comes with a model.
+    """The tokenizer of a model's checkpoint.
 
     Raises:
-        ModelError: when the checkpoint has none, or it cannot be read.
+        ModelError: the checkpoint has no tokenizer, or it cannot be read.
     """
     from transformers import AutoTokenizer
 
@@ -121,7 +121,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
 
 
 def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None" = None) -> frozenset[int]:
-    """Every id that ends a sequence: those of the model's generation settings and the tokenizer's own."""
+    """Every id that ends a sequence: the ids of the model's generation settings and the tokenizer's id."""
     found = model.generation_config.eos_token_id if model.generation_config else None
     ids = {found} if isinstance(found, int) else set(found or ())
     if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
@@ -131,7 +131,7 @@ def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None
 
 @contextmanager
 def hushed(verbose: bool) -> Iterator[None]:
-    """Keep transformers' progress bars and warnings off stderr, unless verbose."""
+    """Suppress transformers' progress bars and warnings inside the block, unless ``verbose``."""
     if verbose:
         yield
         return
@@ -162,7 +162,7 @@ def _read(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool)
         max_memory=placement.max_memory,
         use_safetensors=True,
         trust_remote_code=trust_remote_code,
-        ignore_mismatched_sizes=True,  # so that the report tells which, instead of an error that does not
+        ignore_mismatched_sizes=True,  # to get a report that names them, instead of an error without names
         output_loading_info=True,
     )
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
@@ -172,7 +172,7 @@ def _read(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool)
 
 
 def _require_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
-    """Refuse a model of which transformers had to invent weights."""
+    """Raise a ModelError if transformers made up weights, because they are missing or have a wrong shape."""
     missing = sorted(report["missing_keys"])
     shapes = sorted(str(key) for key in report["mismatched_keys"])
     if not (missing or shapes):

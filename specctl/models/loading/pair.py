@@ -1,4 +1,4 @@
-"""A target with the drafts that write ahead for it, loaded and matched."""
+"""A target and its drafts, loaded, with matching vocabularies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,18 +18,17 @@ from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Runners over one shared vocabulary.
+    """Runners of a target and its drafts, over one shared vocabulary.
 
     Attributes:
-        target: the model that decides.
-        drafts: the draft, then the model that drafts for it, and so on down; empty when only the target was loaded. In
-            a benchmark they may be of several profiles.
-        tokenizer: the target's.
+        target: runner of the target model.
+        drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
+            loaded. In a benchmark, the drafts of several profiles in a row.
+        tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
-        context: the longest sequence that every model of the pair can hold, in tokens.
-        models: the transformers models behind the runners, the target's first.
-        named_heads: for each draft by name the heads that predict acceptance from its hidden states, on its device; the
-            first is used where none is named.
+        context: the longest sequence that every model can hold, in tokens.
+        models: the transformers models of the runners, the target's first.
+        named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
     """
 
     target: Runner
@@ -52,19 +51,19 @@ class Pair:
 
     @property
     def lower(self) -> "Pair":
-        """The first draft as the verifier of those below it."""
+        """The pair in which the first draft is the target of the drafts below it."""
         return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:])
 
     @property
     def preparing_seconds(self) -> float | None:
-        """Wall time its runners have spent on compiling or capturing; None where none of them does."""
+        """Wall time in seconds that the runners have spent on compiling or capturing; None if no runner does either."""
         spent = [
             seconds for runner in (self.target, *self.drafts) if (seconds := preparing_seconds(runner)) is not None
         ]
         return sum(spent) if spent else None
 
     def room(self, prompt: Sequence[int]) -> int:
-        """How many tokens may follow a prompt; raises RecordError where none can."""
+        """How many tokens may follow a prompt; raises RecordError if the prompt leaves no room for a token."""
         room = self.context - len(prompt)
         if room < 1:
             raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {self.context}")
@@ -86,22 +85,22 @@ def load_pair(
 
     Args:
         profile: names the models.
-        with_drafts: whether its drafts are wanted.
-        drafts: to load instead of the profile's own, in the order that `Pair.drafts` will have.
-        heads: for each of ``drafts`` the heads to load, instead of what its table names.
-        with_heads: whether to load the heads that the drafts' tables name.
-        on_foreign_head: called with a message about a head trained on another draft's weights; without it, such a head
+        with_drafts: whether to load the profile's drafts.
+        drafts: tables of the drafts to load instead of the profile's, in the order of `Pair.drafts`.
+        heads: for each of ``drafts`` the names of the heads to load, instead of the head in its table.
+        with_heads: whether to load the heads in the drafts' tables.
+        on_foreign_head: called with a warning if a head was trained on another draft's weights; without it, such a head
             is an error.
-        engines: how passes are to run; without it, as the profile says.
-        progress: called with the name of what is being loaded.
+        engines: how forward passes run; by default as set in the profile.
+        progress: called with the name of each model and head before it is loaded.
 
     Raises:
-        ModelError: a model cannot be loaded, does not fit, its tokenizer is not the target's, or it cannot be run as
-            asked; or a draft's head cannot be loaded or was trained on another draft.
+        ModelError: a model cannot be loaded, does not fit, has another tokenizer than the target, or cannot run on the
+            chosen engine; or a head cannot be loaded or was trained on another draft.
     """
     tables = model_tables(profile)[-1:]
     if drafts is not None:
-        # The target comes last: where it is spread it takes what is left.
+        # The target comes last: if it is spread over devices, it takes the remaining memory.
         tables = [*(("draft", table) for table in reversed(drafts)), *tables]
     elif with_drafts:
         tables = model_tables(profile)
@@ -120,10 +119,10 @@ def load_pair(
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
     named: list[dict[str, AcceptanceHead]] = []
-    for place, ((_, table), draft, runner) in enumerate(zip(tables[-2::-1], models[1:], runners[1:], strict=True)):
+    for index, ((_, table), draft, runner) in enumerate(zip(tables[-2::-1], models[1:], runners[1:], strict=True)):
         own = [table.head] if with_heads and isinstance(table, DraftTable) and table.head is not None else []
         loading: dict[str, AcceptanceHead] = {}
-        for name in own if heads is None else heads[place]:
+        for name in own if heads is None else heads[index]:
             progress(name)
             loading[name] = _load_head(table, name, draft, on_foreign_head).to(runner.device)
         named.append(loading)
@@ -145,6 +144,7 @@ def _load_head(
     head = checkpoint.load(draft.config.hidden_size)
     if reason := mismatch(checkpoint, locate(table, "draft")):
         if on_foreign is None:
-            raise ModelError(f"{reason}.", "Train one on this draft with `specctl train-head`, or try it with --force.")
-        on_foreign(f"{reason}; what it foretells may be far off")
+            hint = "Train a head on this draft with `specctl train-head`, or use this one with --force."
+            raise ModelError(f"{reason}.", hint)
+        on_foreign(f"{reason}; its predictions may be far off")
     return head

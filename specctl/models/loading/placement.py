@@ -1,4 +1,4 @@
-"""Which device a model goes to, in which dtype, and whether it fits there."""
+"""Choosing devices and a dtype for a model, and checking that it fits."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from specctl.profile.schema import ModelTable
 
 STRATEGIES = ("balanced", "balanced_low_0", "sequential")
 ROOM_FOR_WORK = 0.1
-"""Share of a GPU's free memory left for the KV cache and activations when weights are spread or placed by ``auto``."""
+"""Share of a GPU's free memory kept for the KV cache and activations when weights are spread or placed by ``auto``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Placement:
     Attributes:
         device_map: a device such as ``cuda:0`` or ``cpu``, an accelerate strategy, or a map from module to device.
         max_memory: for a strategy, the bytes each device may take; None otherwise.
-        dtype: the weights' dtype, spelled out.
+        dtype: the dtype of the weights, never ``auto``.
         shares: bytes of weights expected on each device, by device name.
     """
 
@@ -35,13 +35,13 @@ class Placement:
 
 
 def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], role: str) -> Placement:
-    """Choose devices and dtype for a model on a machine with these devices.
+    """Choose devices and a dtype for a model on a machine with these devices.
 
-    ``auto`` is the first GPU, or the CPU where there is none; a target that leaves no room to work on the first GPU
-    is spread over all of them.
+    ``auto`` is the first GPU, or the CPU if there is no GPU. A target that would leave too little memory for the KV
+    cache on the first GPU is spread over all GPUs.
 
     Raises:
-        ModelError: for a device that is not there, and for weights that do not fit.
+        ModelError: a device does not exist, or the weights do not fit.
     """
     free = {device.name: device.free for device in devices}
     gpus = [name for name in free if name.startswith("cuda")]
@@ -61,12 +61,12 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     if name not in free:
         raise _unknown_device(device, free, role)
     if table.max_memory:
-        raise ModelError(f"[{role}] max_memory says nothing for the single device {device!r}.", "Remove one of them.")
+        raise ModelError(f"[{role}] max_memory has no effect on the single device {device!r}.", "Remove one of them.")
     return _single(table, name, need, free, role)
 
 
 def after(devices: Sequence[DeviceMemory], placement: Placement) -> list[DeviceMemory]:
-    """The devices once a model is loaded as placed."""
+    """The devices after a model has been loaded with this placement."""
     return [replace(device, free=device.free - placement.shares.get(device.name, 0)) for device in devices]
 
 
@@ -111,7 +111,7 @@ def _mapped(
 
 
 def _shares(size: int, limits: Mapping[str, int], strategy: str) -> dict[str, int]:
-    """Expected bytes by device: filled in turn, or in proportion to what each may take (GPUs before the CPU)."""
+    """Expected bytes by device, GPUs before the CPU: in proportion to the limits, or (sequential) filled one by one."""
     shares: dict[str, int] = {}
     gpus = sum(limit for name, limit in limits.items() if name != "cpu")
     for name, limit in limits.items():
@@ -147,7 +147,7 @@ def _unknown_device(name: str, free: Mapping[str, int], role: str) -> ModelError
     valid = ["auto", *STRATEGIES, *free]
     near = difflib.get_close_matches(name, valid, n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    return ModelError(f"[{role}] device {name!r} is not on this machine.", f"{hint}There are: {', '.join(valid)}.")
+    return ModelError(f"[{role}] device {name!r} is not on this machine.", f"{hint}Valid are: {', '.join(valid)}.")
 
 
 def _too_big(
@@ -166,5 +166,5 @@ def _too_big(
     ways.append("choose a smaller or quantised checkpoint")
     return ModelError(
         f"The {role} model {table.model!r} needs {gib(size)} for its weights in {dtype}; free: {where}.",
-        f"To mend it: {'; or '.join(ways)}.",
+        f"To fix it: {'; or '.join(ways)}.",
     )

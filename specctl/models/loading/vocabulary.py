@@ -1,4 +1,4 @@
-"""Whether two models speak of the same tokens, and how many they share."""
+"""Checking that two models have the same vocabulary, and its size."""
 
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,11 @@ def check_vocabulary(
     target_rows: int,
     draft_rows: int,
 ) -> int:
-    """The number of ids both models share: logits of either are compared on ``[..., :size]``.
+    """The number of ids that both models share: both models' logits are cut to ``[..., :size]``.
 
-    Models of one family often pad their logits differently; ids that the tokenizer does not know are left out. Every
-    known id that the target can emit must have a row in the draft too, or cutting to the shared size would change
-    what the target says.
+    Models of one family often pad their logits to different widths; ids that the tokenizer does not know are cut off.
+    Every known id that the target can emit needs a row in the draft's logits too, else the cut would change the
+    target's output.
 
     Args:
         target_tokenizer: the target's tokenizer.
@@ -36,7 +36,7 @@ def check_vocabulary(
         draft_rows: width of the draft's logits.
 
     Raises:
-        ModelError: when the tokenizers differ, naming the first difference, or the draft has too few rows.
+        ModelError: the tokenizers differ (the message shows the first difference), or the draft has too few rows.
     """
     target_ids, draft_ids = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     if target_ids != draft_ids:
@@ -52,7 +52,7 @@ def check_vocabulary(
 
 
 def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """What is at the lowest id on which the two vocabularies disagree."""
+    """The tokens of both vocabularies at the lowest id at which they differ."""
     target_tokens, draft_tokens = ({index: token for token, index in ids.items()} for ids in (target, draft))
     differing = [
         index
@@ -61,7 +61,7 @@ def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
     ]
     if not differing:
         token = min(target.keys() ^ draft.keys())
-        return f"only one of them spells a token {token!r}"
+        return f"only one of them has the token {token!r}"
     index = min(differing)
     ours, theirs = (repr(tokens[index]) if index in tokens else "nothing" for tokens in (target_tokens, draft_tokens))
     return (
@@ -79,7 +79,7 @@ def _require_same_encoding(target: "PreTrainedTokenizerBase", draft: "PreTrained
             )
             tails = [tokenizer.decode(ids[at : at + 3]) for tokenizer, ids in ((target, ours), (draft, theirs))]
             raise ModelError(
-                f"The tokenizers cut text differently: in {probe!r} the target goes on with {tails[0]!r} where the "
-                f"draft goes on with {tails[1]!r}.",
+                f"The tokenizers split text differently: in {probe!r} the target continues with {tails[0]!r} where "
+                f"the draft continues with {tails[1]!r}.",
                 CHOOSE,
             )
