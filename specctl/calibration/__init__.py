@@ -1,1 +1,1 @@
-"""Choosing a policy by replaying every candidate on traces of one run."""
+"""Chooses a setting by replaying every candidate on traces of one run."""

@@ -1,4 +1,4 @@
-"""A search over the settings of all levels of a hierarchy: one level at a time, the others held."""
+"""Coordinate ascent over the settings of a hierarchy: one level is searched at a time while the others are held."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,20 +8,20 @@ from itertools import product
 from specctl.policies import Setting, nested
 
 SWEEPS = 2
-"""How often every level is searched. What is best at one level hardly depends on the other's exact setting."""
+"""How often every level is searched. The best setting of a level hardly depends on the exact settings of the others."""
 
 Options = Sequence[Sequence[Setting]]
-"""Settings of single levels, for each level from the top down."""
+"""For each level from the top down, the settings that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be chosen at each level.
+    """The settings to search at each level.
 
     Attributes:
         coarse: searched first.
-        fine: searched next, of the policies that the coarse search ends with; the same as ``coarse`` for no such second
-            search.
+        fine: searched second, limited to the policies that the coarse search ends with; the same object as ``coarse``
+            if there is no second search.
     """
 
     coarse: Options
@@ -29,39 +29,42 @@ class Space:
 
     @property
     def most(self) -> int:
-        """No fewer settings than `explore` will ask for."""
-        coarse = sum(len(some) for options in _by_mode(self.coarse) for some in options)
+        """An upper bound of the number of settings that `explore` evaluates."""
+        coarse = sum(len(level) for options in _by_mode(self.coarse) for level in options)
         fine = 0
         if self.fine is not self.coarse:
             fine = sum(
-                max(Counter(one.policy for one in some).values()) for options in _by_mode(self.fine) for some in options
+                max(Counter(one.policy for one in level).values())
+                for options in _by_mode(self.fine)
+                for level in options
             )
         return SWEEPS * (coarse + fine)
 
 
 def explore(space: Space, start: Setting, speed: Callable[[Setting], float]) -> None:
-    """Ask for the speed of settings, ever nearer to the fastest.
+    """Call ``speed`` for settings, each search moving towards the fastest.
 
-    Every way of pre-verifying is searched for itself: what suits a block of one inner round need not suit a loop.
+    Every combination of ways to pre-verify is searched separately, because settings that suit a block of one inner
+    round need not suit a loop.
 
     Args:
-        space: to search.
-        start: its settings are held first, as far down as it has levels.
-        speed: of a setting, the higher the better; asked more than once for the same.
+        space: the settings to search.
+        start: supplies the settings that are held first, for the levels that it has.
+        speed: returns the speed of a setting, the higher the better; called repeatedly for the same setting.
     """
     for options in _by_mode(space.coarse):
-        held = [_nearest(start, level, some) for level, some in enumerate(options)]
+        held = [_nearest(start, level, settings) for level, settings in enumerate(options)]
         best = _ascend(options, held, speed)
         if space.fine is not space.coarse:
             fine = [
-                [one for one in some if (one.policy, one.once) == (level.policy, level.once)]
-                for some, level in zip(space.fine, best, strict=True)
+                [one for one in settings if (one.policy, one.once) == (chosen.policy, chosen.once)]
+                for settings, chosen in zip(space.fine, best, strict=True)
             ]
             _ascend(fine, best, speed)
 
 
 def _by_mode(options: Options) -> list[list[list[Setting]]]:
-    """The options of every combination of ways to pre-verify, level by level."""
+    """For each combination of the levels' ways to pre-verify, the options that have these ways."""
     modes = product(*(sorted({one.once for one in some}) for some in options))
     return [
         [[one for one in some if one.once == once] for some, once in zip(options, mode, strict=True)] for mode in modes
@@ -69,9 +72,9 @@ def _by_mode(options: Options) -> list[list[list[Setting]]]:
 
 
 def _nearest(start: Setting, level: int, options: Sequence[Setting]) -> Setting:
-    """The level's setting in a start, or else the middle one of the options."""
-    alone = [replace(own, below=None) for own in start.levels[level : level + 1]]
-    return next((own for own in alone if own in options), options[len(options) // 2])
+    """The setting that the start has at a level if it is among the options, else the middle option."""
+    alone = [replace(setting, below=None) for setting in start.levels[level : level + 1]]
+    return next((setting for setting in alone if setting in options), options[len(options) // 2])
 
 
 def _ascend(
@@ -79,9 +82,9 @@ def _ascend(
 ) -> list[Setting]:
     held = list(held)
     for _ in range(SWEEPS):
-        before = list(held)
-        for level, some in enumerate(options):
-            held[level] = max(some, key=lambda one: speed(nested([*held[:level], one, *held[level + 1 :]])))
-        if held == before:
+        previous = list(held)
+        for level, settings in enumerate(options):
+            held[level] = max(settings, key=lambda one: speed(nested([*held[:level], one, *held[level + 1 :]])))
+        if held == previous:
             break
     return held

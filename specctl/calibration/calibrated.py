@@ -1,4 +1,4 @@
-"""The profile that a calibration ends in: the old one with the chosen policy, and how it was chosen."""
+"""The profile that a calibration writes: it extends the old profile with the chosen setting and its provenance."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,16 +16,16 @@ MOST_RUNNER_UPS = 5
 def calibrated_profile(
     resolved: ResolvedProfile, found: Calibration, costs: CostTable, facts: Mapping[str, Any], output: Path
 ) -> dict[str, Any]:
-    """The table of a profile file that extends the resolved one.
+    """The contents of a profile file that extends the resolved profile.
 
-    What flags, ``--set`` and the environment changed is written into it, since it was calibrated so.
+    Changes by flags, ``--set`` and the environment are written into it, because they were in force in the calibration.
 
     Args:
-        resolved: what was calibrated.
+        resolved: the profile that was calibrated.
         found: the outcome.
-        costs: it was priced with.
+        costs: with which replayed rounds were priced.
         facts: when, how and where, for the provenance.
-        output: where the file will be, for a parent given by path.
+        output: path of the file to write.
     """
     winner = found.winner
     table: dict[str, Any] = {
@@ -66,7 +66,7 @@ def calibrated_profile(
 
 
 def draft_table(setting: Setting, drafts: int) -> dict[str, Any]:
-    """What a profile's ``[draft]`` table contains for a setting: every value of every draft of the profile.
+    """The ``[draft]`` table of a profile for a setting, with every value of every draft of the profile.
 
     Drafts below the setting's last level get the policy ``none``.
     """
@@ -80,7 +80,7 @@ def draft_table(setting: Setting, drafts: int) -> dict[str, Any]:
 
 
 def _parent(resolved: ResolvedProfile, output: Path) -> str:
-    """The old profile as the new file can find it: by its name, or by its path where it was given by path."""
+    """How the new file names the old profile: by name, or by path if the old profile was given by path."""
     if resolved.name == resolved.source.stem and output.stem != resolved.source.stem:
         return resolved.name
     return str(resolved.source.resolve())
@@ -99,7 +99,7 @@ def _value(resolved: ResolvedProfile, path: list[str]) -> Any:
 
 def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
     if value is None:
-        return  # TOML has no null, and leaving a key out says the same
+        return  # TOML has no null, and a missing key means the same
     for name in path[:-1]:
         table = table.setdefault(name, {})
     table[path[-1]] = value

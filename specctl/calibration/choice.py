@@ -1,4 +1,4 @@
-"""The setting to use among some, and how sure that choice is."""
+"""Chooses the simplest setting that is about as fast as the fastest, and estimates how sure the choice is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from specctl.statistics.intervals import SEED
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The setting to use among some, and how sure that is.
+    """The chosen setting, and how sure the choice is.
 
     Attributes:
-        chosen: the simplest within one standard error of the fastest.
-        fastest: by predicted tokens/s.
-        share: of the bootstrap's resamples of prompts in which the chosen one is within the noise of the fastest.
-        near: the others within one standard error of the fastest, the fastest first.
+        chosen: the simplest setting within one standard error of the fastest.
+        fastest: the fastest setting by predicted tokens/s.
+        share: share of bootstrap resamples of the prompts in which the chosen setting is within one standard error of
+            the fastest.
+        near: the other settings within one standard error of the fastest, the fastest first.
     """
 
     chosen: Score
@@ -29,10 +30,10 @@ class Choice:
 
 
 def choose(scores: Sequence[Score]) -> Choice:
-    """Pick by predicted tokens/s; all scores are of the same prompts in the same order."""
-    speeds = np.array([found.tokens_per_second for found in scores])
+    """Choose by predicted tokens/s; all scores must be of the same prompts in the same order."""
+    speeds = np.array([score.tokens_per_second for score in scores])
     best = int(speeds.argmax())
-    tokens, ms = scores[0].tokens, np.stack([found.ms for found in scores])  # (P,), (S, P)
+    tokens, ms = scores[0].tokens, np.stack([score.ms for score in scores])  # (P,), (S, P)
     prompts = len(tokens)
     if prompts > 1:
         weights = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
@@ -40,11 +41,11 @@ def choose(scores: Sequence[Score]) -> Choice:
         errors = (resampled[:, [best]] - resampled).std(axis=0)
     else:
         resampled, errors = speeds[None], np.zeros(len(scores))
-    within = [place for place in range(len(scores)) if speeds[best] - speeds[place] <= errors[place]]
-    chosen = min(within, key=lambda place: (*_simplicity(scores[place].setting), -speeds[place]))
+    within = [index for index in range(len(scores)) if speeds[best] - speeds[index] <= errors[index]]
+    chosen = min(within, key=lambda index: (*_simplicity(scores[index].setting), -speeds[index]))
     sure = resampled[:, chosen] >= resampled.max(axis=1) - errors[chosen]
-    near = sorted((place for place in within if place != chosen), key=lambda place: -speeds[place])
-    return Choice(scores[chosen], scores[best], float(sure.mean()), [scores[place] for place in near])
+    near = sorted((index for index in within if index != chosen), key=lambda index: -speeds[index])
+    return Choice(scores[chosen], scores[best], float(sure.mean()), [scores[index] for index in near])
 
 
 def _simplicity(setting: Setting) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Which settings a calibration compares: the profile's own, those that may be chosen, and those beside them."""
+"""The settings that a calibration compares: the profile's own, the candidates, and others for comparison."""
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from specctl.profile.schema import DraftTable
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Settings of one draft, or of all drafts of a hierarchy.
+    """The settings that compete, of one draft or of all drafts of a hierarchy.
 
     Attributes:
-        old: the profile's own.
-        candidates: that may be chosen, one by one.
-        rivals: that are ranked beside them.
-        space: of a hierarchy, whose combinations are too many to go through.
+        old: the profile's own setting.
+        candidates: settings that may be chosen; all are replayed.
+        rivals: settings that are ranked too, but not chosen.
+        space: for a hierarchy, the settings of each level, whose combinations are too many to replay all.
     """
 
     old: Setting
@@ -31,32 +31,33 @@ class Contest:
     @property
     def depth(self) -> int:
         """The longest draft at any level."""
-        levels = (one for some in (self.space.fine if self.space is not None else ()) for one in some)
+        levels = (one for level in (self.space.fine if self.space is not None else ()) for one in level)
         return max(one.longest_draft for one in (self.old, *self.candidates, *self.rivals, *levels))
 
     def most(self, old: Setting | None) -> int:
-        """No fewer settings than a search replays.
+        """An upper bound of the number of settings that a search replays.
 
         Args:
-            old: the profile's own; None where it cannot be replayed.
+            old: the profile's own setting; None if it cannot be replayed.
         """
         certain = len(contestants(self.candidates, old, self.rivals))
         return certain + (self.space.most if self.space is not None else 0)
 
 
 def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[str], recorded: Set[str]) -> Contest:
-    """The contest that a profile and the options of a calibration ask for.
+    """The settings to compare for a profile and the options of a calibration.
 
     Args:
-        draft: the profile's, its head the first of ``heads`` where these are given.
-        policy: whose settings are wanted, or ``all``; with commas for each level; without it the profile's own, or
-            where there are heads to choose among ``specdec++``.
-        kind: how fine.
-        heads: of a single draft, to choose among.
-        recorded: the signals that a trace has, or can have.
+        draft: the profile's draft table; its head is the first of ``heads`` if these are given.
+        policy: name of the policy whose settings are candidates, or ``all``; or one name for each level, separated by
+            commas. None means ``specdec++`` if ``heads`` are given, else the profile's own policies.
+        kind: the grid of settings.
+        heads: heads of a single draft to choose among.
+        recorded: the signals that a trace contains, or can contain.
 
     Raises:
-        UsageError: there is no such policy, there are not so many drafts, or a policy needs a head where there is none.
+        UsageError: there is no such policy, the numbers of policies and drafts differ, or a policy needs a head and
+            the draft has none.
     """
     names = _policies(policy or ("specdec++" if heads else None), draft)
     known = [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
@@ -70,21 +71,21 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
         return Contest(old, with_heads(candidates, choices), rivals, None)
     fine = level_grids(names, kind, known)
     _require_known(fine, known)
-    # All policies' combinations would be too many at once.
+    # The combinations of all policies on a fine grid would be too many.
     coarse = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
     return Contest(old, [], rivals, Space(coarse, fine))
 
 
 def contestants(candidates: Iterable[Setting], old: Setting | None, rivals: Iterable[Setting] = ()) -> list[Setting]:
-    """All that `search` replays in any case, each once."""
+    """The settings that `search` replays in any case, each once."""
     return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *rivals]))
 
 
 def heads_in(given: Iterable[str]) -> list[str]:
-    """Heads, given one by one or as folders of heads as a sweep leaves one; each once.
+    """The heads in ``given``, each once; a folder of heads, as a sweep writes it, is replaced by its heads.
 
     Raises:
-        UsageError: a folder holds no head.
+        UsageError: a folder contains no head.
     """
     found: list[str] = []
     for name in (name.rstrip("/") or name for name in given):
@@ -99,7 +100,7 @@ def heads_in(given: Iterable[str]) -> list[str]:
 
 
 def heads_among(given: Sequence[str], draft: DraftTable) -> list[str]:
-    """The heads to choose among, the profile's own first; empty where none was given.
+    """The heads to choose among, the profile's own first; empty if ``given`` is empty.
 
     Raises:
         UsageError: there is more than one draft.
@@ -118,16 +119,26 @@ def _policies(policy: str | None, draft: DraftTable) -> list[str]:
     names = [name.strip() for name in policy.split(",")]
     if len(names) not in (1, len(levels)):
         drafts = "1 draft" if len(levels) == 1 else f"{len(levels)} drafts"
-        raise UsageError(f"--policy names {len(names)} policies for {drafts}", "give one for all, or one for each")
+        raise UsageError(
+            f"--policy names {len(names)} policies for {drafts}", "name one policy for all drafts, or one for each"
+        )
     return names * (len(levels) // len(names))
 
 
 def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str]]) -> None:
-    """A head's word cannot be had where there is no head; candidates and known signals are those of each level."""
+    """Check that every setting reads known signals only.
+
+    Args:
+        options: the settings of each level.
+        known: the signals known at each level.
+
+    Raises:
+        UsageError: a setting needs a head's prediction at a level without a head.
+    """
     levels = zip(options, known, strict=False)
-    blind = next((one.policy for some, signals in levels for one in some if not one.signals <= signals), None)
-    if blind is not None:
+    policy = next((one.policy for level, signals in levels for one in level if not one.signals <= signals), None)
+    if policy is not None:
         raise UsageError(
-            f"{blind} needs a head that foretells acceptance",
-            "name it with --set draft.head=PATH; a trace that was recorded without it has to be recorded anew",
+            f"{policy} needs a head that predicts acceptance",
+            "name one with --set draft.head=PATH; if the trace was recorded without it, record a new trace",
         )

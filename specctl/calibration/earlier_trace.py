@@ -1,4 +1,4 @@
-"""An earlier trace as the source of a calibration: whether it fits what is asked now."""
+"""Checks that an earlier trace can be used in a calibration: same models and sampling, and deep enough."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -18,7 +18,7 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
     """Check that a trace was recorded with the models, the engine and the sampling of a profile.
 
     Raises:
-        UsageError: it was not; the message names what differs.
+        UsageError: it was recorded with others; the message names the difference.
     """
     recorded, asked = header.provenance["profile"], profile.model_dump(mode="json", exclude_none=True)
     for (role, was), (_, now) in zip_longest(_models(recorded), _models(asked), fillvalue=("draft", {})):
@@ -37,17 +37,19 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
         raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
     for key in _ENGINE_KEYS:
         if recorded[key] != asked[key]:
-            raise UsageError(f"{path} was recorded with another {key}", "its costs do not hold: record a new trace")
+            raise UsageError(
+                f"{path} was recorded with another {key}", "its measured costs do not apply: record a new trace"
+            )
     for key in _SAMPLING_KEYS:
         if header.provenance["sampling"][key] != asked["sampling"][key]:
             raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
 
 
 def require_depth(header: TraceHeader, asked: Contest, path: Path) -> None:
-    """Check that a trace can replay the longest draft of a contest.
+    """Check that the longest draft of a contest can be replayed on a trace.
 
     Raises:
-        UsageError: it was recorded for shorter drafts.
+        UsageError: the trace was recorded for shorter drafts.
     """
     if asked.depth > header.depth:
         raise UsageError(
@@ -57,7 +59,7 @@ def require_depth(header: TraceHeader, asked: Contest, path: Path) -> None:
 
 
 def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tables of a profile's models, by role, the target's first."""
+    """The table of each model of a profile with the model's role, from the target down."""
     tables = [("target", profile["target"])]
     below = profile.get("draft")
     while below is not None:

@@ -1,4 +1,4 @@
-"""The figures of a calibration. Matplotlib is imported when a figure is drawn."""
+"""Draws the figures of a calibration. Matplotlib is imported when a figure is drawn."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ from specctl.statistics.pareto import pareto
 
 
 def draw_calibration(found: Calibration) -> Iterator[Picture]:
-    """The ranking, target passes against discarded draft tokens, and the curve of the chosen policy where it has one.
+    """Draw the ranking, target passes against discarded draft tokens, and the curve of the chosen policy if it has one.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -40,7 +40,7 @@ def ranking(found: Calibration) -> Picture:
         "ranking",
         "Predicted speedup of each policy at its best setting",
         "What to see: which policy is fastest on this pair and machine, how sure that is, and how far it is from the "
-        "oracle that knows where the target disagrees (Theorem 4.1). Bars are 95% bootstrap intervals over "
+        "oracle, which knows where the target will disagree (Theorem 4.1). Bars are 95% bootstrap intervals over "
         f"{len(found.reported_on)} prompts{' that did not choose the settings' if found.held_out else ''}.",
         0.8 + 0.32 * len(entries),
     )
@@ -80,9 +80,9 @@ def verification_against_discard(found: Calibration) -> Picture:
         "verification-discard",
         "Target passes against discarded draft tokens, every setting",
         "What to see: lower left is better. Dots are settings; each line joins the settings of one policy (and "
-        f"head) that no other of its settings beats in both rates. Named are the {len(best)} on the common front. The "
-        f"cross is the chosen setting. {len(found.chosen_on)} prompts, those that chose; target-only decoding is at "
-        "(0, 1).",
+        f"head) that no other of its settings beats in both rates. Named are the {len(best)} policies with a setting "
+        "that no setting of any policy beats. The cross is the chosen setting, which was chosen on these "
+        f"{len(found.chosen_on)} prompts; target-only decoding is at (0, 1).",
         4.6,
     )
     (axes,) = panels(
@@ -126,9 +126,9 @@ def threshold_curve(found: Calibration) -> Picture:
     picture = page(
         "curve",
         f"{name}: predicted speed by {knob}",
-        f"What to see: a flat top means that the exact value matters little. Each point is the fastest "
-        f"setting with that {knob}; the ring is the one chosen, the dotted line target-only decoding. "
-        f"{len(found.chosen_on)} prompts, those that chose.",
+        f"What to see: a flat top means that the exact value matters little. Each point is the fastest setting with "
+        f"that {knob}; the ring is the chosen setting, the dotted line target-only decoding. "
+        f"The setting was chosen on these {len(found.chosen_on)} prompts.",
         3.4,
     )
     (axes,) = panels(picture, 1, 1, knob, "tokens/s")

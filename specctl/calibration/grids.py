@@ -1,4 +1,4 @@
-"""The settings worth trying for each policy."""
+"""The grids of settings that a calibration tries for each policy."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
@@ -23,22 +23,22 @@ SIMPLEST = (
     "cost-optimal",
     "specdec++",
 )
-"""Policies from the simplest to the most elaborate: by what they read and remember."""
+"""Policies from the simplest to the most elaborate, by the signals they read and the state they keep."""
 
 
 def grid(policy: str, kind: Grid, known: Set[str]) -> list[Setting]:
-    """The settings of one policy, or for ``all`` those of every policy that reads known signals only.
+    """The settings of one policy; for ``all``, the settings of every policy that reads known signals only.
 
     Raises:
         UsageError: there is no such policy.
     """
     if policy == "all":
-        found = (one for name in POLICIES for one in grid(name, kind, known))
-        return [one for one in found if one.signals <= known]
+        settings = (setting for name in POLICIES for setting in grid(name, kind, known))
+        return [setting for setting in settings if setting.signals <= known]
     if policy not in POLICIES:
         raise UsageError(f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}")
-    settings = _paper(policy) if kind == "paper" else _dense(policy)
-    return list(dict.fromkeys(Setting.of({"name": policy, **one}) for one in settings))
+    points = _paper(policy) if kind == "paper" else _dense(policy)
+    return list(dict.fromkeys(Setting.of({"name": policy, **values}) for values in points))
 
 
 def with_heads(candidates: Iterable[Setting], heads: Sequence[str | None]) -> list[Setting]:
@@ -54,20 +54,20 @@ def with_heads(candidates: Iterable[Setting], heads: Sequence[str | None]) -> li
 def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) -> list[list[Setting]]:
     """The settings of each level of a hierarchy, from the top down.
 
-    A level above another may go on until its policy stops or, as the paper's pre-verification does, hand its block up
-    after one round of the draft below, with its length alone to choose; every level below the first may be left out,
-    with those below it.
+    A level above another either collects inner rounds until its policy stops, or ends its block after one inner round,
+    as the paper's pre-verification does, so that only the block's length can be chosen. Every level below the first may
+    be left out together with the levels below it.
 
     Args:
-        policies: a name, or ``all``, for each level.
+        policies: for each level, a name or ``all``.
         kind: of the grids.
-        known: the signals that each level can read.
+        known: for each level, the signals that it can read.
     """
     grids = [grid(policy, kind, signals) for policy, signals in zip(policies, known, strict=True)]
     once = [replace(one, once=True) for one in grid("constant", kind, frozenset())]
-    drafting = [[one for one in some if one.drafts] for some in grids]
-    options = [[*some, *once] for some in drafting[:-1]] + drafting[-1:]
-    return options[:1] + [[*some, NONE] for some in options[1:]]
+    drafting = [[one for one in level if one.drafts] for level in grids]
+    options = [[*level, *once] for level in drafting[:-1]] + drafting[-1:]
+    return options[:1] + [[*level, NONE] for level in options[1:]]
 
 
 def _paper(policy: str) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def _paper(policy: str) -> list[dict[str, Any]]:
 
 
 def _dense(policy: str) -> list[dict[str, Any]]:
-    """Fine steps over all that matters, the papers' own values among them."""
+    """Fine steps over the useful range of every value, including the papers' own values."""
     caps = (5, 7, 10, 16, LONGEST)
     match policy:
         case "constant":
@@ -117,7 +117,7 @@ def _crossed(**values: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 def _sobol(knobs: dict[str, tuple[float, float]], count: int) -> Iterator[dict[str, float]]:
-    """Points that fill the box of several knobs evenly, the same ones at every call."""
+    """``count`` points that fill the box of several settings evenly; every call yields the same points."""
     from torch.quasirandom import SobolEngine
 
     points = SobolEngine(len(knobs), scramble=True, seed=0).draw(count).tolist()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Runs the chosen settings live, to compare the predicted with the measured speed."""
+"""Runs the most important settings of a calibration live, to compare predicted and measured speed."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,12 +22,13 @@ from specctl.statistics.intervals import Interval
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A setting's speed as replay predicted it and as it was measured.
+    """The predicted and the measured speed of a setting.
 
     Attributes:
-        predicted: tokens/s after the prompt; None for a setting that cannot be replayed.
-        measured: tokens/s after the prompt.
-        speedup: measured over target-only decoding, the prompt's time included.
+        setting: what was run.
+        predicted: tokens/s after the prompt, by replay; None for a setting that cannot be replayed.
+        measured: tokens/s after the prompt, live.
+        speedup: measured speedup over target-only decoding, the time of the prompt included.
     """
 
     setting: Setting
@@ -44,13 +45,13 @@ def check_live(
     old: Setting,
     progress: Progress = SILENT,
 ) -> list[Measured]:
-    """Run the chosen setting, the profile's own, the best constant and none on the prompts reported on, in turn.
+    """Run the chosen setting, the profile's own, the best constant and none in turn, on the prompts reported on.
 
-    Stop strings are ignored, as in the traces.
+    Stop strings are ignored, as they were when the traces were recorded.
 
     Args:
         pair: with the drafts and heads that the settings use.
-        profile: the pair's.
+        profile: the pair's profile.
         traces: with the records of the prompts.
         found: the outcome of the search.
         old: the profile's own setting.
@@ -91,7 +92,7 @@ def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
 
 
 def _with_heads(pair: Pair, field: Field) -> Pair:
-    """The pair with the heads that the candidates use first: a candidate names its head only where heads differ."""
+    """The pair with its heads reordered: a candidate that names no head uses the first head of its draft."""
     own: list[Mapping[str, AcceptanceHead]] = [
         {names[0]: named[names[0]], **named} if names else {}
         for named, names in zip(pair.named_heads, field.heads, strict=False)

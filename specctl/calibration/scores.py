@@ -1,4 +1,4 @@
-"""What a setting would do on some prompts: replayed, and priced with measured costs."""
+"""Scores settings: replays them on traces and prices the rounds with measured costs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,14 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a setting would do on some prompts; every array has one value for each of them.
+    """The replayed rounds of a setting in numbers; every array is ``(P,)``, a value for each of P prompts.
 
     Attributes:
-        ms: predicted time, the prompt's own left out.
-        passes: rounds, i.e. target passes.
+        setting: what was replayed.
+        tokens: generated tokens.
+        ms: predicted time after the prompt, in milliseconds.
+        passes: rounds, which are target passes.
+        drafted, accepted: draft tokens of the first draft, and how many were accepted.
     """
 
     setting: Setting
@@ -43,7 +46,7 @@ class Score:
 
     @property
     def discard_rate(self) -> float:
-        """Rejected drafts for each generated token."""
+        """Rejected draft tokens for each generated token."""
         return float((self.drafted.sum() - self.accepted.sum()) / self.tokens.sum())
 
     @property
@@ -59,8 +62,8 @@ class Score:
         """Ratio of predicted speeds with a bootstrap interval paired by prompt."""
 
         def ratio(weights: Floats) -> Floats:
-            found: Floats = (weights @ over.ms) / (weights @ self.ms)
-            return found
+            ratios: Floats = (weights @ over.ms) / (weights @ self.ms)
+            return ratios
 
         return bootstrap(ratio, len(self.ms), RESAMPLES)
 
@@ -75,20 +78,20 @@ def score(setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: Cos
 
 
 def score_oracle(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
-    """The same for the policy that knows where the target will disagree (Theorem 4.1); it reads no signal.
+    """Score the policy that knows where the target will disagree (SpecDec++, Theorem 4.1); it reads no signal.
 
-    In a hierarchy its drafts know where the one above them will, and it takes as many of them as is fastest.
+    In a hierarchy every draft knows where its verifier will disagree; the number of drafts is the fastest one.
     """
-    some = traces.of(prompts)
+    known = traces.of(prompts)
     scores = [
-        _priced(Setting("oracle"), [oracle(trace, used) for trace in some], prompts, costs, *[()] * used)
+        _priced(Setting("oracle"), [oracle(trace, used) for trace in known], prompts, costs, *[()] * used)
         for used in range(1, len(costs.levels) + 1)
     ]
-    return max(scores, key=lambda found: found.tokens_per_second)
+    return max(scores, key=lambda one: one.tokens_per_second)
 
 
 def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTable) -> Score:
-    """The same for the best that entropy and top probability allow, were their meaning on these prompts known."""
+    """Score the best stopping rule on entropy and top probability, fitted to the same prompts."""
     longest = min(LONGEST, traces.header.depth)
     replays = play_best(traces.of(prompts), costs, frozenset(traces.header.eos), longest=longest)
     return _priced(Setting("signal bound"), replays, prompts, costs, READS)
@@ -102,8 +105,8 @@ def _priced(
     *signals: Iterable[Signal],
 ) -> Score:
     by_prompt: dict[str, list[Replay]] = {prompt: [] for prompt in prompts}
-    for found in replays:
-        by_prompt[found.trace.prompt].append(found)
+    for played in replays:
+        by_prompt[played.trace.prompt].append(played)
     groups = list(by_prompt.values())
     return Score(
         setting,

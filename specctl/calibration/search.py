@@ -1,4 +1,4 @@
-"""Which setting to use: every candidate replayed, priced and compared, with how sure the choice is."""
+"""Searches the setting to use: replays and prices every candidate, chooses, and reports on held-out prompts."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import Interval
 
 MOST_RANKED = 12
-"""Combinations of a hierarchy's policies shown beside the best of their kinds."""
+"""Combinations of a hierarchy's policies that are ranked, besides the best of each way to pre-verify."""
 FEW = 4
-"""Prompts below which an interval over them says little."""
+"""With fewer prompts than this, an interval over them is not reliable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A policy's own best setting, as it does on prompts that did not choose it."""
+    """A policy's best setting, scored on the prompts reported on, and its speedup over target-only decoding."""
 
     score: Score
     speedup: Interval
@@ -28,22 +28,22 @@ class Ranked:
 
 @dataclass(slots=True)
 class Calibration:
-    """The outcome.
+    """The outcome of a search.
 
     Attributes:
         choice: among all candidates, on the prompts chosen on.
-        candidates: how many were replayed.
-        ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first. Of
-            many combinations in a hierarchy, those that did best on the prompts chosen on, the best without the drafts
-            below and the best of each way to pre-verify among them.
-        winner: the chosen one in that ranking.
-        oracle: Theorem 4.1's policy on the same prompts.
-        signal_bound: the best that entropy and top probability allow there; None for a hierarchy, whose levels it does
-            not know.
-        baseline: none on the prompts chosen on.
-        families: on the prompts chosen on, all that was replayed, by policies and head.
-        chosen_on, reported_on: ids; the same ones where there were too few to hold some out.
-        warnings: what a reader has to know before trusting it.
+        candidates: number of settings that were replayed.
+        ranking: each policy's best setting, the profile's own and none, on the prompts reported on, fastest first. For
+            a hierarchy, of the combinations of policies only those that were fastest on the prompts chosen on, and the
+            fastest of each way to pre-verify, a single draft included.
+        winner: the entry of the chosen setting in the ranking.
+        oracle: the policy of Theorem 4.1 of SpecDec++, on the prompts reported on.
+        signal_bound: the best stopping rule on entropy and top probability, on the prompts reported on; None for a
+            hierarchy, for which it is not defined.
+        baseline: none, on the prompts chosen on.
+        families: by policies and head, the scores of all replayed settings on the prompts chosen on.
+        chosen_on, reported_on: prompt ids; equal if there were too few prompts to hold some out.
+        warnings: what a reader has to know before trusting the outcome.
     """
 
     choice: Choice
@@ -64,16 +64,16 @@ class Calibration:
 
     @property
     def curve(self) -> list[Score]:
-        """The candidates of the chosen policy."""
+        """The scores of the chosen setting's family."""
         return self.families[self.choice.chosen.setting.family]
 
     def ranked(self, name: str) -> Ranked | None:
-        """The fastest entry of a policy that stops a draft without help."""
+        """The fastest entry of a family, such as a policy that stops a single draft; None if it was not ranked."""
         return next((entry for entry in self.ranking if entry.score.setting.family == name), None)
 
 
 def split(traces: TraceSet) -> tuple[list[str], list[str]]:
-    """Every other prompt of each category: ids to choose on and ids to report on."""
+    """Split the prompts of each category in two halves: ids to choose on and ids to report on."""
     categories: dict[str, list[str]] = {}
     for trace in traces.traces:
         ids = categories.setdefault(trace.category, [])
@@ -83,7 +83,7 @@ def split(traces: TraceSet) -> tuple[list[str], list[str]]:
     reported: list[str] = []
     for ids in categories.values():
         for prompt in ids:
-            # The shorter part takes the next one, so that odd categories do not all favour the same.
+            # The next prompt goes to the shorter part, so that odd categories do not all favour the same part.
             (chosen if len(chosen) <= len(reported) else reported).append(prompt)
     order = traces.prompts
     return sorted(chosen, key=order.index), sorted(reported, key=order.index)
@@ -99,16 +99,16 @@ def search(
     *,
     space: Space | None = None,
 ) -> Calibration:
-    """Choose among the candidates on one part of the prompts and report on the other.
+    """Choose among the candidates on one part of the prompts and report on the other part.
 
     Args:
         traces: of at least one prompt.
-        candidates: what may be chosen, as may none.
-        old: the profile's own setting; None for one that cannot be replayed.
+        candidates: settings that may be chosen; none may always be chosen.
+        old: the profile's own setting; None if it cannot be replayed.
         costs: of this machine.
-        rivals: what is ranked beside them but not chosen.
+        rivals: settings that are ranked too, but not chosen.
         advance: called after each setting that was replayed.
-        space: of a hierarchy's settings, explored from the old one on; what is found there may be chosen too.
+        space: settings of a hierarchy, explored from the old setting on; they may be chosen too.
     """
     chosen_on, reported_on = split(traces)
     warnings = _warnings(traces, chosen_on, reported_on)
@@ -165,7 +165,7 @@ def search(
 
 
 def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[str]) -> list[str]:
-    """What a reader has to know before trusting the outcome."""
+    """Warnings that a reader needs before trusting the outcome."""
     warnings = []
     if not reported_on:
         warnings.append("there is only one prompt: it both chose the setting and reports on it")
@@ -180,7 +180,8 @@ def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[
 def _best_of_families(families: Mapping[str, list[Score]], *, hierarchy: bool) -> list[Score]:
     """The chosen setting of each family, the fastest first.
 
-    Of a hierarchy's many families only the `MOST_RANKED` fastest, and the fastest of each way to pre-verify.
+    A hierarchy has many families; only the `MOST_RANKED` fastest and the fastest of each way to pre-verify are
+    returned.
     """
     best = sorted((choose(family).chosen for family in families.values()), key=lambda found: -found.tokens_per_second)
     if not hierarchy:

@@ -1,4 +1,4 @@
-"""The outcome of a calibration in a sentence, as tables, and as plain values."""
+"""Shows the outcome of a calibration: as a sentence, as tables, and as plain values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,12 @@ KNOBS = ("threshold", "draft_length", "max_draft")
 
 
 def verdict(found: Calibration) -> str:
-    """The recommendation in one line."""
+    """The recommendation as one line of text."""
     winner, constant = found.winner, found.ranked("constant")
     if winner.score.setting == NONE:
         best = next((entry for entry in found.ranking if entry.score.setting != NONE), None)
-        rest = f"; the best other setting, {best.score.setting.label}, gives {_times(best.speedup)}" if best else ""
-        return f"use none: target-only decoding is the right choice here{rest}"
+        other = f"; the best other setting is {best.score.setting.label}: {_times(best.speedup)}" if best else ""
+        return f"use none: target-only decoding is the right choice here{other}"
     parts = [f"use {winner.score.setting.label}: {_times(winner.speedup)}"]
     if constant is not None and constant is not winner:
         parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label})")
@@ -45,7 +45,7 @@ def calibration_tables(found: Calibration, costs: CostTable, measured: Sequence[
 
 
 def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measured]) -> dict[str, Any]:
-    """Every number of the tables, with more decimals."""
+    """The numbers of the tables as plain values, with more decimals."""
     return {
         "verdict": verdict(found),
         "chosen": found.winner.score.setting.table,
@@ -140,7 +140,7 @@ def _verified(measured: Sequence[Measured]) -> Table:
 
 
 def _curve(found: Calibration) -> Table:
-    """The fastest setting for each value of the policy's main setting, thinned to fit a screen."""
+    """For values of the policy's main setting, the fastest candidate; only as many values as fit a screen."""
     knob, best = curve(found)
     fastest = max(score.tokens_per_second for _, score in best)
     every = -(-len(best) // _SHOWN_VALUES)
@@ -162,7 +162,7 @@ def _curve(found: Calibration) -> Table:
 
 
 def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
-    """The main setting of the chosen policy, and for each of its values, ascending, the fastest setting."""
+    """The name of the chosen policy's main setting and, for each of its values, ascending, the fastest score."""
     policies = [score.setting.build() for score in found.curve]
     knob = next((name for name in KNOBS if hasattr(policies[0], name)), KNOBS[0])
     best: dict[Any, Score] = {}
@@ -187,7 +187,7 @@ def _near(found: Calibration) -> Table:
 
 
 def _costs(costs: CostTable, found: Calibration) -> list[Table]:
-    """One table per level."""
+    """A table of costs for each level."""
     implied = _implied_threshold(costs, found)
     theorem = "" if implied is None else f" Implied threshold of specdec++ (Theorem 4.3, D = 0): {implied:.3f}."
     tables = []
@@ -220,7 +220,7 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
 
 
 def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
-    """SpecDec++'s threshold by Theorem 4.3 from the costs at the middle context; None where specdec++ was not tried."""
+    """SpecDec++'s threshold by Theorem 4.3, from the costs at the middle context; None if specdec++ was not ranked."""
     alone = (one.score.setting for one in found.ranking if one.score.setting.below is None)
     if (tried := next((one for one in alone if one.policy == "specdec++"), None)) is None:
         return None

@@ -39,8 +39,8 @@ class PassMeter:
         """Time every width ``repeats`` more times; returns medians over all measurements so far, in milliseconds."""
         for _ in range(repeats):
             for width in self._widths:
-                # A pass leaves its weights in the processor's cache, so each is timed after the pass that precedes it
-                # in a run: verification after a draft pass, a pass of one token after a target pass.
+                # A pass leaves its weights in the processor's cache, so each is timed after the one that precedes it in
+                # a run: verification after a draft pass, a pass of one token after a target pass.
                 verifies = self._pair.drafts and width > 1
                 self._time(self._pair.drafts[0] if verifies else self._pair.target, 1)
                 self._target[width].append(self._time(self._pair.target, width))

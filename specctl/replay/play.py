@@ -108,14 +108,14 @@ class _Drafting:
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             position = start + first - 1
             drafted = below.draft(text, position, room)
-            round_ = below.judge(drafted, index, text, position, lambda count: draft.step(start, first + count).token)
+            round_ = below.verify(drafted, index, text, position, lambda count: draft.step(start, first + count).token)
             below.policy.observe(round_)
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         return _Drafted(steps, stop, threshold, inner)
 
-    def judge(
+    def verify(
         self,
         drafted: _Drafted,
         index: int,
@@ -181,7 +181,7 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     draft, tokens, start, index = trace.draft, trace.tokens, 0, 0
     while start < len(tokens):
         drafted = top.draft(draft, start, trace.limit - start - 1)
-        round_ = top.judge(drafted, index, draft, start, partial(_nth, tokens, start), trace.chances)
+        round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start), trace.chances)
         top.policy.observe(round_)
         yield round_
         start += len(round_.emitted)
