@@ -22,6 +22,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     chosen_prompts,
+    sampling_flags,
     warn,
 )
 from specctl.errors import UsageError
@@ -92,12 +93,7 @@ def analyze(
         return
     from specctl.profile import resolve
 
-    given_flags = {
-        "sampling.max_new_tokens": max_new_tokens,
-        "sampling.temperature": temperature,
-        "sampling.seed": seed,
-    }
-    flags = {key: value for key, value in given_flags.items() if value is not None}
+    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with [draft] in the profile or --set")

@@ -21,6 +21,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     chosen_prompts,
+    sampling_flags,
 )
 from specctl.errors import UsageError
 
@@ -111,7 +112,7 @@ def bench(
         from specctl.profile import parse_policy, resolve
         from specctl.profile.schema import PolicyTable
 
-        flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
+        flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
         profiles = [resolve(name, overrides=set_ or (), flags=flags).profile for name in profile or (None,)]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
         competing = contenders(profiles, policies)

@@ -19,6 +19,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     chosen_prompts,
+    sampling_flags,
     warn,
 )
 from specctl.errors import ProfileError, UsageError
@@ -110,7 +111,7 @@ def calibrate(
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", "choose another name, or remove it first")
-    flags = {"sampling.max_new_tokens": max_new_tokens, "sampling.temperature": temperature, "sampling.seed": seed}
+    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     given = heads_in(head or [])
     try:
         resolved = resolve(profile, overrides=set_ or (), flags=flags)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specctl.commands.loading import load
-from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption
+from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, sampling_flags
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
@@ -166,19 +166,16 @@ def generate(
 
     from specctl.profile import parse_policy, resolve
 
-    given = {
-        "sampling.max_new_tokens": max_new_tokens,
-        "sampling.temperature": temperature,
-        "sampling.top_k": top_k,
-        "sampling.top_p": top_p,
-        "sampling.min_p": min_p,
-        "sampling.seed": seed,
-        "sampling.stop": stop or None,
-        "prompt.chat": chat,
-        "prompt.system": system,
-        "draft.policy": policy and parse_policy(policy),
-    }
-    flags = {key: value for key, value in given.items() if value is not None}
+    flags = sampling_flags(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=stop or None,
+    )
+    flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
     resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
     only_prompts = not from_stream or input_format == "text"
     if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:

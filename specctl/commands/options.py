@@ -161,6 +161,11 @@ def chosen_prompts(
     return load_suite(suite or EMBEDDED, data=data, **chosen)
 
 
+def sampling_flags(**values: Any) -> dict[str, Any]:
+    """Values of the ``[sampling]`` table that flags override, by dotted key; None is a flag that was not given."""
+    return {f"sampling.{name}": value for name, value in values.items()}
+
+
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     print(f"warning: {text}", file=sys.stderr)

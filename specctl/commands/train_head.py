@@ -19,6 +19,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     chosen_prompts,
+    sampling_flags,
     warn,
 )
 from specctl.errors import UsageError
@@ -97,14 +98,8 @@ def train_head(
         raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
     from specctl.profile import resolve
 
-    flags = {
-        "sampling.seed": seed,
-        "sampling.temperature": temperature,
-        "sampling.top_k": top_k,
-        "sampling.max_new_tokens": max_new_tokens,
-    }
-    given = {key: value for key, value in flags.items() if value is not None}
-    resolved = resolve(profile, overrides=set_ or (), flags=given).profile
+    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
 
     from rich.console import Console
 
