@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from specctl.profile.embedded import model_path
 from tools.embedded.card import write_card
 from tools.embedded.corpus import encode_documents, question_prompt, read_corpus, train_tokenizer
 from tools.embedded.recipe import Recipe
@@ -49,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--corpus", type=Path, required=True, help="folder with *.txt stories and *.jsonl questions")
     parser.add_argument("--work", type=Path, default=Path("embedded-training"), help="checkpoints and generated text")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="where the finished models go")
+    parser.add_argument("--output", type=Path, default=model_path("target").parent, help="where the finished models go")
     parser.add_argument("--compile", action="store_true", help="torch.compile the forward passes")
     for name, value in asdict(Recipe()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
