@@ -19,20 +19,20 @@ class Contest:
     Attributes:
         old: the profile's own setting.
         candidates: settings that may be chosen; all are replayed.
-        rivals: settings that are ranked too, but not chosen.
+        also_ranked: settings that are ranked too, but not chosen.
         space: for a hierarchy, the settings of each level, whose combinations are too many to replay all.
     """
 
     old: Setting
     candidates: list[Setting]
-    rivals: list[Setting]
+    also_ranked: list[Setting]
     space: Space | None
 
     @property
     def depth(self) -> int:
         """The longest draft at any level."""
         levels = (one for level in (self.space.fine if self.space is not None else ()) for one in level)
-        return max(one.longest_draft for one in (self.old, *self.candidates, *self.rivals, *levels))
+        return max(one.longest_draft for one in (self.old, *self.candidates, *self.also_ranked, *levels))
 
     def most(self, old: Setting | None) -> int:
         """An upper bound of the number of settings that a search replays.
@@ -40,7 +40,7 @@ class Contest:
         Args:
             old: the profile's own setting; None if it cannot be replayed.
         """
-        certain = len(contestants(self.candidates, old, self.rivals))
+        certain = len(settings_replayed(self.candidates, old, self.also_ranked))
         return certain + (self.space.most if self.space is not None else 0)
 
 
@@ -64,21 +64,23 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
     choices: list[str | None] = [*heads] or [None]
     (old,) = with_heads([draft.setting], choices[:1])
     _require_known([[one] for one in old.levels], known)
-    rivals = [] if names == ["all"] else grid("constant", kind, known[0])
+    also_ranked = [] if names == ["all"] else grid("constant", kind, known[0])
     if len(names) == 1 or names[0] == "none":
         candidates = grid(names[0], kind, known[0])
         _require_known([candidates], known)
-        return Contest(old, with_heads(candidates, choices), rivals, None)
+        return Contest(old, with_heads(candidates, choices), also_ranked, None)
     fine = level_grids(names, kind, known)
     _require_known(fine, known)
     # The combinations of all policies on a fine grid would be too many.
     coarse = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
-    return Contest(old, [], rivals, Space(coarse, fine))
+    return Contest(old, [], also_ranked, Space(coarse, fine))
 
 
-def contestants(candidates: Iterable[Setting], old: Setting | None, rivals: Iterable[Setting] = ()) -> list[Setting]:
+def settings_replayed(
+    candidates: Iterable[Setting], old: Setting | None, also_ranked: Iterable[Setting] = ()
+) -> list[Setting]:
     """The settings that `search` replays in any case, each once."""
-    return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *rivals]))
+    return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *also_ranked]))
 
 
 def heads_in(given: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from specctl.calibration.ascent import Space, explore
 from specctl.calibration.choice import Choice, choose
-from specctl.calibration.contest import contestants
+from specctl.calibration.contest import settings_replayed
 from specctl.calibration.scores import Score, score, score_oracle, score_signal_bound
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
@@ -94,7 +94,7 @@ def search(
     candidates: Iterable[Setting],
     old: Setting | None,
     costs: CostTable,
-    rivals: Sequence[Setting] = (),
+    also_ranked: Sequence[Setting] = (),
     advance: Callable[[], None] = lambda: None,
     *,
     space: Space | None = None,
@@ -106,7 +106,7 @@ def search(
         candidates: settings that may be chosen; none may always be chosen.
         old: the profile's own setting; None if it cannot be replayed.
         costs: of this machine.
-        rivals: settings that are ranked too, but not chosen.
+        also_ranked: settings that are ranked too, but not chosen.
         advance: called after each setting that was replayed.
         space: settings of a hierarchy, explored from the old setting on; they may be chosen too.
     """
@@ -123,7 +123,7 @@ def search(
             advance()
         return scores[setting]
 
-    for setting in contestants(candidates, old, rivals):
+    for setting in settings_replayed(candidates, old, also_ranked):
         scored(setting)
     if space is not None:
 
@@ -138,7 +138,7 @@ def search(
         families.setdefault(found.setting.family, []).append(found)
 
     wanted = [choice.chosen, scores[NONE], *_best_of_families(families, hierarchy=space is not None)]
-    wanted += [choose([scores[setting] for setting in rivals]).chosen] if rivals else []
+    wanted += [choose([scores[setting] for setting in also_ranked]).chosen] if also_ranked else []
     wanted += [] if old is None else [scores[old]]
     reported = [score(setting, traces, reported_on, costs) for setting in dict.fromkeys(one.setting for one in wanted)]
     baseline = next(found for found in reported if found.setting == NONE)

@@ -108,14 +108,14 @@ def bench(
         from rich.console import Console
 
         from specctl.benchmark.plan import Plan
-        from specctl.observing.field import contenders, field_of
+        from specctl.observing.field import competing_drafts, field_of
         from specctl.profile import parse_policy, resolve
         from specctl.profile.schema import PolicyTable
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
         profiles = [resolve(name, overrides=set_ or (), flags=flags).profile for name in profile or (None,)]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
-        competing = contenders(profiles, policies)
+        competing = competing_drafts(profiles, policies)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
         field = field_of(competing, peer or [])
         if oracle and profiles[0].sampling.temperature:

@@ -157,7 +157,7 @@ def calibrate(
         raise UsageError("no prompt could be run, so there is nothing to calibrate on")
     old = asked.old if replays_old else None
     with progress.counting("settings", asked.most(old)) as advance:
-        found = search(traces, asked.candidates, old, traces.costs, asked.rivals, advance, space=asked.space)
+        found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
     measured: list[Measured] = []
     if verify and pair is not None:
         from specctl.calibration.live_check import check_live

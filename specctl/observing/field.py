@@ -29,17 +29,17 @@ class Field:
     heads: list[list[str]]
 
 
-def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
+def field_of(competing_drafts: Iterable[DraftTable], peers: Iterable[str]) -> Field:
     """The candidates that draft tables and peers make.
 
     Args:
-        contenders: a draft table for each candidate, with the policies of all its levels.
+        competing_drafts: a draft table for each candidate, with the policies of all its levels.
         peers: names of transformers' own settings.
 
     Raises:
         UsageError: there is no such peer, or a policy needs a head and no head, or more than one, is named.
     """
-    drafting = [table for contender in contenders if (table := contender.at_work()) is not None]
+    drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
     drafts: dict[ModelKey, DraftTable] = {}
     for table in drafting:
         for key, level in zip(model_keys(table), table.levels, strict=True):
@@ -66,7 +66,7 @@ def field_of(contenders: Iterable[DraftTable], peers: Iterable[str]) -> Field:
     return Field(list(candidates.values()), list(drafts.values()), [heads[key] for key in drafts])
 
 
-def contenders(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
+def competing_drafts(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
     """The draft tables to compare on the first profile's target, each with the policies of all its levels.
 
     Every profile contributes its own drafts and policies. A policy in ``policies`` replaces the policy of the first

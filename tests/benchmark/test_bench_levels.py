@@ -121,7 +121,7 @@ def test_sigma_and_eta_of_each_level() -> None:
 def test_break_even_by_hand() -> None:
     """5 ms more of drafts for half a pass less: 10 ms. With equal passes only drafts count.
 
-    A rival that spends 4 ms more on drafts to save a fifth of a pass is faster from 20 ms on.
+    A candidate that spends 4 ms more on drafts to save a fifth of a pass is faster from 20 ms on.
     """
     mine = (1.0, 1.0, 0.25)
     assert break_even(mine, [(0.0, 0.0, 0.75)], (3.0, 2.0)) == (pytest.approx(10.0), None)
@@ -141,7 +141,7 @@ def test_a_hierarchy_pays_where_its_time_is_below_all_others() -> None:
     (full,) = (one for one in candidate_levels(results, model) if one.nested)
     others = [one for one in candidate_levels(results, model) if not one.nested]
     from_ms = (3 * MID_MS + 7 * DRAFT_MS) / (7 - 2)
-    assert full.pays_ms == (pytest.approx(from_ms), None), "the target alone is the last rival"
+    assert full.pays_ms == (pytest.approx(from_ms), None), "the target alone is the last to be beaten"
     for factor, faster in ((0.98, False), (1.02, True)):
         costs = (*model.drafts_ms, from_ms * factor)
         assert (full.ms_per_token(costs) < min(one.ms_per_token(costs) for one in others)) is faster

@@ -86,9 +86,9 @@ def test_too_few_prompts_are_said_so():
     assert len(found.warnings) == 2
 
 
-def test_rivals_are_ranked_and_not_chosen():
-    constants, rivals = (grid(name, "paper", SIGNALS) for name in ("constant", "svip"))
-    found = search(traces(6), constants, NONE, flat_costs(1, 10), rivals)
+def test_settings_that_are_also_ranked_are_not_chosen():
+    constants, also_ranked = (grid(name, "paper", SIGNALS) for name in ("constant", "svip"))
+    found = search(traces(6), constants, NONE, flat_costs(1, 10), also_ranked)
     assert found.ranking[0].score.setting.policy == "svip"
     assert found.winner.score.setting.policy == "constant"
 
@@ -99,8 +99,8 @@ def test_a_hierarchy_always_shows_its_upper_draft_alone_and_the_best_rival():
     some.traces = [replace(one, draft=replace(one.draft, below=one.draft)) for one in some.traces]
     costs = replace(flat_costs(30, 10), below=flat_costs(30, 10))
     chains = [[Setting("constant", (("draft_length", n),)) for n in (1, 2)], [Setting("none")]]
-    rivals = grid("constant", "paper", SIGNALS)
-    found = search(some, [], None, costs, rivals, space=Space(chains, chains))
+    also_ranked = grid("constant", "paper", SIGNALS)
+    found = search(some, [], None, costs, also_ranked, space=Space(chains, chains))
     assert found.winner.score.setting == NONE
     assert found.ranked("constant") is not None
     assert found.signal_bound is None
