@@ -44,7 +44,7 @@ def _predictors(analysis: Analysis) -> Table:
         for name, found in analysis.predictors.items()
     )
     share = show_interval(analysis.acceptance)
-    source = " Traces contain only what their policy drafted." if analysis.theory is None else ""
+    source = " A trace of generate contains only what its policy drafted." if analysis.theory is None else ""
     return Table(
         "How well each signal separates accepted from rejected tokens",
         ("signal", "acceptance", "tokens", f"AUROC{UP}"),
