@@ -135,8 +135,8 @@ def threshold_curve(found: Calibration) -> Picture:
     across, up = [float(value) for value, _ in best], [score.tokens_per_second for _, score in best]
     axes.plot(across, up, marker=".", color=PALETTE[0])
     chosen = found.choice.chosen
-    policy = chosen.setting.build()
-    axes.plot([float(getattr(policy, knob, 0))], [chosen.tokens_per_second], "o", mfc="none", ms=11, color=PALETTE[1])
+    value = float(chosen.setting.all_values.get(knob, 0))
+    axes.plot([value], [chosen.tokens_per_second], "o", mfc="none", ms=11, color=PALETTE[1])
     axes.axhline(found.baseline.tokens_per_second, color=BASELINE_COLOUR, linestyle=":")
     axes.set_ylim(bottom=0)
     axes.grid(axis="y")

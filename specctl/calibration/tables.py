@@ -163,11 +163,10 @@ def _curve(found: Calibration) -> Table:
 
 def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
     """The name of the chosen policy's main setting and, for each of its values, ascending, the fastest score."""
-    policies = [score.setting.build() for score in found.curve]
-    knob = next((name for name in KNOBS if hasattr(policies[0], name)), KNOBS[0])
+    knob = next((name for name in KNOBS if name in found.curve[0].setting.all_values), KNOBS[0])
     best: dict[Any, Score] = {}
-    for policy, score in zip(policies, found.curve, strict=True):
-        value = getattr(policy, knob, 0)
+    for score in found.curve:
+        value = score.setting.all_values.get(knob, 0)
         if value not in best or score.tokens_per_second > best[value].tokens_per_second:
             best[value] = score
     return knob, sorted(best.items(), key=lambda item: float(item[0]))
