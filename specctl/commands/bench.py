@@ -78,7 +78,13 @@ def bench(
         ),
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write each run here as soon as it ends.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write each run here as soon as it ends. An existing file is replaced unless --resume.",
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the runs in the output file; run only what is missing.")
@@ -148,7 +154,7 @@ def _run(
     force: bool,
 ) -> "RunSet":
     """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
-    from specctl.terminal.loading import TerminalProgress, note
+    from specctl.terminal.loading import TerminalProgress, note, resumable
     from specctl.terminal.progress import BenchProgress
 
     expected = len(suite.prompts) * len(field.candidates) * sum(plan.lengths) * plan.repeats
@@ -162,7 +168,8 @@ def _run(
         return BenchProgress(console, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
     progress = TerminalProgress(console)
-    results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, resume=resume)
+    with resumable(console, output, "the same command with --resume continues"):
+        results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, resume=resume)
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"compiling and capturing took {seconds:.1f} s; no result includes this time")
     return results

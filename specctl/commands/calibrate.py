@@ -105,7 +105,7 @@ def calibrate(
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import read_traces
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.loading import TerminalProgress, resumable
 
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
@@ -150,7 +150,8 @@ def calibrate(
 
         whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
         prompts = sample(whole, 2 * samples, own.sampling.seed)
-        traces = collect_traces(pair, own, prompts, asked.depth, heads, trace, progress)
+        with resumable(console, trace, "the same command continues"):
+            traces = collect_traces(pair, own, prompts, asked.depth, heads, trace, progress)
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:

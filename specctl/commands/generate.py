@@ -205,6 +205,7 @@ def generate(
                 streams.start_over(stream)
 
         from specctl.observing.record_stream import RecordStream, trace_alone, tracer
+        from specctl.terminal.loading import resumable
 
         if source is not None:
             watch = streaming.live_watch(answerer, partial(_view, resolved, console)) if live else trace_alone
@@ -212,7 +213,10 @@ def generate(
             silent = quiet or live or not console.is_terminal or (output == "-" and sys.stdout.isatty())
             total = streams.count_lines(input_)
             records = read_records(source, input_format)
-            if not streaming.answer_records(answers, records, total, None if silent else console):
+            kept = None if quiet or output == "-" else output
+            with resumable(console, kept, "the same command with --resume continues"):
+                complete = streaming.answer_records(answers, records, total, None if silent else console)
+            if not complete:
                 raise typer.Exit(1)
             return
         record = Record(1, 1, {"prompt": text})

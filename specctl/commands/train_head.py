@@ -103,7 +103,7 @@ def train_head(
 
     from rich.console import Console
 
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.loading import TerminalProgress, resumable
 
     progress = TerminalProgress(Console(stderr=True, quiet=quiet))
     with progress.doing("starting"):
@@ -115,18 +115,20 @@ def train_head(
     if workshop.is_finished(output, resume=resume):
         progress.say(f"{output} is finished")
         return
-    if examples is not None:
-        source = workshop.open_examples(examples, headless, progress)
-    else:
-        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-        source = workshop.collect_examples(output / workshop.EXAMPLES, headless, prompts, progress)
-        for identity, reason in source.folder.left_out.items():
-            warn(f"prompt {identity} is left out: {reason}")
-    if examples_only:
-        return
-    recipes = sweep_recipes() if sweep else [Recipe(depth, reject_weight)]
-    schedule = Schedule(mix, epochs, batch_size, lr, seed, signals)
-    _show(workshop.train_heads(output, source, recipes, schedule, progress), sweep, json_)
+    with resumable(progress.console, output, "the same command with --resume continues"):
+        if examples is not None:
+            source = workshop.open_examples(examples, headless, progress)
+        else:
+            prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
+            source = workshop.collect_examples(output / workshop.EXAMPLES, headless, prompts, progress)
+            for identity, reason in source.folder.left_out.items():
+                warn(f"prompt {identity} is left out: {reason}")
+        if examples_only:
+            return
+        recipes = sweep_recipes() if sweep else [Recipe(depth, reject_weight)]
+        schedule = Schedule(mix, epochs, batch_size, lr, seed, signals)
+        evaluations = workshop.train_heads(output, source, recipes, schedule, progress)
+    _show(evaluations, sweep, json_)
 
 
 def _show(evaluations: list["Evaluation"], sweep: bool, as_json: bool) -> None:

@@ -25,6 +25,17 @@ def note(console: Console, text: str) -> None:
 
 
 @contextmanager
+def resumable(console: Console, path: object | None, how: str) -> Iterator[None]:
+    """Say after an interrupt of the block that finished work is in ``path``, and ``how`` to continue; not if None."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if path is not None:
+            note(console, f"interrupted; what was finished is in {path}; {how}")
+        raise
+
+
+@contextmanager
 def loading(console: Console, message: str) -> Iterator[Callable[[str], None]]:
     """Show a message with a spinner and the elapsed time while the block runs; silent if the console is not a terminal.
 

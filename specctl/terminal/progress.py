@@ -37,7 +37,7 @@ class BenchProgress:
     """A table that fills in as runs finish, with the time left; a context manager.
 
     It draws only when a run is added, never from another thread, so that drawing does not slow the measured runs. It
-    disappears at the end. On a console that is not a terminal nothing is drawn.
+    disappears at the end, and stays after an error or an interrupt. If the console is not a terminal, nothing is drawn.
 
     Args:
         console: draws the table; should write to standard error.
@@ -80,6 +80,8 @@ class BenchProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # The result tables will not come; what has been measured so far must not disappear.
+        self._live.transient = error is None
         self._live.stop()
 
     def start(self, candidate: str, prompt: str) -> None:

@@ -1,5 +1,6 @@
 import io
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,6 +194,20 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
     assert svip.split() == ["svip", "2", "152.5", "1.62", "3.00", "50.0%", "1"]
     assert "time left unknown" in text
     assert "6 of 12 runs · 0:00:00 left" in last
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), ValueError()])
+def test_progress_stays_on_the_terminal_after_an_interrupt_or_an_error(error: BaseException | None) -> None:
+    out = io.StringIO()
+    expected = nullcontext() if error is None else pytest.raises(type(error))
+    console = Console(file=out, force_terminal=True, color_system=None)
+    with expected, BenchProgress(console, ["none"], "none", 2) as progress:
+        progress.add(plain_run("a", 3))
+        if error is not None:
+            raise error
+    erases = "\x1b[2K"
+    last = out.getvalue().rpartition("1 of 2 runs")[2]
+    assert (erases in last) == (error is None)
 
 
 def test_progress_is_silent_without_a_terminal() -> None:

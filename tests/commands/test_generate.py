@@ -361,7 +361,9 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
     trace = tmp_path / "trace.jsonl"
     arguments = ("-i", source, "-o", out, "--trace", trace, *SAMPLED)
 
-    assert stop_after(start(*arguments), out, 3, signal.SIGINT) == (130, "")
+    code, said = stop_after(start(*arguments), out, 3, signal.SIGINT)
+    assert code == 130
+    assert said == f"note: interrupted; what was finished is in {out}; the same command with --resume continues\n"
     kept = contents(out)
     assert 3 <= len(kept) < len(RECORDS), "each finished line is whole, and there was more to do"
     assert kept == whole[0][: len(kept)]
