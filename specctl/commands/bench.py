@@ -168,7 +168,7 @@ def _run(
         return BenchProgress(console, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
     progress = TerminalProgress(console)
-    with resumable(console, output, "the same command with --resume continues"):
+    with resumable(console, output):
         results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, resume=resume)
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"compiling and capturing took {seconds:.1f} s; no result includes this time")

@@ -214,7 +214,7 @@ def generate(
             total = streams.count_lines(input_)
             records = read_records(source, input_format)
             kept = None if quiet or output == "-" else output
-            with resumable(console, kept, "the same command with --resume continues"):
+            with resumable(console, kept):
                 complete = streaming.answer_records(answers, records, total, None if silent else console)
             if not complete:
                 raise typer.Exit(1)

@@ -115,7 +115,7 @@ def train_head(
     if workshop.is_finished(output, resume=resume):
         progress.say(f"{output} is finished")
         return
-    with resumable(progress.console, output, "the same command with --resume continues"):
+    with resumable(progress.console, output):
         if examples is not None:
             source = workshop.open_examples(examples, headless, progress)
         else:

@@ -25,7 +25,9 @@ def note(console: Console, text: str) -> None:
 
 
 @contextmanager
-def resumable(console: Console, path: object | None, how: str) -> Iterator[None]:
+def resumable(
+    console: Console, path: object | None, how: str = "the same command with --resume continues"
+) -> Iterator[None]:
     """Say after an interrupt of the block that finished work is in ``path``, and ``how`` to continue; not if None."""
     try:
         yield
