@@ -9,6 +9,7 @@ import typer
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    CheckOption,
     ForceOption,
     InputOption,
     JsonOption,
@@ -99,6 +100,7 @@ def bench(
         Path | None,
         typer.Option("--from", metavar="FILE", help="Show the results of an earlier --output; no model runs."),
     ] = None,
+    check: CheckOption = False,
     force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
@@ -119,6 +121,7 @@ def bench(
         from specctl.profile.schema import PolicyTable
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+        flags |= {"check": check or None}
         profiles = [resolve(name, overrides=set_ or (), flags=flags).profile for name in profile or (None,)]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
         competing = competing_drafts(profiles, policies)

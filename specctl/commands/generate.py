@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specctl.commands.loading import load
-from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, sampling_flags
+from specctl.commands.options import (
+    CheckOption,
+    ForceOption,
+    PolicyOption,
+    ProfileOption,
+    QuietOption,
+    SetOption,
+    sampling_flags,
+)
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
@@ -128,6 +136,7 @@ def generate(
             rich_help_panel=SHOWN,
         ),
     ] = None,
+    check: CheckOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -175,7 +184,12 @@ def generate(
         seed=seed,
         stop=stop or None,
     )
-    flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
+    flags |= {
+        "check": check or None,
+        "prompt.chat": chat,
+        "prompt.system": system,
+        "draft.policy": policy and parse_policy(policy),
+    }
     resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
     only_prompts = not from_stream or input_format == "text"
     if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:

@@ -123,6 +123,14 @@ MaxNewTokensOption = Annotated[
     typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens to generate for each prompt."),
 ]
 
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="After the first rejected token, compare the target with a fresh read of the text; stop if they differ.",
+    ),
+]
+
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Use the draft's head even if it was trained on another draft, with a warning.")
 ]

@@ -7,13 +7,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
-from specctl.models.loading.architecture import require_runnable
+from specctl.models.loading.architecture import generation_config, require_runnable, require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
 from specctl.models.loading.model import hushed, load_tokenizer, model_tables
 from specctl.models.loading.placement import Placement, after, place
 from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.running.token_rules import rules_in
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ModelFacts:
     weights_by_dtype: dict[str, int] = field(default_factory=dict)
     cache_per_1k_tokens: int | None = None
     eos_ids: list[int] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
     licence: str | None = None
     gated: str | None = None
     dtype: str | None = None
@@ -79,7 +81,8 @@ def diagnose(profile: Profile) -> Diagnosis:
         report.models.insert(0, facts)
         try:
             checkpoint = locate(table, key)
-            placement = _examine(checkpoint, table, facts, free, report)
+            rules = key == "target" and profile.generation_config
+            placement = _examine(checkpoint, table, facts, free, report, rules)
             free = after(free, placement)
         except ModelError as error:
             report.problems.append(Problem(key, error.message, error.hint))
@@ -115,7 +118,12 @@ def versions() -> dict[str, str]:
 
 
 def _examine(
-    checkpoint: Checkpoint, table: ModelTable, facts: ModelFacts, free: list[DeviceMemory], report: Diagnosis
+    checkpoint: Checkpoint,
+    table: ModelTable,
+    facts: ModelFacts,
+    free: list[DeviceMemory],
+    report: Diagnosis,
+    rules: bool,
 ) -> Placement:
     facts.folder = str(checkpoint.folder)
     facts.found = _found(checkpoint)
@@ -126,7 +134,11 @@ def _examine(
     facts.context = getattr(text, "max_position_embeddings", None)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
-    require_runnable(checkpoint, config, table.trust_remote_code)
+    require_runnable(checkpoint, table.trust_remote_code)
+    if rules:
+        require_supported_rules(checkpoint)
+        found = generation_config(checkpoint)
+        facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
     need = estimate(checkpoint, table.trust_remote_code)
     facts.parameters = need.parameters
     facts.weights_by_dtype = (
@@ -212,11 +224,9 @@ def _found(checkpoint: Checkpoint) -> str:
 
 
 def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
-    from transformers import GenerationConfig
-
-    if (checkpoint.folder / "generation_config.json").exists():
-        with suppress(OSError, ValueError), hushed(verbose=False):
-            return sorted(_ids(GenerationConfig.from_pretrained(checkpoint.folder).eos_token_id))
+    with suppress(ModelError), hushed(verbose=False):
+        if (found := generation_config(checkpoint)) is not None:
+            return sorted(_ids(found.eos_token_id))
     return sorted(_ids(getattr(config, "eos_token_id", None)))
 
 

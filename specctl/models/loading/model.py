@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from specctl.errors import ModelError
-from specctl.models.loading.architecture import require_runnable
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
-from specctl.models.loading.memory import device_memory, estimate, load_config
+from specctl.models.loading.memory import device_memory, estimate
 from specctl.models.loading.placement import Placement, place
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import ModelTable, Profile
@@ -73,11 +72,11 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
-    require_runnable(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
     placement = place(table, estimate(checkpoint, table.trust_remote_code), device_memory(), role)
     checkpoint.fetch_weights()
     with explained(role, table.model), hushed(verbose):
         model = _read(checkpoint, placement, table.trust_remote_code)
+    _require_numbers(checkpoint, model)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     config = model.config.get_text_config(decoder=True)
@@ -184,3 +183,16 @@ def _require_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
         f"{checkpoint}: the checkpoint does not match its config.json; it {what}.",
         "Copy or download it again, and check that it is a language model with its output head.",
     )
+
+
+def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
+    """Raise a ModelError if weights are NaN."""
+    import torch
+
+    for name, weight in model.named_parameters():
+        # A sum is NaN if one of its terms is, and is found in a single pass without memory of its own.
+        if weight.is_floating_point() and not weight.is_meta and bool(torch.isnan(weight.sum())):
+            raise ModelError(
+                f"{checkpoint} has weights that are not numbers (NaN), first in {name}.",
+                "Copy or download it again, or choose another checkpoint.",
+            )
