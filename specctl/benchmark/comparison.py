@@ -90,7 +90,7 @@ class Comparison:
     Attributes:
         a, b: the files.
         candidates: those of both, in A's order.
-        candidates_left_out: by label, where it is.
+        candidates_left_out: by label, why.
         prompts_left_out: by id, why.
         differences: facts that differ.
     """
@@ -104,7 +104,7 @@ class Comparison:
 
     @property
     def none_differs(self) -> Interval | None:
-        """`none`'s ratio where its interval leaves out 1: then all ratios have something in common."""
+        """`none`'s ratio where 1 is outside its interval: then every ratio has something of it."""
         found = next((one.ratio.of_totals for one in self.candidates if one.a == one.b == BASELINE), None)
         return found if found is not None and is_clear(found) else None
 
@@ -136,17 +136,16 @@ def compare_results(a: RunSet, b: RunSet, file_a: str = "A", file_b: str = "B") 
         )
     left_out = _prompts_left_out(a, b)
     drift = paired(_runs(b, BASELINE, left_out), _runs(a, BASELINE, left_out), speed_figures)
-    compared = [
-        (
-            mine,
-            theirs,
-            _compare(
-                (mine.label, theirs.label), _runs(a, mine.label, left_out), _runs(b, theirs.label, left_out), drift
-            ),
-        )
-        for mine, theirs in pairs
-    ]
-    found = [one for *_, one in compared if one is not None]
+    found: list[Compared] = []
+    alone = {one.label: "only in A" for one in _candidates(a) if one not in [mine for mine, _ in pairs]}
+    alone |= {one.label: "only in B" for one in _candidates(b) if one not in [theirs for _, theirs in pairs]}
+    for mine, theirs in pairs:
+        labels = mine.label, theirs.label
+        compared = _compare(labels, _runs(a, mine.label, left_out), _runs(b, theirs.label, left_out), drift)
+        if compared is None:
+            alone[mine.label] = "no prompt in common"
+        else:
+            found.append(compared)
     if not found:
         raise UsageError(
             f"{file_a} and {file_b} have no prompt in common that a candidate finished in both with one limit",
@@ -156,11 +155,7 @@ def compare_results(a: RunSet, b: RunSet, file_a: str = "A", file_b: str = "B") 
         a=Side(file_a, a.header.created, len(a.runs)),
         b=Side(file_b, b.header.created, len(b.runs)),
         candidates=found,
-        candidates_left_out={
-            **{one.label: "only in A" for one in _candidates(a) if one not in [mine for mine, _ in pairs]},
-            **{one.label: "only in B" for one in _candidates(b) if one not in [theirs for _, theirs in pairs]},
-            **{mine.label: "no prompt in common" for mine, _, one in compared if one is None},
-        },
+        candidates_left_out=alone,
         prompts_left_out=left_out,
         differences=[*header_differences(a.header, b.header), *setting_differences(pairs)],
     )

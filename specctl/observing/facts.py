@@ -41,10 +41,10 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({cpu_name()}, {torch.get_num_threads()} threads)"
 
 
-def cpu_name() -> str:
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's model; its architecture where the system does not tell the model."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name" and value.strip():
                 return " ".join(value.split())
