@@ -40,8 +40,10 @@ def setting_differences(pairs: Iterable[tuple[Candidate, Candidate]]) -> Iterato
 
 
 def _differences(name: str, a: Any, b: Any) -> Iterator[Difference]:
-    """The leaves of two values that differ, each with its dotted name."""
-    if isinstance(a, dict) and isinstance(b, dict):
+    """The leaves of two values that differ, each with its dotted name; a missing table has no leaves."""
+    tables = [isinstance(value, dict) for value in (a, b)]
+    if all(tables) or (any(tables) and None in (a, b)):
+        a, b = a or {}, b or {}
         for key in dict.fromkeys([*a, *b]):
             if not (name.startswith("profile") and key in NOT_OF_THE_MODELS):
                 yield from _differences(f"{name}.{key}", a.get(key), b.get(key))

@@ -216,6 +216,12 @@ def test_whatever_was_measured_otherwise_is_named() -> None:
     ]
 
 
+def test_a_draft_that_one_file_lacks_is_named_key_by_key() -> None:
+    third = {"draft": {"model": "tiny", "policy": {"name": "svip"}}}
+    a, b = ({"profile": {"target": {"model": "big"}, "draft": {"model": "small", **more}}} for more in (third, {}))
+    assert facts(a, b) == [("profile.draft.draft.model", "tiny", None)]
+
+
 def test_what_an_old_file_does_not_hold_does_not_differ() -> None:
     assert facts({"engines": {}}, {"engines": {"target": "eager"}}) == []
 
