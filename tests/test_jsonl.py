@@ -22,6 +22,8 @@ METRICS = [
     "verify_ms",
     "prefill_ms",
     "total_ms",
+    "ttft_ms",
+    "tpot_ms",
     "tokens_per_second",
 ]
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 def bench(
+    ctx: typer.Context,
     profile: ProfileOptions = None,
     policy: Annotated[
         list[str] | None,
@@ -101,11 +102,21 @@ def bench(
         typer.Option("--from", metavar="FILE", help="Show the results of an earlier --output; no model runs."),
     ] = None,
     check: CheckOption = False,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--compare", metavar="A B", help="Compare two results files of --output; no model runs. Takes only --json."
+        ),
+    ] = None,
     force: ForceOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt."""
+    if compare is not None:
+        _require_alone(ctx, "compare", "json_", "quiet")
+        _compare(*compare, json_)
+        return
     from specctl.observing.results import read_results
 
     if from_ is not None:
@@ -133,6 +144,14 @@ def bench(
         console = Console(stderr=True, quiet=quiet)
         results = _run(profiles[0], field, prompts, plan, output, console, resume=resume, force=force)
     _show(results, report, spec_bench_out, json_)
+
+
+def _require_alone(ctx: typer.Context, option: str, *allowed: str) -> None:
+    """Raise UsageError for options that would have no effect with ``option``."""
+    flags = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
+    given = [name for name in ctx.params if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"]
+    if others := [flags[name] for name in given if name not in (option, *allowed)]:
+        raise UsageError(f"{flags[option]} runs nothing, so {', '.join(others)} has no effect", "leave it out")
 
 
 def _lengths(text: str | None) -> list[int]:
@@ -176,6 +195,28 @@ def _run(
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"compiling and capturing took {seconds:.1f} s; no result includes this time")
     return results
+
+
+def _compare(a: Path, b: Path, as_document: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from specctl.benchmark.comparison import compare_files
+    from specctl.benchmark.comparison_tables import comparison_json, comparison_tables
+    from specctl.files import write_line
+    from specctl.printable import one_line
+    from specctl.reporting.console import print_tables
+
+    comparison = compare_files(a, b)
+    if as_document:
+        write_line(sys.stdout, comparison_json(comparison))
+        return
+    console = Console()
+    print_tables(console, comparison_tables(comparison))
+    if not console.is_terminal:
+        print()
+    for compared in comparison.candidates:
+        console.print(Text(one_line(compared.verdict), style="bold"), soft_wrap=True)
 
 
 def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool) -> None:

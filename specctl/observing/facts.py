@@ -4,6 +4,7 @@ import platform
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
@@ -37,4 +38,16 @@ def device_name(device: torch.device) -> str:
     """The device and its hardware, as text."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{device} ({cpu_name()}, {torch.get_num_threads()} threads)"
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model; its architecture where the system does not tell the model."""
+    try:
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

@@ -79,6 +79,16 @@ def test_no_policy_beats_the_oracle(whole):
             assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
 
 
+def test_the_tokens_of_every_candidate_arrive_round_by_round(whole):
+    """Peers too, whose rounds are seen by their streamer only."""
+    for run in read_results(whole[0]).runs:
+        for turn in run.turns:
+            assert len(turn.arrivals_ms) == turn.target_forwards
+            assert turn.arrivals_ms[0] == pytest.approx(turn.first_token_ms, abs=1e-3)
+            assert list(turn.arrivals_ms) == sorted(turn.arrivals_ms)
+            assert turn.arrivals_ms[-1] <= turn.total_ms
+
+
 def test_the_signal_bound_is_shown_with_the_oracle(whole):
     results = read_results(whole[0])
     bound = results.signal_bound
