@@ -10,6 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from specctl.errors import SpecctlError
+from specctl.streams import replace_closed
 
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -19,6 +20,7 @@ TERMINATED = 143
 def main() -> NoReturn:
     """Run the command line and exit."""
     signal.signal(signal.SIGTERM, _terminate)
+    replace_closed()
     code = _run()
     sys.exit(_flush() or code)
 

@@ -9,8 +9,9 @@ import pytest
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.benchmark.cost_model import bare_model, bare_ms
 from specctl.errors import UsageError
-from specctl.files import content_of, drop_torn_line
+from specctl.files import content_of
 from specctl.observing.results import RESULTS, read_results
+from specctl.outputs import Outputs
 from specctl.policies import POLICIES
 from specctl.replay.play import Level, Player, replay_levels
 from specctl.replay.trace_files import TRACES, read_traces
@@ -112,7 +113,8 @@ def test_a_torn_tail_is_ignored_and_left_where_it_is(name: str, tmp_path: Path) 
     path.write_bytes(whole + b'{"kind": "prompt", "prom')
     read(name, path)
     assert path.read_bytes() == whole + b'{"kind": "prompt", "prom'
-    drop_torn_line(path)
+    with Outputs() as outputs:
+        assert not outputs.file("output", path, resumed=True).begin()
     assert path.read_bytes() == whole
 
 

@@ -123,8 +123,18 @@ MaxNewTokensOption = Annotated[
     typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens to generate for each prompt."),
 ]
 
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Use the draft's head even if it was trained on another draft, with a warning.")
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+
+ForeignHeadOption = Annotated[
+    bool,
+    typer.Option(
+        "--foreign-head", help="Use the draft's head even if it was trained on another draft, with a warning."
+    ),
+]
+
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Let a profile found in ./profiles run code that comes with its models."),
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

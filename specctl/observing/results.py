@@ -9,6 +9,8 @@ from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeA
 
 from specctl.files import Content, LineFormat
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import Suite
 from specctl.records import CompletionSummary, RoundSummary
 
 BASELINE = "none"
@@ -253,6 +255,15 @@ RESULTS = LineFormat(
     },
 )
 """The format of a results file; `RunSet.add` accepts every record after the header."""
+
+
+def of_request(profile: Profile, suite: Suite) -> dict[str, Any]:
+    """The `Facts` of a run that are known before a model is loaded."""
+    return {
+        "profile": profile.model_dump(mode="json", exclude_none=True),
+        "suite": {"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
+        "sampling": profile.sampling.model_dump(mode="json"),
+    }
 
 
 def as_record(header: Header) -> dict[str, Any]:

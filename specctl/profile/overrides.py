@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specctl.errors import ProfileError
+from specctl.nesting import too_deep
 from specctl.profile.layers import Layer
 from specctl.profile.wording import Key, dotted
 
@@ -17,7 +18,9 @@ def parse_value(text: str) -> Any:
     """A text as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
+        return text
+    if too_deep(parsed):
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 

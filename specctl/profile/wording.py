@@ -28,3 +28,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     near = get_close_matches(word, names, n=1)
     question = f"; did you mean '{near[0]}'?" if near else ""
     return f"{question} (known: {', '.join(names) or 'none'})"
+
+
+def brief(text: str, most: int = 200) -> str:
+    """A text for messages, cut where it is too long to read."""
+    return text if len(text) <= most else f"{text[:most]}..."

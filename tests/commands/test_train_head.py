@@ -205,7 +205,7 @@ def test_a_head_of_another_draft_is_an_error_unless_forced(folder: Path, whole: 
     arguments = ["generate", "-p", str(folder / "pair.toml"), *other, "the moon", "-n", "4"]
     with pytest.raises(ModelError, match="trained on other weights"):
         run(*arguments)
-    assert "warning: The acceptance head" in run(*arguments, "--force").stderr
+    assert "warning: The acceptance head" in run(*arguments, "--foreign-head").stderr
 
 
 @pytest.mark.usefixtures("whole")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
 from specctl.models.loading.failures import explained
+from specctl.nesting import too_deep
+from specctl.outputs import naming, write_whole
 from specctl.profile.embedded import head_path
 
 if TYPE_CHECKING:
@@ -112,12 +114,16 @@ def locate_head(name: str) -> HeadCheckpoint:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if too_deep(config):
+            raise RecursionError
     except FileNotFoundError as error:
         raise ModelError(f"The acceptance head {name!r}: there is no {CONFIG} in {folder}.", _REMAKE) from error
+    except RecursionError as error:
+        raise ModelError(f"The acceptance head {name!r}: {path} is nested too deeply.", "Copy it again.") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: {error}.", "Copy it again.") from error
+        raise ModelError(f"The acceptance head {name!r}: {path} is damaged ({error}).", "Copy it again.") from error
     if not isinstance(config, dict):
-        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: it is not an object.", "Copy it again.")
+        raise ModelError(f"The acceptance head {name!r}: {path} is not an object.", "Copy it again.")
     if (version := config.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         raise ModelError(
             f"The acceptance head {name!r} is of format {version}; this specctl reads format {FORMAT_VERSION}.",
@@ -178,7 +184,8 @@ def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card
     """Write head.safetensors, the card, and last config.json, each file completely or not at all."""
     from safetensors.torch import save
 
-    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     described = {
         "format_version": FORMAT_VERSION,
         "hidden_size": head.hidden_size,
@@ -186,15 +193,7 @@ def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card
         "reads_signals": head.reads_signals,
         **config,
     }
-    part = folder / f"{WEIGHTS}.part"
-    part.write_bytes(save({name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}))
-    part.replace(folder / WEIGHTS)
+    weights = {name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}
+    write_whole(folder / WEIGHTS, save(weights))
     write_whole(folder / CARD, card)
     write_whole(folder / CONFIG, json.dumps(described, indent=1) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all, by renaming a temporary file."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
