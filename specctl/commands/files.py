@@ -28,14 +28,14 @@ def resolve_profile(
     return resolved
 
 
-def spare_profile(outputs: Outputs, resolved: "ResolvedProfile") -> None:
-    """Keep a profile's files, and those of its models and heads, from being an output."""
+def spare_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool = True) -> None:
+    """Keep a profile's files, and those of its models and, unless no head is read, of its heads from being an output."""
     for file in resolved.files:
         outputs.spare("profile", file)
     profile = resolved.profile
     for table in (profile.target, *(profile.draft.levels if profile.draft is not None else ())):
         outputs.spare("model", Path(table.checkpoint).expanduser())
-        if (head := getattr(table, "head", None)) is not None:
+        if heads and (head := getattr(table, "head", None)) is not None:
             outputs.spare("head", head)
 
 

@@ -119,7 +119,7 @@ def train_head(
     with Outputs(force=force) as outputs, resumable(progress.console, output):
         outputs.reads("input", input_)
         outputs.reads("data", data)
-        spare_profile(outputs, found)
+        spare_profile(outputs, found, heads=False)
         if examples is not None:
             outputs.spare("examples", examples)
         outputs.folder("output", output, resumed=resume)

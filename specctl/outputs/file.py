@@ -1,5 +1,6 @@
 """One output: an open file or standard output, written whole line by whole line."""
 
+import io
 import os
 import stat
 import sys
@@ -22,6 +23,28 @@ def naming(path: object) -> Iterator[None]:
         raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+class _StandardOutput(io.TextIOWrapper):
+    """Standard output whose errors say that it is."""
+
+    def write(self, text: str, /) -> int:
+        with naming(STDOUT):
+            return super().write(text)
+
+    def flush(self) -> None:
+        with naming(STDOUT):
+            super().flush()
+
+
+def name_standard_output() -> None:
+    """Let errors of standard output be OutputErrors, whoever writes to it."""
+    old = sys.stdout
+    if isinstance(old, io.TextIOWrapper):
+        raw = io.FileIO(old.fileno(), "w", closefd=False)
+        sys.stdout = _StandardOutput(
+            io.BufferedWriter(raw), old.encoding, old.errors, None, old.line_buffering, old.write_through
+        )
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -72,8 +95,7 @@ class OutputFile:
     def write(self, text: str) -> int:
         """Write text; a regular file gets all of it or, after an error, none. Raises OutputError."""
         if self._descriptor is None:
-            with naming(STDOUT):
-                return sys.stdout.write(text)
+            return sys.stdout.write(text)
         regular = is_regular(self._descriptor)
         before = os.fstat(self._descriptor).st_size if regular else 0
         left = memoryview(text.encode())
@@ -97,8 +119,7 @@ class OutputFile:
 
     def flush(self) -> None:
         if self._descriptor is None:
-            with naming(STDOUT):
-                sys.stdout.flush()
+            sys.stdout.flush()
 
 
 def whole_lines(path: Path) -> int:

@@ -39,7 +39,7 @@ class Outputs:
         """Note an input; ``-`` is standard input, None nothing. Raises UsageError if there is no such file."""
         if path is None:
             return
-        if str(path) != "-" and not Path(path).is_dir():
+        if str(path) != "-" and not os.path.isdir(path):
             try:
                 Path(path).stat()
                 if not os.access(path, os.R_OK):
@@ -52,7 +52,7 @@ class Outputs:
         """Note a file, or the files in a folder, that no output may be; what does not exist is ignored."""
         if path is None:
             return
-        files = [path] if str(path) == "-" or not Path(path).is_dir() else sorted(Path(path).iterdir())
+        files = [path] if str(path) == "-" or not os.path.isdir(path) else sorted(Path(path).iterdir())
         for file in files:
             if (identity := _identity(file, sys.stdin)) is not None:
                 self._roles.setdefault(identity, role)
@@ -82,7 +82,7 @@ class Outputs:
         if str(path) == "-":
             _write_utf8(sys.stdout)
             return OutputFile(path, None, continued=False)
-        new = not path.exists()
+        new = not os.path.exists(path)
         descriptor = self._opened(path)
         if new:
             self._made.callback(_remove_empty, path, descriptor)
@@ -108,7 +108,7 @@ class Outputs:
         """
         if path is None:
             return
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        made = [folder for folder in (path, *path.parents) if not os.path.exists(folder)]
         try:
             path.mkdir(parents=True, exist_ok=True)
             for folder in reversed(made):

@@ -151,5 +151,5 @@ def test_nothing_has_run_yet(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(results: RunSet, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write .*file: File exists"):
+    with pytest.raises(OutputError, match=r"cannot write .*file: File exists"):
         write_answers(results, tmp_path / "file")

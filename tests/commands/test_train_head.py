@@ -181,7 +181,7 @@ def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple
 
 @pytest.mark.usefixtures("whole")
 def test_earlier_results_are_not_overwritten(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"already holds config\.json"):
+    with pytest.raises(UsageError, match=r"already holds README\.md"):
         run(*options(folder, "whole", "-i", str(folder / "prompts.jsonl")))
 
 

@@ -119,17 +119,21 @@ def locate_head(name: str) -> HeadCheckpoint:
     except FileNotFoundError as error:
         raise ModelError(f"The acceptance head {name!r}: there is no {CONFIG} in {folder}.", _REMAKE) from error
     except RecursionError as error:
-        raise ModelError(f"The acceptance head {name!r}: {path} is nested too deeply.", "Copy it again.") from error
+        raise _damaged(name, path, "it is nested too deeply") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"The acceptance head {name!r}: {path} is damaged ({error}).", "Copy it again.") from error
+        raise _damaged(name, path, str(error)) from error
     if not isinstance(config, dict):
-        raise ModelError(f"The acceptance head {name!r}: {path} is not an object.", "Copy it again.")
+        raise _damaged(name, path, "it is not an object")
     if (version := config.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         raise ModelError(
             f"The acceptance head {name!r} is of format {version}; this specctl reads format {FORMAT_VERSION}.",
             "Update specctl, or train the head again.",
         )
     return HeadCheckpoint(name, folder, config)
+
+
+def _damaged(name: str, path: Path, reason: str) -> ModelError:
+    return ModelError(f"The acceptance head {name!r} has a damaged {path.name}: {reason}.", f"Copy {path} again.")
 
 
 def on_hub(name: str) -> bool:
