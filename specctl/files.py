@@ -196,7 +196,8 @@ class LineFormat(Generic[T]):
             yield parse_line(self._reader, path, number, line)
             empty = False
         if empty:
-            raise UsageError(f"{path} is empty", f"give a file that holds {self.content}")
+            what = "holds no whole line" if path.stat().st_size else "is empty"
+            raise UsageError(f"{path} {what}", f"give a file that holds {self.content}")
 
     def _recognise(self, path: Path, line: bytes) -> None:
         found = _content(line)

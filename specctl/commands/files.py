@@ -29,7 +29,7 @@ def resolve_profile(
 
 
 def spare_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool = True) -> None:
-    """Keep a profile's files, and those of its models and, unless no head is read, of its heads from being an output."""
+    """Keep a profile's files and those of its models and heads, where heads are read, from being an output."""
     for file in resolved.files:
         outputs.spare("profile", file)
     profile = resolved.profile

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ def read(path: Path) -> Document:
         raise ProfileError(f"{display(path)}: {brief(str(error))}") from error
     if too_deep(table, _DEEPEST):
         raise _nested(path)
+    if any(not -(2**63) <= number < 2**63 for number in _integers(table)):
+        raise ProfileError(f"{display(path)}: an integer has more than 64 bits")
     document = Document(path, table, key_lines(text))
     version = table.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -77,6 +80,14 @@ def read(path: Path) -> Document:
             "Update specctl to use this profile.",
         )
     return document
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _integers(inner)
 
 
 def _nested(path: Path) -> ProfileError:

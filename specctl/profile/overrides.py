@@ -10,6 +10,8 @@ from specctl.profile.layers import Layer
 from specctl.profile.wording import Key, dotted
 
 ENVIRONMENT_PREFIX = "SPECCTL_"
+_LONGEST_NUMBER = 20
+"""Characters of an integer of 64 bits."""
 _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG"}
 _FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
 
@@ -20,7 +22,7 @@ def parse_value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    if too_deep(parsed):
+    if too_deep(parsed) or (len(text) > _LONGEST_NUMBER and isinstance(parsed.get("value"), int)):
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 

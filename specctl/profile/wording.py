@@ -19,7 +19,10 @@ def dotted(key: Key) -> str:
 
 def shown(value: Any) -> str:
     """A value for messages, written as in TOML."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    try:
+        return brief(json.dumps(value, default=str, ensure_ascii=False))
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return "a value that is too long"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
