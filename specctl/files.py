@@ -117,6 +117,8 @@ def parse_line(adapter: TypeAdapter[T], path: Path, number: int, line: bytes, hi
         raise UsageError(f"{path}:{number}: {where}{': ' if where else ''}{first['msg']}", hint) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}:{number}: the line is not JSON ({error})", hint) from None
+    except (TypeError, LookupError, AttributeError) as error:  # a validator of our own met something else
+        raise UsageError(f"{path}:{number}: a value is missing or of another type ({error})", hint) from None
 
 
 class LineFormat(Generic[T]):

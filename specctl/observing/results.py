@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeAdapter
 
+from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.profile.schema import Profile
@@ -120,6 +121,10 @@ class PassTimes:
     target: Mapping[int, float]
     drafts: tuple[Mapping[int, float], ...] = ()
     head: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.target or any(1 not in passes for passes in self.drafts):
+            raise ValueError("passes of one token are missing")
 
     def step_ms(self, draft: int) -> float:
         """A pass of one token in a loaded draft; ``draft`` is its index in `Header.drafts`, 0 for a single draft."""
@@ -282,4 +287,9 @@ def read_results(path: Path) -> RunSet:
     results = RunSet(next(records))
     for record in records:
         results.add(record)
+    drafts = len(results.header.drafts)
+    if results.costs is not None and len(results.costs.drafts) != drafts:
+        raise UsageError(f"{path}: the costs are of {len(results.costs.drafts)} drafts, the header names {drafts}")
+    if any(index >= max(1, drafts) for candidate in results.header.candidates for index in candidate.drafts):
+        raise UsageError(f"{path}:1: a candidate has a draft that the header does not name")
     return results
