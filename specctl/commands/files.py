@@ -1,5 +1,6 @@
 """Files that several commands read and write: profiles with what they name, and reports."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -34,9 +35,9 @@ def spare_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool 
         outputs.spare("profile", file)
     profile = resolved.profile
     for table in (profile.target, *(profile.draft.levels if profile.draft is not None else ())):
-        outputs.spare("model", Path(table.checkpoint).expanduser())
+        outputs.spare("model", os.path.expanduser(table.checkpoint))
         if heads and (head := getattr(table, "head", None)) is not None:
-            outputs.spare("head", head)
+            outputs.spare("head", os.path.expanduser(head))
 
 
 def open_report(outputs: Outputs, folder: Path | None) -> None:

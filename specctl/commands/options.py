@@ -21,8 +21,9 @@ def _complete_profile(incomplete: str) -> list[tuple[str, str]]:
 
 def _description(path: Path) -> str:
     try:
-        description = tomllib.loads(path.read_text(encoding="utf-8")).get("description", "")
-    except (OSError, ValueError):
+        # Reading a pipe would wait for its writer.
+        description = tomllib.loads(path.read_text(encoding="utf-8") if path.is_file() else "").get("description", "")
+    except (OSError, ValueError, RecursionError):
         return ""  # a shell that completes a name cannot show an error
     return " ".join(str(description).split())
 

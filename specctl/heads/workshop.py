@@ -60,7 +60,7 @@ def is_finished(output: Path) -> bool:
     Raises:
         UsageError: the folder holds something, but nothing that train-head has written.
     """
-    held = {path.name for path in output.iterdir()}
+    held = {path.name.removesuffix(".part") for path in output.iterdir()}
     if held and not held & {EXAMPLES, STATE, SWEEP, WEIGHTS}:
         raise UsageError(f"{output} holds nothing that specctl train-head has written", "use another folder")
     if not held & {CONFIG, SWEEP}:

@@ -40,7 +40,8 @@ class _StandardOutput(io.TextIOWrapper):
 def name_standard_output() -> None:
     """Let errors of standard output be OutputErrors, whoever writes to it."""
     old = sys.stdout
-    if isinstance(old, io.TextIOWrapper):
+    # The console of Windows has a raw stream of its own.
+    if isinstance(old, io.TextIOWrapper) and type(getattr(old.buffer, "raw", old.buffer)) is io.FileIO:
         raw = io.FileIO(old.fileno(), "w", closefd=False)
         sys.stdout = _StandardOutput(
             io.BufferedWriter(raw), old.encoding, old.errors, None, old.line_buffering, old.write_through
