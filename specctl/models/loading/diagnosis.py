@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
+from specctl.models.loading.architecture import require_runnable
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
@@ -125,7 +126,7 @@ def _examine(
     facts.context = getattr(text, "max_position_embeddings", None)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
-    _require_causal(checkpoint, config, table)
+    require_runnable(checkpoint, config, table.trust_remote_code)
     need = estimate(checkpoint, table.trust_remote_code)
     facts.parameters = need.parameters
     facts.weights_by_dtype = (
@@ -164,17 +165,6 @@ def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> 
             report.advice.append(f"{error.message} {error.hint}")
         elif error.message not in {problem.message for problem in report.problems}:
             report.problems.append(Problem(f"{key}.head", error.message, error.hint))
-
-
-def _require_causal(checkpoint: Checkpoint, config: Any, table: ModelTable) -> None:
-    from transformers import AutoModelForCausalLM
-
-    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in AutoModelForCausalLM._model_mapping and not (remote and table.trust_remote_code):
-        from specctl.models.loading.failures import explain
-
-        text = "trust_remote_code" if remote else "Unrecognized configuration class"
-        raise explain(ValueError(text), checkpoint.role, checkpoint.name)
 
 
 def _advise_on_cache(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from specctl.errors import ModelError
+from specctl.models.loading.architecture import require_runnable
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
-from specctl.models.loading.memory import device_memory, estimate
+from specctl.models.loading.memory import device_memory, estimate, load_config
 from specctl.models.loading.placement import Placement, place
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import ModelTable, Profile
@@ -72,6 +73,7 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
+    require_runnable(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
     placement = place(table, estimate(checkpoint, table.trust_remote_code), device_memory(), role)
     checkpoint.fetch_weights()
     with explained(role, table.model), hushed(verbose):

@@ -1,12 +1,26 @@
 """Layers of KV caches that append and crop without copying the whole cache."""
 
+import inspect
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 SPARE = 256
+CANNOT_GO_BACK = {
+    "deepseek_v4": "its compressed cache entries cannot be taken apart again",
+    "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
+    "recurrent_gemma": "it keeps its recurrent state inside its layers, outside the cache",
+    "rwkv": "it keeps its state outside transformers' caches",
+    "xlstm": "it keeps its state in a cache of its own",
+}
+"""Families of models that cannot forget tokens, by ``model_type``, and why."""
 
 
 class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -133,13 +147,45 @@ class FixedLayer(CacheLayerMixin):
         return self._capacity
 
 
-def empty_cache(config: PreTrainedConfig) -> DynamicCache:
-    """A cache for one sequence that can be rolled back."""
+def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> DynamicCache:
+    """A cache for one sequence that can be rolled back.
+
+    Args:
+        config: the model's.
+        recurrent: whether its layers have a recurrent state, of which `RecurrentState` keeps copies.
+    """
     cache = DynamicCache(config=config)
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
             cache.layers[index] = BufferedLayer()
-        elif hasattr(layer, "activate_past_recording"):
-            # Sliding-window layers drop old entries, and a rollback may need them again.
-            layer.activate_past_recording()
+        elif isinstance(layer, DynamicSlidingWindowLayer) or (
+            isinstance(layer, LinearAttentionCacheLayerMixin) and not recurrent
+        ):
+            # Sliding windows and convolutions drop old entries, and a rollback may need them again.
+            layer.activate_past_recording()  # type: ignore[no-untyped-call]
     return cache
+
+
+def trims_from(cache: DynamicCache) -> int | None:
+    """The length from which on cropping a cache also drops entries that its layers no longer read; None if never."""
+    windows = [layer.sliding_window for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+    records = any(isinstance(layer, LinearAttentionCacheLayerMixin) and layer.record_past for layer in cache.layers)
+    return min([*windows, *([1] if records else [])], default=None)
+
+
+def cache_argument(model: type) -> str:
+    """The parameter of a model class's ``forward`` that takes the cache; an empty string if none does."""
+    parameters = inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
+    return next((name for name in ("past_key_values", "cache_params") if name in parameters), "")
+
+
+def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:
+    """Why a model cannot take back tokens, as the end of a sentence; None if it can.
+
+    Args:
+        config: the model's.
+        model: its class; None if it is not known.
+    """
+    if why := CANNOT_GO_BACK.get(config.get_text_config(decoder=True).model_type):
+        return why
+    return "it runs without a cache of past tokens" if model is not None and not cache_argument(model) else None

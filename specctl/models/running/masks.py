@@ -41,18 +41,20 @@ class MaskMaker:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._active = takes_masks(model)
+        # Some models (Bamba) count from 0 in every pass if they are not told the positions.
+        self._positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._masks = takes_masks(model)
         self._slots = torch.arange(0, device=next(model.parameters()).device)
 
     def arguments(self, length: int, width: int) -> dict[str, Any]:
-        """``position_ids`` and ``attention_mask`` of ``width`` tokens after ``length`` cached ones, if wanted."""
-        if not self._active or width > WIDEST:
+        """``position_ids`` and ``attention_mask`` of ``width`` tokens after ``length`` cached ones, where taken."""
+        if not self._positions:
             return {}
         end = length + width
         if end > len(self._slots):
             self._slots = torch.arange(2 * end, device=self._slots.device)
         positions = self._slots[length:end]
         found: dict[str, Any] = {"position_ids": positions[None]}  # (1, T)
-        if width > 1:
+        if self._masks and 1 < width <= WIDEST:
             found["attention_mask"] = (self._slots[:end] <= positions[:, None])[None, None]  # (1, 1, T, S)
         return found

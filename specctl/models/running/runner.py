@@ -7,8 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
-from specctl.models.running.cache import empty_cache
-from specctl.models.running.masks import MaskMaker
+from specctl.models.running.cache import cache_argument, empty_cache, trims_from
+from specctl.models.running.masks import MaskMaker, attends_to_everything
+from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
+from specctl.models.running.stepping import step_through_blocks
+
+REREAD = 8
+"""The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
+through a pass of their own, after which the state is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,46 +125,68 @@ class PreparedRunner(Protocol):
 class EagerRunner:
     """Any causal LM of transformers, over a cache that grows with the sequence.
 
+    A recurrent state cannot go back token by token: a rollback restores the last state saved before that point, and
+    ``length`` is then shorter than asked, so that the caller's next pass reads the accepted tokens again.
+
     Args:
         model: in eval mode, on its device or devices.
         vocabulary: the pair's shared real vocabulary V; logits beyond it are padding and are cut off.
     """
 
     def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
+        step_through_blocks(model)
         self._model = model
         self._vocabulary = vocabulary
-        self._cache = empty_cache(model.config)
-        self._window = min(
-            filter(None, (getattr(layer, "sliding_window", 0) for layer in self._cache.layers)), default=0
-        )
+        self._cache_argument = cache_argument(type(model))
+        self._recurrent = has_recurrent_state(model)
+        self._begin()
+        self._trims_from = trims_from(self._cache)
         self._masks = MaskMaker(model)
-        self._floor = 0  # sliding-window layers cannot go back to before it
-        self.length = 0
+        self.holds_everything = attends_to_everything(model)
+        """Whether every layer keeps the whole sequence, which `extend_branches` requires."""
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
         self.device = next(model.parameters()).device
 
+    def _begin(self) -> None:
+        self._cache = empty_cache(self._model.config, recurrent=self._recurrent)
+        self._state = RecurrentState(self._cache, self._recurrent)
+        self._passes = 0  # since the last rollback
+        self._floor = 0  # layers that were trimmed cannot go back to before it
+        self.length = 0
+
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        parts: list[Forward] = []
+        # A pass with at most one row, right after a rollback, reads tokens that stay; later ones may be taken back.
+        if self._recurrent and (self._passes == 1 or (not self._passes and keep > 1)):
+            stay = max(len(tokens) - keep, 1 - self.length) if not self._passes else 0
+            if stay > (REREAD if self.length else 0):
+                behind = len(tokens) - stay
+                parts.append(self._pass(tokens[:stay], max(keep - behind, 0), hidden))
+                tokens, keep = tokens[stay:], min(keep, behind)
+            self._state.save(self.length)
+            self._passes = 2
+        parts.append(self._pass(tokens, keep, hidden))
+        self._passes += 1
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+    def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         ids = torch.tensor([tokens], device=self.device)  # (1, T)
         more: dict[str, Any] = self._masks.arguments(self.length, len(tokens))
         if hidden:
             more["output_hidden_states"] = True
+        more[self._cache_argument] = self._cache
         output = self._model(
             input_ids=ids,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=max(keep, 1),  # 0 would mean all of them
             **more,
         )
+        self._state.after_pass()
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
         logits = output.logits[0, kept, : self._vocabulary]
         return Forward(logits, output.hidden_states[-1][0, kept] if hidden else None)
-
-    @property
-    def holds_everything(self) -> bool:
-        """Whether every layer keeps the whole sequence, which `extend_branches` requires."""
-        return not self._window
 
     def extend_branches(
         self, tokens: Sequence[int], starts: Sequence[int], step: int, *, hidden: bool = False
@@ -196,13 +224,22 @@ class EagerRunner:
         return Forward(output.logits[0, :, : self._vocabulary], output.hidden_states[-1][0] if hidden else None)
 
     def rollback(self, length: int) -> None:
-        if length == 0 or length < self._floor:
-            self._cache = empty_cache(self._model.config)
-            self.length = self._floor = 0
-        elif self.length:
-            # crop(0) too: after a round it trims sliding-window layers back to their window.
-            self._cache.crop(-max(0, self.length - length))
-            kept = min(self.length, length)
-            if self._window and self.length >= self._window:
-                self._floor = kept
-            self.length = kept
+        self._passes = 0
+        kept = min(self.length, length)
+        if kept < self.length and self._recurrent:
+            kept = self._state.nearest(kept)
+        if kept < max(self._floor, 1):
+            self._begin()
+            return
+        self._state.crop(self.length - kept)  # also with nothing to remove, for it trims too
+        if kept < self.length and self._recurrent:
+            self._state.restore(kept)
+        if self._trims_from is not None and self.length >= self._trims_from:
+            self._floor = kept
+        self.length = kept
+
+
+def joined(parts: Sequence[Forward]) -> Forward:
+    """The rows of several passes as one."""
+    hidden = [part.hidden for part in parts if part.hidden is not None]
+    return Forward(torch.cat([part.logits for part in parts]), torch.cat(hidden) if hidden else None)
