@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -132,19 +133,20 @@ class Finished:
         """Whether the file contains this record; each line of the file matches one record only."""
         return _taken(self._ids, _key(record.id, record.line))
 
-    def next(self, records: Iterable[Record]) -> Record | None:
-        """The first record that the file does not contain; nothing is taken."""
+    def first_missing(self, records: Iterable[Record]) -> list[Record]:
+        """The first record that the file does not contain, if there is one; nothing is taken."""
         ids = self.counts()
-        return next((record for record in records if not _taken(ids, _key(record.id, record.line))), None)
+        return list(islice((record for record in records if not _taken(ids, _key(record.id, record.line))), 1))
 
 
-def finished_rounds(trace: Path, finished: Finished, coming: Record | None = None) -> int:
+def finished_rounds(trace: Path, finished: Finished, coming: Sequence[Record] | None = None) -> int:
     """The size in bytes of a trace up to the last finished record; a resumed run writes the rounds after it again.
 
     Args:
         trace: the file; it is only read.
         finished: the records that the results contain.
-        coming: the record that is answered next, where it is known; rounds of other unfinished records are refused.
+        coming: the record that is answered next, if there is one; None where it is not known. The trace may hold rounds
+            of no other unfinished record.
 
     Raises:
         UsageError: the file contains a line that is not a round, or the trace of another run.
@@ -155,7 +157,7 @@ def finished_rounds(trace: Path, finished: Finished, coming: Record | None = Non
         round_ = json.loads(line)
         if not round_["round"] and not round_.get("turn"):
             known = _taken(left, _key(identity, None))
-            expected = known or coming is None or _key(identity, None) == _key(coming.id, None)
+            expected = known or coming is None or _key(identity, None) in {_key(each.id, None) for each in coming}
             if unfinished or not expected:
                 raise UsageError(
                     f"{trace}:{number}: the trace does not belong to these results", "name another file for --trace"

@@ -235,8 +235,7 @@ def test_rounds_of_an_interrupted_record_do_not_stay(tmp_path, kept, rest):
     before = trace.read_bytes()
     assert finished_rounds(trace, Finished(out)) == len(rounds(*kept))
     assert trace.read_bytes() == before
-    coming = Record(5, (rest or ["z"])[0])
-    assert finished_rounds(trace, Finished(out), coming) == len(rounds(*kept))
+    assert finished_rounds(trace, Finished(out), [Record(5, id_) for id_ in rest]) == len(rounds(*kept))
 
 
 @pytest.mark.parametrize(
@@ -244,8 +243,9 @@ def test_rounds_of_an_interrupted_record_do_not_stay(tmp_path, kept, rest):
     [
         (rounds("b", "c"), None, 3),
         (rounds("a", "b", "a"), None, 5),
-        (rounds("a", "b"), Record(5, "c"), 3),
-        (rounds("other run"), Record(5, "c"), 1),
+        (rounds("a", "b"), [Record(5, "c")], 3),
+        (rounds("other run"), [Record(5, "c")], 1),
+        (rounds("a", "b"), [], 3),
     ],
 )
 def test_a_trace_of_another_run_is_refused(tmp_path, content, coming, line):

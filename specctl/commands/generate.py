@@ -210,7 +210,7 @@ def generate(
         finished = Finished(sink.path) if resume else None
         rounds_kept = None
         if finished is not None and traced is not None and traced.continued:
-            coming = None if force else streams.from_file(input_, partial(_next, finished, input_format))
+            coming = None if force else streams.from_file(input_, partial(_coming, finished, input_format))
             rounds_kept = finished_rounds(traced.path, finished, coming)
         text = streams.read_prompt() if prompt == "-" else prompt or ""
         expected = (streams.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
@@ -247,9 +247,9 @@ def generate(
         streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
 
 
-def _next(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> Record | None:
-    """The record that a resumed run answers first."""
-    return finished.next(read_records(records, input_format))
+def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> list[Record]:
+    """The record that a resumed run answers first, if there is one."""
+    return finished.first_missing(read_records(records, input_format))
 
 
 def _load(
