@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import ModelError, SpecctlError
+from specctl.heads import workshop
+from specctl.models.loading import pair
 from specctl.outputs import Outputs
 
 DATA = Path(__file__).parents[1] / "data"
@@ -24,8 +26,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr("specctl.models.loading.model.load_model", None)
-    monkeypatch.setattr("specctl.models.loading.pair.load_model", None)
+    for module in (pair, workshop):
+        monkeypatch.setattr(module, "load_model", None)
     Path("in.jsonl").write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "y"}\n')
     Path("soft").symlink_to("in.jsonl")
     Path("hard").hardlink_to("in.jsonl")
