@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specctl.commands.options import JsonOption, ProfileOption, SetOption
+from specctl.commands.files import resolve_profile
+from specctl.commands.options import JsonOption, ProfileOption, SetOption, TrustOption
 from specctl.errors import ModelError
 
 if TYPE_CHECKING:
@@ -31,15 +32,14 @@ def doctor(
             "drafts.",
         ),
     ] = False,
+    trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.
 
     Exits with 3 when the pair cannot be loaded.
     """
-    from specctl.profile import resolve
-
-    resolved = resolve(profile, overrides=set_ or (), flags={"check": run or None})
+    resolved = resolve_profile(profile, set_, {"check": run or None}, trust_remote_code=trust_remote_code)
     with Console(stderr=True).status("Examining the models"):
         from specctl.models.loading.diagnosis import diagnose
 

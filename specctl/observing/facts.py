@@ -10,7 +10,7 @@ import torch
 
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import engine_name
-from specctl.observing.results import Facts
+from specctl.observing.results import Facts, of_request
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
 
@@ -26,9 +26,7 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
             **{package: version(package) for package in ("specctl", "torch", "transformers")},
         },
         devices={key: device_name(runner.device) for key, runner in runners.items()},
-        profile=profile.model_dump(mode="json", exclude_none=True),
-        suite={"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
-        sampling=profile.sampling.model_dump(mode="json"),
+        **of_request(profile, suite),
         engines={key: engine_name(runner) for key, runner in runners.items()},
         synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
     )

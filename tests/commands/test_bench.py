@@ -130,6 +130,20 @@ def test_a_killed_benchmark_continues_where_it_stopped(whole, prompts, tmp_path)
     assert resumed.signal_bound is not None
 
 
+def test_a_benchmark_killed_before_its_last_comparison_makes_it(tmp_path):
+    prompts, path = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text(json.dumps(PROMPTS[0]) + "\n", encoding="utf-8")
+    options = ["-i", prompts, "-n", "6", "--policy", "svip", "-o", path, "-q"]
+    bench(*options)
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    (run,) = (line for line in lines if line["kind"] == "run" and line["candidate"] == "svip")
+    run["turns"][0]["tokens"][3] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    bench(*options, "--resume")
+    (different,) = [run for run in read_results(path).runs if run.difference is not None]
+    assert (different.candidate, different.difference.position) == ("svip", 3)
+
+
 def test_another_benchmark_is_not_mixed_in(whole, prompts):
     before = whole[0].read_bytes()
     with pytest.raises(UsageError, match="another benchmark: its candidates differs"):

@@ -157,7 +157,7 @@ def _load_head(
     head = checkpoint.load(draft.config.hidden_size)
     if reason := mismatch(checkpoint, locate(table, "draft")):
         if on_foreign is None:
-            hint = "Train a head on this draft with `specctl train-head`, or use this one with --force."
+            hint = "Train a head on this draft with `specctl train-head`, or use this one with --foreign-head."
             raise ModelError(f"{reason}.", hint)
         on_foreign(f"{reason}; its predictions may be far off")
     return head
