@@ -5,6 +5,9 @@ from functools import cache
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from specctl.models.running.cache import cannot_go_back
 
 WINDOW = 8
 BOTH = ["linear_attention", "full_attention"]
@@ -26,7 +29,13 @@ _ZAYA = {**_COMMON, **_HEADS, **_TWO, **_UNTIED, "head_dim": 8, "num_experts": 4
 _ZAYA |= {"router_hidden_size": 8, "max_position_embeddings": 256}
 _MAMBA = {**_COMMON, **_TWO, **_UNTIED, "state_size": 8}
 
-RECURRENT: dict[str, dict[str, object]] = {
+
+def _supported(family: str) -> bool:
+    name = family.partition(",")[0]
+    return name in CONFIG_MAPPING_NAMES and cannot_go_back(AutoConfig.for_model(name), None) is None
+
+
+_RECURRENT: dict[str, dict[str, object]] = {
     "bailing_hybrid": {**_PLAIN, **_MIXED, **_LATENT, **_EXPERTS, "head_dim": 8, "n_group": 2, "topk_group": 1},
     "bamba": {**_PLAIN, **_HEADS, **_SSM, **_TWO, "attn_layer_indices": [1]},
     "falcon_h1": {**_PLAIN, **_HEADS, **_SSM, **_TWO, "mamba_d_ssm": 64, "head_dim": 8},
@@ -87,7 +96,8 @@ RECURRENT: dict[str, dict[str, object]] = {
     "zaya": _ZAYA,
     "zaya, sliding": {**_ZAYA, "sliding_window": WINDOW, "layer_types": ["hybrid_sliding", "hybrid"]},
 }
-"""Families with a recurrent state."""
+RECURRENT = {family: settings for family, settings in _RECURRENT.items() if _supported(family)}
+"""Families with a recurrent state that this version of transformers has and specctl can run."""
 
 CONVOLUTIONS: dict[str, dict[str, object]] = {
     "lfm2": {**_PLAIN, **_HEADS, **_TWO, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8},

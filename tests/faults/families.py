@@ -8,6 +8,7 @@ compared with target-only decoding and with transformers' ``generate``.
 
 import argparse
 import logging
+import signal
 import sys
 from collections import Counter
 from copy import deepcopy
@@ -32,6 +33,8 @@ PROMPTS = ([1, 5, 9], torch.randint(1, 64, (19,), generator=torch.Generator().ma
 LENGTH = 20
 LARGEST = 30_000_000
 """Weights of a model that is still tried: some configurations do not let all of their sizes be set."""
+PATIENCE = 60
+"""Seconds for a family."""
 _WIDTHS = dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "attention_hidden_size"), 32)
 _INNER = dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "d_ff"), 64)
 _DEPTHS = dict.fromkeys(
@@ -130,18 +133,26 @@ def tried(family: str) -> tuple[str, str]:
     return "exact", f"{accepted / drafted:.0%} accepted; {as_generate} of {len(PROMPTS)} texts are those of generate"
 
 
+def _too_slow(*_: object) -> None:
+    raise TimeoutError(f"took more than {PATIENCE} s")
+
+
 def main() -> None:
     """Print a line for each family; exit with 1 if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("family", nargs="*", help="only these, by model_type")
     families = parser.parse_args().family or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    signal.signal(signal.SIGALRM, _too_slow)
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     counts: Counter[str] = Counter()
     for family in families:
+        signal.alarm(PATIENCE)
         try:
             outcome, details = tried(family)
         except Exception as error:
             outcome, details = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
+        finally:
+            signal.alarm(0)
         counts[outcome] += 1
         print(f"{family:26} {outcome:10} {details}", flush=True)
     print(", ".join(f"{outcome} {count}" for outcome, count in counts.most_common()))

@@ -7,8 +7,10 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
     CacheLayerMixin,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
 )
 
@@ -80,6 +82,39 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
         new[:, :, : self._filled] = old[:, :, : self._filled]
         return new
+
+
+class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
+    """A layer with a sliding window, which keeps more than the window until it is cropped.
+
+    Several passes may run without a crop, each seeing as much as the mask expects: older versions of transformers hand
+    all that was recorded to every pass.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append ``(1, heads, T, head_dim)`` states; returns those that the T tokens may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.cumulative_length += key_states.shape[-2]
+        self.keys = torch.cat([self.keys, key_states], dim=-2)
+        self.values = torch.cat([self.values, value_states], dim=-2)
+        visible = self.sliding_window - 1 + key_states.shape[-2]
+        return self.keys[:, :, -visible:], self.values[:, :, -visible:]
+
+
+class RecurrentWindowLayer(LinearAttentionAndSlidingWindowAttentionLayer):  # type: ignore[no-untyped-call]
+    """A `WindowLayer` with a recurrent state."""
+
+    update = WindowLayer.update
 
 
 class Cursor:
@@ -155,14 +190,18 @@ def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> Dynamic
         recurrent: whether its layers have a recurrent state, of which `RecurrentState` keeps copies.
     """
     cache = DynamicCache(config=config)
-    for index, layer in enumerate(cache.layers):
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
         if type(layer) is DynamicLayer:
-            cache.layers[index] = BufferedLayer()
-        elif isinstance(layer, DynamicSlidingWindowLayer) or (
-            isinstance(layer, LinearAttentionCacheLayerMixin) and not recurrent
-        ):
-            # Sliding windows and convolutions drop old entries, and a rollback may need them again.
-            layer.activate_past_recording()  # type: ignore[no-untyped-call]
+            layers[index] = BufferedLayer()
+        elif type(layer) is DynamicSlidingWindowLayer:
+            layers[index] = WindowLayer(layer.sliding_window)
+        elif type(layer) is LinearAttentionAndSlidingWindowAttentionLayer:
+            layers[index] = RecurrentWindowLayer(layer.sliding_window, layer.number_of_states)
+        # Sliding windows and convolutions drop old entries, and a rollback may need them again.
+        windowed = isinstance(layer, DynamicSlidingWindowLayer)
+        if windowed or (isinstance(layer, LinearAttentionCacheLayerMixin) and not recurrent):
+            layers[index].activate_past_recording()
     return cache
 
 
@@ -186,6 +225,12 @@ def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:
         config: the model's.
         model: its class; None if it is not known.
     """
-    if why := CANNOT_GO_BACK.get(config.get_text_config(decoder=True).model_type):
+    family = config.get_text_config(decoder=True).model_type
+    if why := CANNOT_GO_BACK.get(family):
         return why
+    if family == "qwen4_exp_text" and not hasattr(
+        DynamicIndexedLayer(),  # type: ignore[no-untyped-call]
+        "indexer_position_ids",
+    ):
+        return "this version of transformers does not keep its indexer's positions; update transformers"
     return "it runs without a cache of past tokens" if model is not None and not cache_argument(model) else None
