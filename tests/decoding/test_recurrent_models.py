@@ -1,6 +1,7 @@
 """Models with a recurrent state: what they write is what they would have written alone, whatever was taken back."""
 
 from collections import Counter
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -17,7 +18,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode, prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.cache import CANNOT_GO_BACK
-from specctl.models.running.recurrent_state import SPACING
+from specctl.models.running.recurrent_state import SPACING, TESTED, untested
 from specctl.models.running.runner import REREAD, EagerRunner
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
@@ -71,6 +72,15 @@ def test_every_stateful_family_is_tested_or_refused() -> None:
                 stateful.add(family)
     text = {"qwen3_5", "qwen3_5_moe", "qwen4_exp"}  # whose text models are tested
     assert stateful - text <= RECURRENT.keys() | CANNOT_GO_BACK.keys()
+
+
+def test_other_families_are_checked_when_they_run() -> None:
+    assert {family for family in FAMILIES if "," not in family} <= TESTED
+    assert not untested(recurrent_model("mamba"))
+    assert not untested(random_model("mistral"))
+    model = deepcopy(recurrent_model("mamba"))
+    model.config.model_type = "mamba9"
+    assert untested(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -78,6 +78,8 @@ def tiny_model(family: str) -> PreTrainedModel:
             if sum(weight.numel() for weight in model.parameters()) > LARGEST:
                 raise ValueError("its sizes cannot all be set")
             model(input_ids=torch.tensor([[1, 2, 3]]))
+        except TimeoutError:
+            raise
         except Exception as error:
             failure = error
         else:
@@ -116,6 +118,8 @@ def tried(family: str) -> tuple[str, str]:
     """What became of a family: ``exact``, ``refused``, ``not built`` or ``WRONG``, and details."""
     try:
         model = tiny_model(family)
+    except TimeoutError:
+        raise
     except Exception as error:
         return "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:70]}"
     if why := cannot_go_back(model.config, type(model)):

@@ -13,6 +13,7 @@ from specctl.models.loading.model import LoadedModel, eos_ids, load_model, load_
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.engines import EngineSettings, build_runner, checked, fixed_width, preparing_seconds
+from specctl.models.running.recurrent_state import untested
 from specctl.models.running.runner import Runner
 from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.profile.schema import DraftTable, ModelTable, Profile
@@ -124,7 +125,7 @@ def load_pair(
     runners: list[Runner] = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
-    if settings.check:
+    if settings.check or untested(target.model):
         runners[0] = checked(runners[0], target.model, vocabulary, target.name)
     eos = eos_ids(target.model, tokenizer)
     if profile.generation_config and target.model.generation_config is not None:
