@@ -1,5 +1,6 @@
 """Entry point: turns exceptions into messages and exit codes."""
 
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,9 @@ TERMINATED = 143
 def main() -> NoReturn:
     """Run the command line and exit."""
     signal.signal(signal.SIGTERM, _terminate)
+    # transformers imports torchao wherever it is installed, and torchao's import warns of what users cannot change.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     code = _run()
     sys.exit(_flush() or code)
 

@@ -84,7 +84,7 @@ def _model_rows(facts: "ModelFacts") -> Facts:
         "end of sequence ids": ", ".join(map(str, facts.eos_ids)) or "none",
         "licence": facts.licence or "not stated",
         "gated": facts.gated or "-",
-        "dtype here": facts.dtype or "-",
+        "dtype here": ", ".join(filter(None, (facts.quantize, facts.dtype))) or "-",
         "goes to": ", ".join(facts.devices) or "-",
     }
 

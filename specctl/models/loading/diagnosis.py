@@ -7,12 +7,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
-from specctl.models.loading.architecture import require_runnable
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
-from specctl.models.loading.model import hushed, load_tokenizer, model_tables
-from specctl.models.loading.placement import Placement, after, place
+from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, gib, load_config
+from specctl.models.loading.model import load_tokenizer, model_tables
+from specctl.models.loading.placement import Placement, after, dtype_on, kind_of_device
+from specctl.models.loading.preparation import generation_config, placed, weighed
+from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 CACHE_TOKENS = 4096
 LARGE_DRAFT = 0.5
+MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class ModelFacts:
     licence: str | None = None
     gated: str | None = None
     dtype: str | None = None
+    quantize: str | None = None
     devices: dict[str, int] = field(default_factory=dict)
 
 
@@ -126,23 +129,31 @@ def _examine(
     facts.context = getattr(text, "max_position_embeddings", None)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
-    require_runnable(checkpoint, config, table.trust_remote_code)
-    need = estimate(checkpoint, table.trust_remote_code)
+    need = weighed(checkpoint, table, config, free)
     facts.parameters = need.parameters
-    facts.weights_by_dtype = (
-        {"as stored": need.stored_bytes}
-        if need.quantised
-        else {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
-    )
+    facts.weights_by_dtype = _sizes(table, need, free)
     if need.unread:
         report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
     elif not checkpoint.has_weights():
         report.advice.append(f"{checkpoint} will be downloaded at first use: {gib(need.stored_bytes)}.")
-    placement = place(table, need, free, checkpoint.role)
+    placement = placed(checkpoint, table, need, free)
     facts.dtype, facts.devices = placement.dtype, placement.shares
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    if need.quantization is not None:
+        facts.quantize = need.quantization.name
+        _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
     _advise_on_cache(checkpoint, need, placement, free, report)
     return placement
+
+
+def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> dict[str, int]:
+    """Bytes of the weights by dtype; of weights that are or will be quantised, in that form only."""
+    if need.quantised:
+        return {"as stored": need.stored_bytes}
+    if need.quantization is not None:
+        dtype = dtype_on(table, need, kind_of_device(table, devices))
+        return {need.quantization.name: need.weight_bytes(dtype)}
+    return {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
 
 
 def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> None:
@@ -179,6 +190,17 @@ def _advise_on_cache(
         )
 
 
+def _advise_on_quantization(
+    checkpoint: Checkpoint, parameters: int, quantization: Quantization, report: Diagnosis
+) -> None:
+    share = quantization.weights / parameters
+    if share < MOSTLY:
+        report.advice.append(
+            f"{checkpoint}: quantize covers {share:.0%} of its weights; embeddings, the output layer and what is not "
+            "in linear layers of a size that fits stay as they are."
+        )
+
+
 def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
     target, *drafts = report.models
@@ -212,12 +234,8 @@ def _found(checkpoint: Checkpoint) -> str:
 
 
 def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
-    from transformers import GenerationConfig
-
-    if (checkpoint.folder / "generation_config.json").exists():
-        with suppress(OSError, ValueError), hushed(verbose=False):
-            return sorted(_ids(GenerationConfig.from_pretrained(checkpoint.folder).eos_token_id))
-    return sorted(_ids(getattr(config, "eos_token_id", None)))
+    settings = generation_config(checkpoint)
+    return sorted(_ids(getattr(config if settings is None else settings, "eos_token_id", None)))
 
 
 def _terms(checkpoint: Checkpoint) -> tuple[str | None, str | None]:

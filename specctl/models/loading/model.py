@@ -1,18 +1,16 @@
 """From a profile's model table to a model and a tokenizer in memory."""
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from specctl.errors import ModelError
-from specctl.models.loading.architecture import require_runnable
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
-from specctl.models.loading.memory import device_memory, estimate, load_config
-from specctl.models.loading.placement import Placement, place
+from specctl.models.loading.hushing import hushed
+from specctl.models.loading.memory import device_memory, load_config
+from specctl.models.loading.placement import Placement
+from specctl.models.loading.preparation import placed, weighed
+from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import ModelTable, Profile
 
@@ -34,7 +32,7 @@ class LoadedModel:
         eos_ids: the end-of-sequence ids of its generation settings; `eos_ids` can add the tokenizer's id.
         vocabulary: width of its logits, including padding.
         device: device of the input ids.
-        dtype: dtype of the weights.
+        dtype: dtype of the weights, of those that are not quantised.
         devices: every device that holds weights.
     """
 
@@ -73,11 +71,12 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
-    require_runnable(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
-    placement = place(table, estimate(checkpoint, table.trust_remote_code), device_memory(), role)
+    devices = device_memory()
+    need = weighed(checkpoint, table, load_config(checkpoint, table.trust_remote_code), devices)
+    placement = placed(checkpoint, table, need, devices)
     checkpoint.fetch_weights()
     with explained(role, table.model), hushed(verbose):
-        model = _read(checkpoint, placement, table.trust_remote_code)
+        model = _read(checkpoint, placement, need.quantization, table.trust_remote_code)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     config = model.config.get_text_config(decoder=True)
@@ -107,7 +106,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
             f"{checkpoint} comes without a tokenizer.",
             f"Copy tokenizer.json and tokenizer_config.json of its family into {checkpoint.folder}.",
         )
-    with explained(role, table.model), hushed(verbose=False):
+    with explained(role, table.model), hushed():
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 checkpoint.folder, trust_remote_code=table.trust_remote_code
@@ -131,28 +130,9 @@ def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None
     return frozenset(ids)
 
 
-@contextmanager
-def hushed(verbose: bool) -> Iterator[None]:
-    """Suppress transformers' progress bars and warnings inside the block, unless ``verbose``."""
-    if verbose:
-        yield
-        return
-    from transformers.utils import logging as transformers_logging
-
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _read(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "PreTrainedModel":
+def _read(
+    checkpoint: Checkpoint, placement: Placement, quantization: Quantization | None, trust_remote_code: bool
+) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -163,6 +143,7 @@ def _read(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool)
         device_map={"": placement.device_map} if single else placement.device_map,
         max_memory=placement.max_memory,
         use_safetensors=True,
+        quantization_config=None if quantization is None else quantization.config(placement.dtype),
         trust_remote_code=trust_remote_code,
         ignore_mismatched_sizes=True,  # to get a report that names them, instead of an error without names
         output_loading_info=True,
