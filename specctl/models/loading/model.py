@@ -137,13 +137,15 @@ def _read(
     from transformers import AutoModelForCausalLM
 
     single = isinstance(placement.device_map, str) and placement.device_map in placement.shares
+    # Not even None may be passed for a checkpoint that is quantised already: it would replace that one's own settings.
+    quantizing = {} if quantization is None else {"quantization_config": quantization.config(placement.dtype)}
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.folder,
         dtype=getattr(torch, placement.dtype),
         device_map={"": placement.device_map} if single else placement.device_map,
         max_memory=placement.max_memory,
         use_safetensors=True,
-        quantization_config=None if quantization is None else quantization.config(placement.dtype),
+        **quantizing,
         trust_remote_code=trust_remote_code,
         ignore_mismatched_sizes=True,  # to get a report that names them, instead of an error without names
         output_loading_info=True,
