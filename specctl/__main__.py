@@ -20,8 +20,8 @@ TERMINATED = 143
 def main() -> NoReturn:
     """Run the command line and exit."""
     signal.signal(signal.SIGTERM, _terminate)
-    # transformers imports torchao wherever it is installed, and torchao's import warns of what users cannot change.
-    for name in ("torchao", "torch.utils._pytree"):
+    # transformers imports torchao and bitsandbytes where they are installed; they warn of what users cannot change.
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     code = _run()
     sys.exit(_flush() or code)
