@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes; auto is one for each core.
 WORKERS ?= auto
-# The CPU build of torch, so that nothing pulls gigabytes of CUDA; for a GPU: make TORCH=torch
-TORCH ?= torch==2.13.0
+# What pip installs as torch, instead of the build that fits this machine: make TORCH="torch==2.13.0"
+TORCH ?=
 
 .PHONY: demo test test-all check clean
 
@@ -25,7 +25,7 @@ check: $(VENV)/installed-dev
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(VENV)/bin/python tools/install_torch.py $(TORCH)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 

@@ -10,7 +10,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from specctl.errors import SpecctlError
+from specctl.errors import OutputError, SpecctlError
+from specctl.outputs.file import name_standard_output
+from specctl.streams import Closed, replace_closed
 
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -20,11 +22,13 @@ TERMINATED = 143
 def main() -> NoReturn:
     """Run the command line and exit."""
     signal.signal(signal.SIGTERM, _terminate)
+    replace_closed()
+    name_standard_output()
     # transformers imports torchao and bitsandbytes where they are installed; they warn of what users cannot change.
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     code = _run()
-    sys.exit(_flush() or code)
+    sys.exit(_flush(silent=code != 0) or code)
 
 
 def _run() -> int:
@@ -89,18 +93,22 @@ def _print(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _flush() -> int:
-    """Flush the output; return an exit code if data was lost, else 0. At exit Python could only print a warning."""
+def _flush(*, silent: bool) -> int:
+    """Flush the output; return an exit code if data was lost, else 0. At exit Python could only print a warning.
+
+    Args:
+        silent: whether the loss goes without a message, because there was one before.
+    """
     code = 0
-    for stream in (sys.__stdout__, sys.__stderr__):
-        if stream is None or stream.closed:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Closed) or stream.closed:
             continue
         try:
             stream.flush()
-        except OSError as error:
+        except (OSError, OutputError) as error:
             code = CLOSED_PIPE if isinstance(error, BrokenPipeError) else 1
-            if code == 1:
-                _report(error, f"cannot write to {stream.name}: {error.strerror}", "")
+            if code == 1 and not silent:
+                _report(error, str(error), "")
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code
 

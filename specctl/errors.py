@@ -32,6 +32,10 @@ class ProfileError(SpecctlError):
     exit_code = 2
 
 
+class OutputError(SpecctlError):
+    """An output that can no longer be written, such as on a full disk; what was written before is whole."""
+
+
 class ModelError(SpecctlError):
     """A model that cannot be loaded, does not fit into memory, or does not match the other models."""
 

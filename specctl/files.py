@@ -1,23 +1,32 @@
 """Files of JSON lines: what they hold, how a record becomes a line, and how lines become records again.
 
 A line ends at a line feed and at no other character, and is flushed as it is written. Text behind the last line feed
-was left by an interrupted write: readers ignore it, and a run that continues the file first cuts it off.
+was left by an interrupted write: readers ignore it, and `OutputFile.begin` cuts it off before a run continues the file.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property, reduce
 from operator import or_
 from pathlib import Path
-from typing import IO, Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from specctl.errors import UsageError
+from specctl.nesting import too_deep
+from specctl.outputs import OutputFile
 
 T = TypeVar("T")
+
+
+class Sink(Protocol):
+    """What lines are written to: an output or a text stream."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
 
 
 class Content(StrEnum):
@@ -59,7 +68,7 @@ def _content(line: bytes) -> Content:
     return next(known, Content.UNKNOWN)
 
 
-def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
+def write_line(stream: Sink, value: Mapping[str, Any]) -> None:
     """Write one object as one line and flush, so that readers see it at once."""
     line = json.dumps(value, ensure_ascii=False)
     try:
@@ -98,22 +107,18 @@ def parse_line(adapter: TypeAdapter[T], path: Path, number: int, line: bytes, hi
         UsageError: the line holds no such record; the message names the file, the line and the key.
     """
     try:
-        return adapter.validate_python(json.loads(line))
+        value = json.loads(line)
+        if too_deep(value):
+            raise RecursionError("it is nested too deeply")
+        return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UsageError(f"{path}:{number}: {where}{': ' if where else ''}{first['msg']}", hint) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}:{number}: the line is not JSON ({error})", hint) from None
-
-
-def drop_torn_line(path: Path) -> None:
-    """Cut off the text after the last line feed, so that the file can be continued."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+    except (TypeError, LookupError, AttributeError) as error:  # a validator of our own met something else
+        raise UsageError(f"{path}:{number}: a value is missing or of another type ({error})", hint) from None
 
 
 class LineFormat(Generic[T]):
@@ -142,36 +147,42 @@ class LineFormat(Generic[T]):
         )
         return {"kind": kind, **version, **found}
 
-    def append(self, stream: IO[str], record: object) -> None:
+    def append(self, stream: Sink, record: object) -> None:
         """Write a record of one of the kinds as one line and flush."""
         write_line(stream, self.line(record))
 
-    @contextmanager
-    def writing(self, path: Path | None, header: object, *, append: bool) -> Iterator[Callable[[object], None]]:
-        """Open a file for records while the block runs.
-
-        Args:
-            path: the file; None to write nothing.
-            header: first record of a new file.
-            append: continue the file instead of replacing it.
-
-        Yields:
-            A function that writes one record as one line.
+    def continues(self, output: OutputFile | None) -> bool:
+        """Whether an output that is continued has a header; one that was cut short by an interrupt counts as none.
 
         Raises:
-            UsageError: the file cannot be written.
+            UsageError: the output holds no whole line, and not the start of a header.
         """
-        if path is None:
-            yield lambda _: None
-            return
-        try:
-            stream = path.open("a" if append else "w", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
-        with stream:
-            if not append:
-                self.append(stream, header)
-            yield lambda record: self.append(stream, record)
+        if output is None or not output.continued:
+            return False
+        if next(lines_of(output.path), None) is not None:
+            return True
+        start = b'{"kind": "header", "schema_version": '
+        with output.path.open("rb") as file:
+            found = file.read(len(start))
+        if not start.startswith(found):
+            raise UsageError(f"{output.path} holds {Content.UNKNOWN}, not {self.content}")
+        return False
+
+    def writing(self, output: OutputFile | None, header: object) -> Callable[[object], None]:
+        """Begin an output, and write the header unless the output already has one.
+
+        Args:
+            output: the file; None to write nothing.
+            header: first record of a new file.
+
+        Returns:
+            A function that writes one record as one line.
+        """
+        if output is None:
+            return lambda _: None
+        if output.begin():
+            self.append(output, header)
+        return lambda record: self.append(output, record)
 
     def read(self, path: Path) -> Iterator[Any]:
         """Yield the header, then every other record, each line read when its record is needed.
@@ -187,7 +198,8 @@ class LineFormat(Generic[T]):
             yield parse_line(self._reader, path, number, line)
             empty = False
         if empty:
-            raise UsageError(f"{path} is empty", f"give a file that holds {self.content}")
+            what = "holds no whole line" if path.stat().st_size else "is empty"
+            raise UsageError(f"{path} {what}", f"give a file that holds {self.content}")
 
     def _recognise(self, path: Path, line: bytes) -> None:
         found = _content(line)

@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -12,8 +13,8 @@ from typing import IO, Any, Literal
 from pydantic import TypeAdapter
 
 from specctl.errors import RecordError, UsageError
-from specctl.files import drop_torn_line
 from specctl.metrics import Metrics
+from specctl.nesting import too_deep
 from specctl.records import Completion, RoundSummary
 
 InputFormat = Literal["jsonl", "text"]
@@ -61,6 +62,8 @@ def _parse(number: int, text: str) -> Record:
     hint = "" if text.lstrip().startswith("{") else "; for plain lines of text use --input-format text"
     try:
         data = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        if too_deep(data):
+            raise RecursionError
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
         return Record(number, None, error=RecordError("invalid_json", f"the line is not JSON ({what}){hint}"))
@@ -103,74 +106,100 @@ def error_line(record: Record, error: RecordError) -> dict[str, Any]:
     return {"id": record.id, "line": record.line, "error": {"type": error.kind, "message": error.message}}
 
 
-def drop_unfinished(trace: Path, finished: "Finished") -> None:
-    """Remove rounds of an unfinished record from the end of a trace; when the run resumes, it writes them again.
-
-    Raises:
-        UsageError: the file contains a line that is not a round of a trace; the file is not changed.
-    """
-    if not trace.is_file():
-        return
-    *lines, torn = trace.read_bytes().split(b"\n")
-    if torn and not _is_torn(torn):
-        _identity(trace, len(lines) + 1, torn, "round")
-    while lines and not finished.has(*_identity(trace, len(lines), lines[-1], "round")):
-        lines.pop()
-    with trace.open("r+b") as file:
-        file.truncate(sum(len(line) + 1 for line in lines))
-
-
 class Finished:
-    """The records that an output file already contains; ``--resume`` skips them.
-
-    An incomplete last line, which a killed process may have left, is removed from the file.
+    """The records that an output file already contains; ``--resume`` skips them. The file is only read.
 
     Attributes:
         failed: whether the file contains records that could not be answered.
 
     Raises:
-        UsageError: the file contains a line that is not an output record; the file is not changed.
+        UsageError: the file contains a line that is not an output record.
     """
 
     def __init__(self, path: Path) -> None:
-        self._ids: Counter[str] = Counter()
         self.failed = False
-        if not path.is_file():
-            return
-        *lines, torn = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            self._ids[_key(*_identity(path, number, line, "completion", "error"))] += 1
+        self._ids: Counter[str] = Counter()
+        for _, line, identity in _written(path, "completion", "error"):
+            self._ids[_key(*identity)] += 1
             self.failed |= "error" in json.loads(line)
-        if torn and not _is_torn(torn):
-            _identity(path, len(lines) + 1, torn, "completion", "error")
-        drop_torn_line(path)
 
     def __len__(self) -> int:
         return self._ids.total()
 
-    def has(self, identity: Any, line: int | None) -> bool:
-        return self._ids[_key(identity, line)] > 0
+    def counts(self) -> Counter[str]:
+        return self._ids.copy()
 
     def take(self, record: Record) -> bool:
         """Whether the file contains this record; each line of the file matches one record only."""
-        key = _key(record.id, record.line)
-        if not self._ids[key]:
-            return False
-        self._ids[key] -= 1
-        return True
+        return _taken(self._ids, _key(record.id, record.line))
+
+    def first_missing(self, records: Iterable[Record]) -> list[Record]:
+        """The first record that the file does not contain, if there is one; nothing is taken."""
+        ids = self.counts()
+        return list(islice((record for record in records if not _taken(ids, _key(record.id, record.line))), 1))
+
+
+def finished_rounds(trace: Path, finished: Finished, coming: Sequence[Record] | None = None) -> int:
+    """The size in bytes of a trace up to the last finished record; a resumed run writes the rounds after it again.
+
+    Args:
+        trace: the file; it is only read.
+        finished: the records that the results contain.
+        coming: the record that is answered next, if there is one; None where it is not known. The trace may hold rounds
+            of no other unfinished record.
+
+    Raises:
+        UsageError: the file contains a line that is not a round, or the trace of another run.
+    """
+    left = finished.counts()
+    size, unfinished = 0, False
+    for number, line, (identity, _) in _written(trace, "round"):
+        round_ = json.loads(line)
+        if not round_["round"] and not round_.get("turn"):
+            known = _taken(left, _key(identity, None))
+            expected = known or coming is None or _key(identity, None) in {_key(each.id, None) for each in coming}
+            if unfinished or not expected:
+                raise UsageError(
+                    f"{trace}:{number}: the trace does not belong to these results", "name another file for --trace"
+                )
+            unfinished = not known
+        if not unfinished:
+            size += len(line) + 1
+    return size
+
+
+def _taken(ids: Counter[str], key: str) -> bool:
+    if not ids[key]:
+        return False
+    ids[key] -= 1
+    return True
 
 
 def _key(identity: Any, line: int | None) -> str:
     return json.dumps(["line", line] if identity is None else identity, sort_keys=True)
 
 
+def _written(path: Path, *marks: str) -> Iterator[tuple[int, bytes, tuple[Any, int | None]]]:
+    """The lines that this command has written into a file: number, text and `_identity`.
+
+    Text behind the last line feed is left out; it must be such a line, or the start of one that follows others.
+    """
+    if not path.is_file():
+        return
+    *lines, torn = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        yield number, line, _identity(path, number, line, *marks)
+    if torn and not (lines and _is_torn(torn)):
+        _identity(path, len(lines) + 1, torn, *marks)
+
+
 def _identity(path: Path, number: int, line: bytes, *marks: str) -> tuple[Any, int | None]:
     """The id of a line that this command has written, and the number of its input line if the line contains it."""
     try:
         written = json.loads(line)
-        if any(mark in written for mark in marks):
+        if any(mark in written for mark in marks) and not too_deep(written["id"]):
             return written["id"], written.get("line")
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     raise UsageError(f"{path}:{number} was not written by this command", "--resume continues what an earlier run left")
 
@@ -178,7 +207,7 @@ def _identity(path: Path, number: int, line: bytes, *marks: str) -> tuple[Any, i
 def _is_torn(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return line.startswith(b"{")
     return False
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Self
 
 
@@ -171,6 +172,8 @@ class CompletionSummary:
         target_forwards: verifying forward passes; the pass over the prompt is not counted.
         draft_forwards: forward passes of the draft that the target verifies.
         rounds: in order; empty for a peer, whose rounds are not visible.
+        arrivals_ms: when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty
+            where that is not known, as in files of specctl before it recorded this.
     """
 
     prompt_tokens: int
@@ -183,6 +186,18 @@ class CompletionSummary:
     target_forwards: int
     draft_forwards: int
     rounds: tuple[RoundSummary, ...] = ()
+    arrivals_ms: tuple[float, ...] = ()
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first one; None with fewer than two tokens."""
+        later = len(self.tokens) - 1
+        return (self.total_ms - self.first_token_ms) / later if later > 0 else None
+
+    @property
+    def gaps_ms(self) -> tuple[float, ...]:
+        """Times between one arrival of tokens and the next."""
+        return tuple(later - earlier for earlier, later in pairwise(self.arrivals_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +214,7 @@ class Completion:
         prefill_seconds: wall time spent on the prompt before the first round, by all models.
         total_seconds: wall time from the prompt's ids to the last token.
         first_token_seconds: wall time from the prompt's ids to the end of the first round.
+        arrivals: the same for the end of each round; of a peer, for each call of its streamer.
     """
 
     prompt: tuple[int, ...]
@@ -210,6 +226,7 @@ class Completion:
     prefill_seconds: float
     total_seconds: float
     first_token_seconds: float
+    arrivals: tuple[float, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -230,4 +247,5 @@ class Completion:
             target_forwards=len(rounds),
             draft_forwards=sum(round_.draft_forwards for round_ in rounds),
             rounds=rounds,
+            arrivals_ms=tuple(round(seconds * 1e3, 3) for seconds in self.arrivals),
         )

@@ -1,14 +1,16 @@
-"""Files and standard streams that a command reads and writes."""
+"""What a command reads, and standard streams that may be closed."""
 
+import io
 import os
-import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn, TypeVar
 
 from specctl.errors import UsageError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -35,62 +37,50 @@ def read_prompt() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-@contextmanager
-def open_output(path: str, *, append: bool = False) -> Iterator[IO[str]]:
-    """A file, or standard output for ``-``, as UTF-8 text; raises UsageError if it cannot be written."""
-    if path == "-":
-        reconfigure = getattr(sys.stdout, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(encoding="utf-8", newline="\n")
-        yield sys.stdout
-        return
-    try:
-        stream = Path(path).open("a" if append else "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
-    with stream:
-        yield stream
-
-
-def start_over(stream: IO[str]) -> None:
-    """Empty a file that was opened to append; a device or a pipe is left as it is."""
-    if stream is not sys.stdout and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.truncate(0)
-
-
-def check_distinct(source: str | None, output: str, trace: str | None) -> None:
-    """Raise UsageError if two of input, output and trace are the same file, since one would overwrite the other.
-
-    Args:
-        source: path, ``-`` for standard input, None where nothing is read.
-        output: path, or ``-`` for standard output.
-        trace: as ``output``; None for none.
-    """
-    roles = {"input": (source, sys.stdin), "output": (output, sys.stdout), "trace": (trace, sys.stdout)}
-    seen: dict[object, str] = {}
-    for role, (path, standard) in roles.items():
-        if path is None or (identity := _identity(path, standard, role)) is None:
-            continue
-        if identity in seen:
-            raise UsageError(f"{seen[identity]} and {role} are the same file", "use a different file for each")
-        seen[identity] = role
-
-
-def _identity(path: str, standard: IO[str], role: str) -> object:
-    """A value that is equal for two paths of the same file; None for a stream that can be shared."""
-    try:
-        found = os.fstat(standard.fileno()) if path == "-" else Path(path).stat()
-        if stat.S_ISREG(found.st_mode):
-            return found.st_dev, found.st_ino
-    except (OSError, ValueError):  # the file does not exist yet
-        if path != "-":
-            return Path(path).absolute()
-    return "standard output" if path == "-" and role != "input" else None
+def from_file(path: str | None, read: Callable[[IO[bytes]], T]) -> T | None:
+    """What ``read`` makes of a regular file; None for a stream, which can be read only once."""
+    if path is None or not Path(path).is_file():
+        return None
+    with Path(path).open("rb") as file:
+        return read(file)
 
 
 def count_lines(path: str | None) -> int | None:
     """Number of non-blank lines of a regular file; None for a stream, whose length is unknown."""
-    if path is None or not Path(path).is_file():
-        return None
-    with Path(path).open("rb") as file:
-        return sum(1 for line in file if line.strip())
+    return from_file(path, lambda file: sum(1 for line in file if line.strip()))
+
+
+class Closed(io.TextIOBase):
+    """Stands for a standard stream that was closed when the program started; using it is an error for users."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def buffer(self) -> NoReturn:
+        raise self._error()
+
+    def read(self, _size: int | None = -1, /) -> NoReturn:
+        raise self._error()
+
+    def write(self, _text: str, /) -> NoReturn:
+        raise self._error()
+
+    def _error(self) -> UsageError:
+        return UsageError(f"{self.name} is closed", "redirect it to a file, a pipe or /dev/null")
+
+
+def replace_closed() -> None:
+    """Put something in the place of closed standard streams, so that no file gets a number that libraries write to."""
+    missing = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    if not any(missing):
+        return
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < len(missing):
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if missing[0]:
+        sys.stdin = Closed("standard input")
+    if missing[1]:
+        sys.stdout = Closed("standard output")
+    if missing[2]:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the program runs

@@ -104,7 +104,7 @@ def recurrent_model(family: str, seed: int = 0, vocabulary: int = 64) -> PreTrai
     """An untrained float32 model, the same for the same arguments."""
     settings = {**FAMILIES[family], "vocab_size": vocabulary}
     config = AutoConfig.for_model(family.partition(",")[0], **settings)
-    with torch.random.fork_rng(devices=[]):
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model.float().eval()
@@ -113,9 +113,9 @@ def recurrent_model(family: str, seed: int = 0, vocabulary: int = 64) -> PreTrai
 @cache
 def noisy_recurrent(family: str, noise: float = 0.02, vocabulary: int = 64) -> PreTrainedModel:
     """The same model with noise on its weights: agrees with it often, not always."""
-    model = deepcopy(recurrent_model(family, vocabulary=vocabulary))
-    generator = seeded(1)
-    with torch.no_grad():
+    original, generator = recurrent_model(family, vocabulary=vocabulary), seeded(1)
+    with torch.inference_mode(False), torch.no_grad():
+        model = deepcopy(original)
         for weight in model.parameters():
             weight.add_(noise * torch.randn(weight.shape, generator=generator))
     return model

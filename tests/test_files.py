@@ -1,6 +1,9 @@
 """Files of JSON lines: those of version 1, those of another kind, and damaged ones."""
 
+import io
 import json
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +12,10 @@ import pytest
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.benchmark.cost_model import bare_model, bare_ms
 from specctl.errors import UsageError
-from specctl.files import content_of, drop_torn_line
-from specctl.observing.results import RESULTS, read_results
+from specctl.files import content_of, write_line
+from specctl.jsonl import Finished, finished_rounds, read_records
+from specctl.observing.results import RESULTS, Skipped, read_results
+from specctl.outputs import Outputs
 from specctl.policies import POLICIES
 from specctl.replay.play import Level, Player, replay_levels
 from specctl.replay.trace_files import TRACES, read_traces
@@ -112,7 +117,8 @@ def test_a_torn_tail_is_ignored_and_left_where_it_is(name: str, tmp_path: Path) 
     path.write_bytes(whole + b'{"kind": "prompt", "prom')
     read(name, path)
     assert path.read_bytes() == whole + b'{"kind": "prompt", "prom'
-    drop_torn_line(path)
+    with Outputs() as outputs:
+        assert not outputs.file("output", path, resumed=True).begin()
     assert path.read_bytes() == whole
 
 
@@ -181,16 +187,128 @@ def test_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
         read_results(tmp_path / "later.jsonl")
 
 
-def test_lines_end_at_a_line_feed_alone(tmp_path: Path) -> None:
-    text = "a\u2028b\u0085c\x0bd"
+ODD = [
+    "a\u2028b\u2029c",
+    "a\u0085b\x0bc\x1cd",
+    "\x00\x1b[31m",
+    "\ud800",
+    "\udc80x\ud83d",
+    "\r\n\t",
+    "\ufeff\u202e",
+    '"\\',
+]
+"""Texts that end a line, are no line, or are no text somewhere."""
+
+
+@pytest.mark.parametrize("text", ODD, ids=ascii)
+def test_results_keep_every_character(text: str, tmp_path: Path) -> None:
     results = read_results(version_1("results"))
+    run = replace(results.runs[0], prompt=text, category=text, turns=(replace(results.runs[0].turns[0], text=text),))
+    with Outputs() as outputs:
+        write = RESULTS.writing(outputs.file("output", tmp_path / "r.jsonl"), replace(results.header, argv=[text]))
+        write(run)
+        write(Skipped(text, text))
+        write(replace(run, prompt="other"))
+    records = list(RESULTS.read(tmp_path / "r.jsonl"))
+    assert records[0].argv == [text]
+    assert records[1:] == [run, Skipped(text, text), replace(run, prompt="other")]
+
+
+@pytest.mark.parametrize("text", ODD, ids=ascii)
+def test_traces_keep_every_character(text: str, tmp_path: Path) -> None:
+    header, prompt, *_ = TRACES.read(version_1("trace-sampled"))
+    prompt = replace(
+        prompt,
+        prompt=text,
+        record={"data": {"prompt": text}},
+        turns=[replace(one, prompt=text) for one in prompt.turns],
+    )
+    with Outputs() as outputs:
+        write = TRACES.writing(outputs.file("trace", tmp_path / "t.jsonl"), header)
+        write(prompt)
+    assert list(TRACES.read(tmp_path / "t.jsonl")) == [header, prompt]
+
+
+@pytest.mark.parametrize("text", ODD, ids=ascii)
+def test_results_and_rounds_of_generate_keep_every_character(text: str, tmp_path: Path) -> None:
+    line = json.dumps({"id": text, "prompt": text}).encode() + b"\n"
+    (record,) = read_records(io.BytesIO(line))
+    round_ = json.loads(version_1("rounds").read_bytes().split(b"\n")[0])
+    with Outputs() as outputs:
+        out, trace = (outputs.file(name, tmp_path / name) for name in ("out", "trace"))
+        write_line(trace, {**round_, "id": record.id, "turn": 0, "round": 0})
+        write_line(out, {**record.data, "id": record.id, "completion": text})
+        write_line(trace, {**round_, "id": "next", "turn": 0, "round": 0})
+    finished = Finished(tmp_path / "out")
+    whole = (tmp_path / "trace").read_bytes()
+    assert finished_rounds(tmp_path / "trace", finished) == whole.index(b"\n") + 1
+    assert json.loads((tmp_path / "out").read_bytes().split(b"\n")[0])["completion"] == text
+    assert finished.take(record)
+    assert read_verdicts([tmp_path / "trace"]).accepted.size
+
+
+# Results and traces with a value of another type
+
+
+def places(value: object, at: tuple = (), depth: int = 4) -> Iterator[tuple]:
+    yield at
+    if depth and isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(min(2, len(value))):
+            yield from places(value[key], (*at, key), depth - 1)
+
+
+def put(value: object, at: tuple, new: object) -> object:
+    if not at:
+        return new
+    value = copy(value)
+    value[at[0]] = put(value[at[0]], at[1:], new)
+    return value
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("new", [None, 5, "str", {}, [None]], ids=repr)
+def test_a_value_of_another_type_is_read_or_told(name: str, new: object, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in version_1(name).read_bytes().splitlines()]
+    kinds = {line.get("kind"): number for number, line in reversed(list(enumerate(lines)))}
+    path, told = tmp_path / "copy.jsonl", set()
+    for number in kinds.values():
+        for at in places(lines[number]):
+            changed = [*lines[:number], put(lines[number], at, new), *lines[number + 1 :]]
+            path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+            try:
+                read(name, path)
+            except UsageError as error:
+                told.add(error.message)
+    assert told
+    assert [message for message in told if str(path) not in message] in ([], ["the traces hold no drafted token"])
+
+
+@pytest.mark.parametrize("name", ["results", "trace-sampled", "rounds"])
+@pytest.mark.parametrize(
+    "line", ["5", "null", '"kind"', "[" * 3000, "9" * 5000, '{"kind": ' + '{"a":' * 200 + "1" + "}" * 201]
+)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_line_that_is_no_record_is_told(name: str, line: str, number: int, tmp_path: Path) -> None:
+    lines = version_1(name).read_text().splitlines()
+    lines[number - 1] = line
+    path = tmp_path / "copy.jsonl"
+    path.write_text("".join(f"{each}\n" for each in lines))
+    with pytest.raises(UsageError, match=r"copy\.jsonl( holds nothing that specctl has written|:2: )"):
+        read(name, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "continues"), [('{"kind": "header", "schema_ver', False), ("", False), (None, True)]
+)
+def test_a_header_that_was_cut_short_is_written_again(content: str | None, continues: bool, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        RESULTS.append(stream, results.header)
-        run = results.runs[0]
-        RESULTS.append(stream, replace(run, turns=(replace(run.turns[0], text=text),)))
-    (again,) = read_results(path).runs
-    assert again.turns[0].text == text
+    path.write_bytes(version_1("results").read_bytes() if content is None else content.encode())
+    header = read_results(version_1("results")).header
+    with Outputs() as outputs:
+        output = outputs.file("output", path, resumed=True)
+        assert RESULTS.continues(output) is continues
+        RESULTS.writing(output, header)
+    assert read_results(path).header == header
 
 
 def test_both_kinds_of_trace_are_analysed() -> None:

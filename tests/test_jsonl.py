@@ -5,7 +5,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import Finished, Record, drop_unfinished, error_line, read_records, result_line
+from specctl.jsonl import Finished, Record, error_line, finished_rounds, read_records, result_line
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
 
 METRICS = [
@@ -22,6 +22,8 @@ METRICS = [
     "verify_ms",
     "prefill_ms",
     "total_ms",
+    "ttft_ms",
+    "tpot_ms",
     "tokens_per_second",
 ]
 
@@ -171,11 +173,13 @@ def test_finished_records_are_taken_once_for_each_line_they_have(tmp_path):
     assert [finished.take(Record(line, None)) for line in (3, 4)] == [False, True]
 
 
-def test_a_torn_last_line_is_cut_off(tmp_path):
+def test_a_torn_last_line_does_not_count_and_is_only_read(tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_text(DONE + '{"id": "b", "compl')
     assert not Finished(path).take(Record(1, "b"))
-    assert path.read_text() == DONE
+    assert path.read_text() == DONE + '{"id": "b", "compl'
+    path.write_text(DONE + '{"id": "b", "completion": ""}')
+    assert not Finished(path).take(Record(1, "b")), "its line feed is missing, so it will be cut off"
 
 
 def test_nothing_is_finished_where_there_is_no_file(tmp_path):
@@ -189,6 +193,12 @@ def test_nothing_is_finished_where_there_is_no_file(tmp_path):
         '{"completion": "no id"}\n',
         "notes\nto keep",
         "notes to keep",
+        '{"id": 1, "torn',
+        '"completion"\n',
+        "5\n",
+        "null\n",
+        "[" * 3000 + "\n",
+        '{"completion": "", "id": ' + "9" * 5000 + "}\n",
         '{"id": 1, "prompt": "a document"}',
         "[1]\n",
         "\n",
@@ -203,19 +213,54 @@ def test_a_file_of_another_kind_is_refused_and_left_as_it_is(tmp_path, content):
     assert path.read_bytes() == content
 
 
-def test_rounds_of_an_interrupted_record_leave_the_trace(tmp_path):
+def rounds(*identities, start=0):
+    """Two rounds for each id."""
+    lines = [json.dumps({"id": id_, "turn": 0, "round": n}) for id_ in identities for n in (start, start + 1)]
+    return "".join(line + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kept", "rest"),
+    [
+        (["a"], ["b"]),
+        (["a", "a"], ["b"]),
+        (["a", "a"], ["a"]),
+        (["a", "a"], []),
+        (["a"], []),
+        ([], ["b"]),
+    ],
+)
+def test_rounds_of_an_interrupted_record_do_not_stay(tmp_path, kept, rest):
     out, trace = tmp_path / "out.jsonl", tmp_path / "trace.jsonl"
     out.write_text(DONE)
-    kept = '{"id": "a", "round": 0}\n{"id": "a", "round": 1}\n'
-    trace.write_text(kept + '{"id": "b", "round": 0}\n{"id": "b", "rou')
-    drop_unfinished(trace, Finished(out))
-    assert trace.read_text() == kept
-    drop_unfinished(tmp_path / "none", Finished(out))
+    trace.write_text(rounds(*kept, *rest) + '{"id": "b", "rou' * bool(kept))
+    before = trace.read_bytes()
+    assert finished_rounds(trace, Finished(out)) == len(rounds(*kept))
+    assert trace.read_bytes() == before
+    assert finished_rounds(trace, Finished(out), [Record(5, id_) for id_ in rest]) == len(rounds(*kept))
+
+
+@pytest.mark.parametrize(
+    ("content", "coming", "line"),
+    [
+        (rounds("b", "c"), None, 3),
+        (rounds("a", "b", "a"), None, 5),
+        (rounds("a", "b"), [Record(5, "c")], 3),
+        (rounds("other run"), [Record(5, "c")], 1),
+        (rounds("a", "b"), [], 3),
+    ],
+)
+def test_a_trace_of_another_run_is_refused(tmp_path, content, coming, line):
+    out, trace = tmp_path / "out.jsonl", tmp_path / "trace.jsonl"
+    out.write_text(DONE)
+    trace.write_text(content)
+    with pytest.raises(UsageError, match=rf"trace\.jsonl:{line}: the trace does not belong to these results"):
+        finished_rounds(trace, Finished(out), coming)
 
 
 def test_a_trace_of_another_kind_is_refused(tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("notes\n")
     with pytest.raises(UsageError, match=r"trace\.jsonl:1"):
-        drop_unfinished(trace, Finished(tmp_path / "none"))
+        finished_rounds(trace, Finished(tmp_path / "none"))
     assert trace.read_text() == "notes\n"

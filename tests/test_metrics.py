@@ -38,6 +38,12 @@ def test_rates_of_many_are_rates_of_the_sums() -> None:
     assert (metrics.prefill_seconds, metrics.total_seconds) == (2.0, 8.0)
 
 
+def test_latencies_of_many_are_means_over_the_sequences() -> None:
+    """2.5 s after the first token, for 5, 1 and no further tokens."""
+    record = Metrics.of([completion(), completion(tokens=2), completion(tokens=1)]).as_record()
+    assert (record["ttft_ms"], record["tpot_ms"]) == (1500.0, (500.0 + 2500.0) / 2)
+
+
 def test_a_running_sequence_counts_what_its_rounds_emitted() -> None:
     running, finished = Metrics(), Metrics.of([completion()])
     for round_ in ROUNDS:
@@ -111,5 +117,7 @@ def test_the_record_is_in_milliseconds() -> None:
         "verify_ms": 750.0,
         "prefill_ms": 1000.0,
         "total_ms": 4000.0,
+        "ttft_ms": 1500.0,
+        "tpot_ms": 500.0,
         "tokens_per_second": 1.5,
     }

@@ -212,7 +212,8 @@ FAMILIES = {
 def random_model(family: str, layers: int = 2, seed: int = 0) -> PreTrainedModel:
     """An untrained float32 model of 64 tokens, the same for the same arguments."""
     config: PreTrainedConfig = FAMILIES[family](layers)
-    with torch.random.fork_rng(devices=[]):
+    # Kept for tests that need gradients, whichever asks first.
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     return model.float().eval()
@@ -221,9 +222,9 @@ def random_model(family: str, layers: int = 2, seed: int = 0) -> PreTrainedModel
 @cache
 def noisy_copy(family: str, noise: float = 0.01) -> PreTrainedModel:
     """The same model with noise on its weights: agrees with it often, not always."""
-    model = deepcopy(random_model(family))
-    generator = seeded(1)
-    with torch.no_grad():
+    original, generator = random_model(family), seeded(1)
+    with torch.inference_mode(False), torch.no_grad():
+        model = deepcopy(original)
         for weight in model.parameters():
             weight.add_(noise * torch.randn(weight.shape, generator=generator))
     return model

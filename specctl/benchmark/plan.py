@@ -2,6 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from specctl.errors import UsageError
+from specctl.observing.field import Field
+from specctl.observing.results import Header, of_request
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import Suite
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +24,19 @@ class Plan:
     lengths: Sequence[int]
     repeats: int = 1
     oracle: bool = False
+
+
+def require_same(old: Header, profile: Profile, field: Field, suite: Suite, plan: Plan, path: Path) -> None:
+    """Raise UsageError if a results file belongs to another benchmark."""
+    wanted = {
+        **of_request(profile, suite),
+        "candidates": field.candidates,
+        "lengths": list(plan.lengths),
+        "repeats": plan.repeats,
+    }
+    for name, value in wanted.items():
+        if getattr(old, name) != value:
+            raise UsageError(
+                f"{path} holds another benchmark: its {name} differs",
+                "resume with the same options, or start a new file",
+            )

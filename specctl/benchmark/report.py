@@ -18,7 +18,8 @@ def write_report(digest: Digest, folder: Path) -> list[Path]:
     A figure that the results have no data for is replaced by a line with the reason.
 
     Raises:
-        UsageError: there is no run to report, matplotlib is missing, or the folder cannot be written.
+        UsageError: there is no run to report, or matplotlib is missing.
+        OutputError: a file cannot be written.
     """
     if not digest.results.runs:
         raise UsageError("there is no finished run to report")

@@ -3,24 +3,20 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Protocol
 
 from specctl.benchmark.bounds import find_bounds
 from specctl.benchmark.plan import Plan
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.errors import UsageError
-from specctl.files import drop_torn_line
 from specctl.models.loading.pair import Pair
 from specctl.observing.facts import gather
 from specctl.observing.field import Field
 from specctl.observing.progress import Progress
-from specctl.observing.results import RESULTS, Header, Run, RunSet, read_results
+from specctl.observing.results import RESULTS, Header, Run, RunSet
 from specctl.observing.round_robin import RoundRobin
+from specctl.outputs import OutputFile
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
-
-_SAME = ("profile", "suite", "sampling", "candidates", "lengths", "repeats")
 
 
 class Watcher(Protocol):
@@ -41,11 +37,10 @@ def run_benchmark(
     field: Field,
     suite: Suite,
     plan: Plan,
-    path: Path | None,
+    output: OutputFile | None,
     watch: Watch,
     progress: Progress,
-    *,
-    resume: bool = False,
+    earlier: RunSet | None = None,
 ) -> RunSet:
     """Run everything that the results file does not contain yet.
 
@@ -55,13 +50,13 @@ def run_benchmark(
         field: the candidates and peers.
         suite: the prompts.
         plan: lengths and repeats.
-        path: the results file; None to write none.
+        output: the results file; None to write none.
         watch: makes the watcher of the runs.
         progress: shows the work after the runs.
-        resume: continue the file, if it exists.
+        earlier: what the results file contains, if it is continued.
 
     Raises:
-        UsageError: the file holds another benchmark, or cannot be read or written.
+        OutputError: the file cannot be written.
     """
     names = [draft.model for draft in field.drafts] if len(field.drafts) > 1 else []
     header = Header(
@@ -72,29 +67,15 @@ def run_benchmark(
         oracle=plan.oracle,
         drafts=names,
     )
-    results = RunSet(header)
-    if resume and path is not None and path.exists():
-        results = read_results(path)
-        _require_same(results.header, header, path)
-        drop_torn_line(path)
+    results = earlier or RunSet(header)
     total = len(suite.prompts) * len(field.candidates) * len(plan.lengths) * plan.repeats
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with RESULTS.writing(path, header, append=bool(results.runs)) as write:
-        runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompt_format, write)
-        with watch(results, total) as watcher:
-            for run in runs.run(before=watcher.start):
-                watcher.add(run)
-        if plan.oracle:
-            with progress.doing("computing the bounds"):
-                find_bounds(pair, runs, suite.prompts, results, write)
+    write = RESULTS.writing(output, header)
+    runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompt_format, write)
+    with watch(results, total) as watcher:
+        for run in runs.run(before=watcher.start):
+            watcher.add(run)
+    if plan.oracle:
+        with progress.doing("computing the bounds"):
+            find_bounds(pair, runs, suite.prompts, results, write)
     return results
-
-
-def _require_same(old: Header, new: Header, path: Path) -> None:
-    """Raise UsageError if a results file belongs to another benchmark."""
-    for name in _SAME:
-        if getattr(old, name) != getattr(new, name):
-            raise UsageError(
-                f"{path} holds another benchmark: its {name} differs",
-                "resume with the same options, or start a new file",
-            )

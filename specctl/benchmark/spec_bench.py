@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from specctl.errors import UsageError
 from specctl.observing.results import Run, RunSet
+from specctl.outputs import naming, write_whole
 from specctl.prompts.formats import MT_BENCH, MT_BENCH_GROUP
 from specctl.records import CompletionSummary
 
+ANSWER_FILES = ("*.jsonl",)
+"""Patterns of the names that `write_answers` writes."""
 MT_BENCH_FIRST_ID = 81
 MT_BENCH_QUESTIONS = 10
 """MT-Bench numbers its questions from 81, ten to a category."""
@@ -29,23 +31,21 @@ def write_answers(results: RunSet, folder: Path) -> list[Path]:
     empty, because its rounds are not visible.
 
     Raises:
-        UsageError: the folder cannot be written.
+        OutputError: a file cannot be written.
     """
     written = []
     lengths = list(dict.fromkeys(run.length for run in results.runs))
     created = datetime.fromisoformat(results.header.created).timestamp()
-    try:
+    with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for length in lengths:
-            field = _answers_by_candidate(run for run in results.runs if run.length == length)
-            prompts = _finished_by_all(field)
-            for label, answers in field.items():
-                path = folder / f"{_file_name(label)}{f'-{length}' if len(lengths) > 1 else ''}.jsonl"
-                lines = [json.dumps(_answer(label, answers[prompt], created)) + "\n" for prompt in prompts]
-                path.write_text("".join(lines), encoding="utf-8")
-                written.append(path)
-    except OSError as error:
-        raise UsageError(f"cannot write answers to {folder}: {error.strerror}") from error
+    for length in lengths:
+        field = _answers_by_candidate(run for run in results.runs if run.length == length)
+        prompts = _finished_by_all(field)
+        for label, answers in field.items():
+            path = folder / f"{_file_name(label)}{f'-{length}' if len(lengths) > 1 else ''}.jsonl"
+            lines = [json.dumps(_answer(label, answers[prompt], created)) + "\n" for prompt in prompts]
+            write_whole(path, "".join(lines))
+            written.append(path)
     return written
 
 

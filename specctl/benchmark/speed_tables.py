@@ -19,7 +19,7 @@ def speed_table(digest: Digest) -> Table:
             f"{summary.tokens_per_second:.1f}",
             show_interval(summary.speedup and summary.speedup.of_totals),
             show_interval(summary.speedup and summary.speedup.of_prompts),
-            f"{summary.first_token_ms:.1f}",
+            number(summary.latency.ttft_ms and summary.latency.ttft_ms.mean, 1),
             _count_differing(digest, summary.candidate),
         )
         for summary in digest.overall
@@ -41,6 +41,18 @@ def speed_table(digest: Digest) -> Table:
     if expected is not None and done < expected:
         note += f" Unfinished: {done} of {expected} runs."
     return Table("Speed", columns, rows, note=note)
+
+
+def latency_table(digest: Digest) -> Table:
+    """Mean and percentiles of each latency, one row per latency and candidate."""
+    columns = ("latency", "candidate", f"mean ms{DOWN}", f"p50 ms{DOWN}", f"p90 ms{DOWN}", f"p99 ms{DOWN}")
+    shown = (("TTFT", "ttft_ms", 1), ("TPOT", "tpot_ms", 2), ("ITL", "itl_ms", 2), ("E2EL", "e2el_ms", 1))
+    rows = tuple(
+        (name, summary.candidate, *(number(value, decimals) for value in getattr(summary.latency, key) or [None] * 4))
+        for name, key, decimals in shown
+        for summary in digest.overall
+    )
+    return Table("Latency", columns, rows, labels=2)
 
 
 def drafting_table(digest: Digest) -> Table:

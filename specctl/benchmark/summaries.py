@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specctl.benchmark.latency import Latency, latency
 from specctl.metrics import Metrics
 from specctl.observing.results import BASELINE, Run
 from specctl.observing.speedup import Speedup, evened, speedup
@@ -29,7 +30,7 @@ class Summary:
         draft_length, accepted_length: over the rounds in which a draft ran.
         stops: share of the rounds in which a draft ran, by stop reason.
         wall: share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer.
-        first_token_ms: mean time to the first tokens, i.e. to the end of the first round.
+        latency: of its turns; the mean of ``ttft_ms`` is what the table of speeds shows.
     """
 
     candidate: str
@@ -45,7 +46,7 @@ class Summary:
     redundancy: float | None
     draft_length: Spread | None
     accepted_length: Spread | None
-    first_token_ms: float
+    latency: Latency
     stops: Mapping[str, float] = field(default_factory=dict)
     wall: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,7 +85,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
         redundancy=1 - metrics.acceptance_rate if drafted else None,
         draft_length=_spread([round_.drafted for round_ in drafting]),
         accepted_length=_spread([round_.accepted for round_ in drafting]),
-        first_token_ms=float(np.mean([turn.first_token_ms for run in counted for turn in run.turns])),
+        latency=latency(counted),
         stops={stop: count / len(drafting) for stop, count in sorted(metrics.stops.items())},
         wall=_wall(metrics) if seen else {},
     )

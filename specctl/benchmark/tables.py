@@ -5,7 +5,7 @@ from typing import Any
 
 from specctl.benchmark.cost_tables import cost_table, level_table
 from specctl.benchmark.digest import Digest
-from specctl.benchmark.speed_tables import drafting_table, part_table, share_table, speed_table
+from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
 from specctl.observing.results import OF_HIERARCHIES, RESULTS, as_record
 from specctl.reporting.plain import plain
 from specctl.reporting.table import UNKNOWN, Table
@@ -17,6 +17,7 @@ def tables(digest: Digest) -> list[Table]:
     """All tables that the results can fill, in reading order."""
     return [
         speed_table(digest),
+        latency_table(digest),
         drafting_table(digest),
         share_table(digest),
         *([part_table("By category", "category", digest.by_category)] if len(digest.by_category) > 1 else []),

@@ -8,10 +8,26 @@ from typing import Any
 from specctl.calibration.contest import Contest
 from specctl.errors import UsageError
 from specctl.profile.schema import Profile
-from specctl.replay.trace_files import TraceHeader
+from specctl.prompts.suites import Suite
+from specctl.replay.trace_files import TraceHeader, require_same_request
 
 _ENGINE_KEYS = ("engine", "compile", "deterministic")
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
+
+
+def require_fits(
+    header: TraceHeader, profile: Profile, asked: Contest, heads: Sequence[str], prompts: Suite | None, path: Path
+) -> None:
+    """Check that an earlier trace fits a calibration: one to continue if there are prompts, else one to search in.
+
+    Raises:
+        UsageError: it does not; the message names the difference.
+    """
+    if prompts is not None:
+        require_same_request(header, profile, prompts, asked.depth, heads, path)
+    else:
+        require_same_pair(header, profile, heads, path)
+        require_depth(header, asked, path)
 
 
 def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str], path: Path) -> None:

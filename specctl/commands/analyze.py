@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     ForceOption,
+    ForeignHeadOption,
     InputOption,
     JsonOption,
     LimitOption,
@@ -21,11 +23,13 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TrustOption,
     chosen_prompts,
     sampling_flags,
     warn,
 )
 from specctl.errors import UsageError
+from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.analysis.readings import Judged, Readings
@@ -55,6 +59,8 @@ def analyze(
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
     force: ForceOption = False,
+    foreign_head: ForeignHeadOption = False,
+    trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -75,38 +81,40 @@ def analyze(
             "--max-new-tokens": max_new_tokens,
             "--temperature": temperature,
             "--seed": seed,
-            "--force": force or None,
+            "--foreign-head": foreign_head or None,
+            "--trust-remote-code": trust_remote_code or None,
         }
         if given := [name for name, value in unused.items() if value not in (None, [])]:
             raise UsageError(f"--from runs no prompt, so {given[0]} has no effect", "leave one of them out")
         from specctl.analysis.verdicts import read_traces
 
-        _show(
-            read_traces(from_),
-            None,
-            None,
-            {"command": _command(), "traces": list(map(str, from_))},
-            report,
-            json_,
-            quiet,
-        )
+        sources: dict[str, Any] = {"command": _command(), "traces": list(map(str, from_))}
+        with Outputs(force=force) as outputs:
+            for path in from_:
+                outputs.reads("trace", path)
+            open_report(outputs, report)
+            _show(read_traces(from_), None, None, sources, report, json_, quiet)
         return
-    from specctl.profile import resolve
-
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
+    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    resolved = found.profile
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with [draft] in the profile or --set")
-    prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
-    readings, facts, failures = _read(resolved, prompts, quiet, force)
-    for identity, reason in failures.items():
-        warn(f"prompt {identity} is left out: {reason}")
-    if readings is None:
-        raise UsageError("no prompt produced a token that can be analysed")
-    from specctl.analysis.readings import judge
+    with Outputs(force=force) as outputs:
+        outputs.reads("input", input_)
+        outputs.reads("data", data)
+        spare_profile(outputs, found)
+        open_report(outputs, report)
+        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
+        readings, facts, failures = _read(resolved, prompts, quiet, foreign_head)
+        for identity, reason in failures.items():
+            warn(f"prompt {identity} is left out: {reason}")
+        if readings is None:
+            raise UsageError("no prompt produced a token that can be analysed")
+        from specctl.analysis.readings import judge
 
-    sources = {"command": _command(), **facts, "left_out": failures}
-    _show(judge(readings), readings, resolved.sampling.temperature == 0, sources, report, json_, quiet)
+        sources = {"command": _command(), **facts, "left_out": failures}
+        _show(judge(readings), readings, resolved.sampling.temperature == 0, sources, report, json_, quiet)
     if failures:
         raise typer.Exit(1)
 
@@ -116,7 +124,7 @@ def _command() -> str:
 
 
 def _read(
-    profile: "Profile", suite: "Suite", quiet: bool, force: bool
+    profile: "Profile", suite: "Suite", quiet: bool, foreign_head: bool
 ) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
     """Run the prompts: readings (None without any), facts of the run, and by prompt id why a prompt failed."""
     from rich.console import Console
@@ -125,7 +133,8 @@ def _read(
 
     console = Console(stderr=True, quiet=quiet)
     # In a hierarchy only the draft that the target verifies is analysed.
-    pair = load(profile, console, drafts=[profile.draft] if profile.draft is not None else [], force=force)
+    drafts = [profile.draft] if profile.draft is not None else []
+    pair = load(profile, console, drafts=drafts, foreign_head=foreign_head)
 
     from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat

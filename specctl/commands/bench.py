@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    CheckOption,
     ForceOption,
+    ForeignHeadOption,
     InputOption,
     JsonOption,
     LimitOption,
@@ -20,10 +23,12 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TrustOption,
     chosen_prompts,
     sampling_flags,
 )
 from specctl.errors import UsageError
+from specctl.outputs import OutputFile, Outputs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
 
 def bench(
+    ctx: typer.Context,
     profile: ProfileOptions = None,
     policy: Annotated[
         list[str] | None,
@@ -83,7 +89,7 @@ def bench(
             "-o",
             "--output",
             metavar="FILE",
-            help="Write each run here as soon as it ends. An existing file is replaced unless --resume.",
+            help="Write each run here as soon as it ends.",
         ),
     ] = None,
     resume: Annotated[
@@ -99,27 +105,49 @@ def bench(
         Path | None,
         typer.Option("--from", metavar="FILE", help="Show the results of an earlier --output; no model runs."),
     ] = None,
+    check: CheckOption = False,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--compare", metavar="A B", help="Compare two results files of --output; no model runs. Takes only --json."
+        ),
+    ] = None,
     force: ForceOption = False,
+    foreign_head: ForeignHeadOption = False,
+    trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt."""
+    if compare is not None:
+        _require_alone(ctx, "compare", "json_", "quiet")
+        _compare(*compare, json_)
+        return
+    from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
 
-    if from_ is not None:
-        results = read_results(from_)
-    else:
+    with Outputs(force=force) as outputs:
+        outputs.reads("input", input_)
+        outputs.reads("data", data)
+        outputs.reads("results", from_)
+        if from_ is not None:
+            open_report(outputs, report)
+            outputs.folder("answers", spec_bench_out, ANSWER_FILES)
+            _show(read_results(from_), report, spec_bench_out, json_, quiet)
+            return
         if resume and output is None:
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
         from rich.console import Console
 
         from specctl.benchmark.plan import Plan
         from specctl.observing.field import competing_drafts, field_of
-        from specctl.profile import parse_policy, resolve
+        from specctl.profile import parse_policy
         from specctl.profile.schema import PolicyTable
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-        profiles = [resolve(name, overrides=set_ or (), flags=flags).profile for name in profile or (None,)]
+        flags |= {"check": check or None}
+        found = [resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code) for name in profile or (None,)]
+        profiles = [each.profile for each in found]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
         competing = competing_drafts(profiles, policies)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
@@ -127,9 +155,22 @@ def bench(
         if oracle and profiles[0].sampling.temperature:
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
+        for each in found:
+            spare_profile(outputs, each)
+        file = outputs.file("output", output, resumed=resume)
+        open_report(outputs, report)
+        outputs.folder("answers", spec_bench_out, ANSWER_FILES)
         console = Console(stderr=True, quiet=quiet)
-        results = _run(profiles[0], field, prompts, plan, output, console, resume=resume, force=force)
-    _show(results, report, spec_bench_out, json_)
+        results = _run(profiles[0], field, prompts, plan, file, console, foreign_head=foreign_head)
+        _show(results, report, spec_bench_out, json_, quiet)
+
+
+def _require_alone(ctx: typer.Context, option: str, *allowed: str) -> None:
+    """Raise UsageError for options that would have no effect with ``option``."""
+    flags = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
+    given = [name for name in ctx.params if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"]
+    if others := [flags[name] for name in given if name not in (option, *allowed)]:
+        raise UsageError(f"{flags[option]} runs nothing, so {', '.join(others)} has no effect", "leave it out")
 
 
 def _lengths(text: str | None) -> list[int]:
@@ -147,35 +188,68 @@ def _run(
     field: "Field",
     suite: "Suite",
     plan: "Plan",
-    output: Path | None,
+    output: OutputFile | None,
     console: "Console",
     *,
-    resume: bool,
-    force: bool,
+    foreign_head: bool,
 ) -> "RunSet":
     """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
+    from specctl.benchmark.plan import require_same
+    from specctl.observing.results import BASELINE, RESULTS, read_results
     from specctl.terminal.loading import TerminalProgress, note, resumable
     from specctl.terminal.progress import BenchProgress
 
+    earlier = None
+    if output is not None and RESULTS.continues(output):
+        earlier = read_results(output.path)
+        require_same(earlier.header, profile, field, suite, plan, output.path)
     expected = len(suite.prompts) * len(field.candidates) * sum(plan.lengths) * plan.repeats
-    pair = load(profile, console, expected_tokens=expected, drafts=field.drafts, heads=field.heads, force=force)
+    pair = load(
+        profile,
+        console,
+        expected_tokens=expected,
+        drafts=field.drafts,
+        heads=field.heads,
+        foreign_head=foreign_head,
+    )
 
     from specctl.benchmark.run import run_benchmark
-    from specctl.observing.results import BASELINE
 
     def watch(results: "RunSet", total: int) -> BenchProgress:
         labels = [candidate.label for candidate in results.header.candidates]
         return BenchProgress(console, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
     progress = TerminalProgress(console)
-    with resumable(console, output):
-        results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, resume=resume)
+    with resumable(console, output and output.path):
+        results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, earlier)
     if (seconds := pair.preparing_seconds) is not None:
         note(console, f"compiling and capturing took {seconds:.1f} s; no result includes this time")
     return results
 
 
-def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool) -> None:
+def _compare(a: Path, b: Path, as_document: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from specctl.benchmark.comparison import compare_files
+    from specctl.benchmark.comparison_tables import comparison_json, comparison_tables
+    from specctl.files import write_line
+    from specctl.printable import one_line
+    from specctl.reporting.console import print_tables
+
+    comparison = compare_files(a, b)
+    if as_document:
+        write_line(sys.stdout, comparison_json(comparison))
+        return
+    console = Console()
+    print_tables(console, comparison_tables(comparison))
+    if not console.is_terminal:
+        print()
+    for compared in comparison.candidates:
+        console.print(Text(one_line(compared.verdict), style="bold"), soft_wrap=True)
+
+
+def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool, quiet: bool) -> None:
     from rich.console import Console
 
     from specctl.benchmark import tables
@@ -197,5 +271,5 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
         from specctl.benchmark.spec_bench import write_answers
 
         written += write_answers(results, answers)
-    for path in written:
+    for path in written if not quiet else []:
         print(f"wrote {path}", file=sys.stderr)

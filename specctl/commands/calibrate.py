@@ -2,14 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     ForceOption,
+    ForeignHeadOption,
     InputOption,
     JsonOption,
     MaxNewTokensOption,
@@ -18,17 +20,21 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TrustOption,
     chosen_prompts,
     sampling_flags,
     warn,
 )
 from specctl.errors import ProfileError, UsageError
+from specctl.outputs import OutputFile, Outputs
 
 if TYPE_CHECKING:
+    from specctl.calibration.contest import Contest
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
     from specctl.models.loading.pair import Pair
-    from specctl.profile import ResolvedProfile
+    from specctl.profile import Profile, ResolvedProfile
+    from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable
     from specctl.replay.trace_files import TraceSet
 
@@ -75,7 +81,9 @@ def calibrate(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a trace of the run here; an interrupted run continues from it."),
+        typer.Option(
+            metavar="FILE", help="Write a trace of the run here; an interrupted run continues from it, unless --force."
+        ),
     ] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Search in an earlier trace instead of recording one.")
@@ -87,6 +95,8 @@ def calibrate(
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
     force: ForceOption = False,
+    foreign_head: ForeignHeadOption = False,
+    trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -95,63 +105,116 @@ def calibrate(
     The models run once. Every setting is then replayed exactly on what they wrote, and its time is predicted from costs
     measured on this machine. Half of the prompts choose the setting, the other half report its speed.
     """
-    from rich.console import Console
-
-    from specctl.calibration.contest import contest, heads_among, heads_in
-    from specctl.calibration.earlier_trace import require_depth, require_same_pair
-    from specctl.calibration.search import search
-    from specctl.policies import SIGNALS
-    from specctl.profile import resolve
-    from specctl.prompts.suites import sample
-    from specctl.replay.play import replayable
-    from specctl.replay.trace_files import read_traces
-    from specctl.terminal.loading import TerminalProgress, resumable
-
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
-    if output is not None and output.exists():
-        raise UsageError(f"{output} exists already", "choose another name, or remove it first")
+    from specctl.calibration.contest import contest, heads_among
+    from specctl.calibration.earlier_trace import require_fits
+    from specctl.policies import SIGNALS
+    from specctl.prompts.suites import sample
+    from specctl.replay.play import replayable
+    from specctl.replay.trace_files import TRACES, read_traces
+
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    given = heads_in(head or [])
-    try:
-        resolved = resolve(profile, overrides=set_ or (), flags=flags)
-    except ProfileError:
-        if not given:
-            raise
-        # The profile's policy may need a head that only --head names.
-        resolved = resolve(profile, overrides=set_ or (), flags={**flags, "draft.head": given[0]})
+    resolved, given = _resolved(profile, set_, flags, head or [], trust_remote_code)
     own = resolved.profile
     if own.draft is None:
         raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
     heads = heads_among(given, own.draft)
     draft = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
     own = own.model_copy(update={"draft": draft})
-    traces: TraceSet | None = None
-    if from_ is not None:
-        traces = read_traces(from_)
-        require_same_pair(traces.header, own, heads, from_)
-    asked = contest(draft, policy, grid, heads, set(SIGNALS if traces is None else traces.header.signals))
-    if from_ is not None and traces is not None:
-        require_depth(traces.header, asked, from_)
-    replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
-    if not replays_old:
-        warn(
-            "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); "
-            "it is only measured live"
+    with Outputs(force=force) as outputs:
+        outputs.reads("input", input_)
+        outputs.reads("data", data)
+        outputs.reads("earlier trace", from_)
+        spare_profile(outputs, resolved)
+        for name in heads:
+            outputs.spare("head", name)
+        calibrated = outputs.file("output", output)
+        traced = outputs.file("trace", trace, resumed=not force)
+        open_report(outputs, report)
+        earlier: TraceSet | None = None
+        if from_ is not None:
+            earlier = read_traces(from_)
+        elif traced is not None and TRACES.continues(traced):
+            earlier = read_traces(traced.path)
+        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else set(SIGNALS)
+        asked = contest(draft, policy, grid, heads, recorded)
+        prompts = None
+        if from_ is None:
+            whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
+            prompts = sample(whole, 2 * samples, own.sampling.seed)
+        if earlier is not None and (path := from_ or trace) is not None:
+            require_fits(earlier.header, own, asked, heads, prompts, path)
+        if not (replays_old := replayable(asked.old, sampled=own.sampling.temperature > 0)):
+            warn(
+                "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); "
+                "it is only measured live"
+            )
+        found = _calibrate(
+            own,
+            asked,
+            heads,
+            prompts,
+            traced,
+            earlier,
+            replays_old=replays_old,
+            verify=verify,
+            foreign_head=foreign_head,
+            quiet=quiet,
         )
+        _show(resolved, *found, calibrated, report, json_, quiet)
+    if found[0].failures:
+        raise typer.Exit(1)
+
+
+def _resolved(
+    name: str | None, set_: list[str] | None, flags: dict[str, Any], head: list[str], trust_remote_code: bool
+) -> "tuple[ResolvedProfile, list[str]]":
+    """The profile, and the heads that --head names."""
+    from specctl.calibration.contest import heads_in
+
+    given = heads_in(head)
+    try:
+        return resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code), given
+    except ProfileError:
+        if not given:
+            raise
+        # The profile's policy may need a head that only --head names.
+        flags = {**flags, "draft.head": given[0]}
+        return resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code), given
+
+
+def _calibrate(
+    own: "Profile",
+    asked: "Contest",
+    heads: list[str],
+    prompts: "Suite | None",
+    traced: OutputFile | None,
+    earlier: "TraceSet | None",
+    *,
+    replays_old: bool,
+    verify: bool,
+    foreign_head: bool,
+    quiet: bool,
+) -> "tuple[TraceSet, Calibration, CostTable, list[Measured]]":
+    """Collect the traces of the prompts, if there are any, search, and run the winner live."""
+    from rich.console import Console
+
+    from specctl.calibration.search import search
+    from specctl.terminal.loading import TerminalProgress, resumable
+
     console = Console(stderr=True, quiet=quiet)
     progress = TerminalProgress(console)
     pair: Pair | None = None
-    if traces is None or verify:
-        pair = load(own, console, heads=[heads] if heads else None, force=force)
-    if traces is None:
-        assert pair is not None
+    if prompts is not None or verify:
+        pair = load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head)
+    traces = earlier
+    if pair is not None and prompts is not None:
         from specctl.replay.collecting import collect_traces
 
-        whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
-        prompts = sample(whole, 2 * samples, own.sampling.seed)
-        with resumable(console, trace, "the same command continues"):
-            traces = collect_traces(pair, own, prompts, asked.depth, heads, trace, progress)
+        with resumable(console, traced and traced.path, "the same command continues"):
+            traces = collect_traces(pair, own, prompts, asked.depth, heads, traced, progress, earlier)
+    assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if not traces.traces or traces.costs is None:
@@ -164,9 +227,7 @@ def calibrate(
         from specctl.calibration.live_check import check_live
 
         measured = check_live(pair, own, traces, found, asked.old, progress)
-    _show(resolved, traces, found, traces.costs, measured, output, report, json_, quiet)
-    if traces.failures:
-        raise typer.Exit(1)
+    return traces, found, traces.costs, measured
 
 
 def _show(
@@ -175,7 +236,7 @@ def _show(
     found: "Calibration",
     costs: "CostTable",
     measured: list["Measured"],
-    output: Path | None,
+    output: OutputFile | None,
     report: Path | None,
     as_document_: bool,
     quiet: bool,
@@ -188,7 +249,6 @@ def _show(
     from specctl.calibration.calibrated import calibrated_profile, draft_table
     from specctl.calibration.tables import as_document, calibration_tables, verdict
     from specctl.files import write_line
-    from specctl.profile import write_profile
     from specctl.reporting.console import print_tables
 
     recorded = traces.header.provenance
@@ -212,9 +272,9 @@ def _show(
     for warning in found.warnings:
         warn(warning)
     if output is not None:
-        write_profile(output, calibrated_profile(resolved, found, costs, facts, output))
+        output.replace(tomli_w.dumps(calibrated_profile(resolved, found, costs, facts, output.path)))
         if not quiet:
-            print(f"wrote {output}; use it with: specctl generate -p {output}", file=sys.stderr)
+            print(f"wrote {output.path}; use it with: specctl generate -p {output.path}", file=sys.stderr)
     if report is not None:
         from specctl.calibration.figures import draw_calibration
         from specctl.reporting.document import write_document

@@ -2,18 +2,21 @@
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specctl.commands.options import JsonOption, ProfileOption, SetOption
+from specctl.commands.files import resolve_profile
+from specctl.commands.options import JsonOption, ProfileOption, SetOption, TrustOption
 from specctl.errors import ModelError
 
 if TYPE_CHECKING:
     from specctl.models.loading.diagnosis import Diagnosis, ModelFacts
+    from specctl.observing.trial import Trial
+    from specctl.profile import Profile
 
 Facts = dict[str, str]
 
@@ -21,30 +24,62 @@ Facts = dict[str, str]
 def doctor(
     profile: ProfileOption = None,
     set_: SetOption = None,
+    run: Annotated[
+        bool,
+        typer.Option(
+            "--run",
+            help="Load the models too: check that the target forgets rejected tokens, generate a few with and without "
+            "drafts.",
+        ),
+    ] = False,
+    trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.
 
     Exits with 3 when the pair cannot be loaded.
     """
-    from specctl.profile import resolve
-
-    resolved = resolve(profile, overrides=set_ or ())
+    resolved = resolve_profile(profile, set_, {"check": run or None}, trust_remote_code=trust_remote_code)
     with Console(stderr=True).status("Examining the models"):
         from specctl.models.loading.diagnosis import diagnose
 
         report = diagnose(resolved.profile)
+    tried = _try_out(resolved.profile) if run and report.ready else None
     if json_:
-        typer.echo(json.dumps({"profile": resolved.name, "ready": report.ready, **asdict(report)}, ensure_ascii=False))
+        document: dict[str, object] = {"profile": resolved.name, "ready": report.ready, **asdict(report)}
+        if tried is not None:
+            document["run"] = asdict(tried)
+        typer.echo(json.dumps(document, ensure_ascii=False))
     elif (console := Console()).is_terminal:
-        _print_tables(console, report)
+        _print_tables(console, report, tried)
     else:
-        typer.echo("\n".join(_plain(resolved.name, report)))
+        typer.echo("\n".join(_plain(resolved.name, report, tried)))
     if not report.ready:
         raise typer.Exit(ModelError.exit_code)
 
 
-def _print_tables(console: Console, report: "Diagnosis") -> None:
+def _try_out(profile: "Profile") -> "Trial":
+    from specctl.commands.loading import load
+
+    pair = load(profile, Console(stderr=True), expected_tokens=1)
+
+    from specctl.observing.trial import try_out
+
+    return try_out(pair, profile)
+
+
+def _run_line(tried: "Trial") -> str:
+    """What a trial showed, in one line."""
+    parts = [f"{tried.tokens} tokens: the target alone {tried.alone_per_second:.1f} tokens/s"]
+    if tried.same is not None and tried.drafted_per_second is not None:
+        same = "the same tokens" if tried.same else "OTHER tokens (rounding decides between near ties)"
+        rate = "none drafted" if tried.acceptance_rate is None else f"{tried.acceptance_rate:.0%} accepted"
+        parts.append(f"with drafts {tried.drafted_per_second:.1f} tokens/s, {rate}, {same}")
+    parts.append(f"after a rejection the target differs from a fresh read by {tried.difference:.2%}")
+    return "; ".join(parts)
+
+
+def _print_tables(console: Console, report: "Diagnosis", tried: "Trial | None") -> None:
     models = {facts.key: _model_rows(facts) for facts in report.models}
     table = Table("", *models, title="Models", title_justify="left")
     for name in next(iter(models.values())):
@@ -56,17 +91,17 @@ def _print_tables(console: Console, report: "Diagnosis") -> None:
         table.add_row(name, *map(Text, rows.values()))
     console.print(table)
     console.print(Text(_versions(report), style="dim"))
-    for line, style in _verdict(report):
+    for line, style in _verdict(report, tried):
         console.print(Text(line, style=style))
 
 
-def _plain(profile: str, report: "Diagnosis") -> list[str]:
+def _plain(profile: str, report: "Diagnosis", tried: "Trial | None") -> list[str]:
     lines = [f"profile: {profile}"]
     for facts in report.models:
         lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
-    return [*lines, "", _versions(report), "", *(line for line, _ in _verdict(report))]
+    return [*lines, "", _versions(report), "", *(line for line, _ in _verdict(report, tried))]
 
 
 def _model_rows(facts: "ModelFacts") -> Facts:
@@ -82,6 +117,7 @@ def _model_rows(facts: "ModelFacts") -> Facts:
         "weights": ", ".join(f"{dtype} {gib(size)}" for dtype, size in facts.weights_by_dtype.items()) or "-",
         "cache per 1k tokens": gib(facts.cache_per_1k_tokens) if facts.cache_per_1k_tokens else "-",
         "end of sequence ids": ", ".join(map(str, facts.eos_ids)) or "none",
+        "token rules": ", ".join(facts.rules) or ("none" if facts.key == "target" else "the target's"),
         "licence": facts.licence or "not stated",
         "gated": facts.gated or "-",
         "dtype here": ", ".join(filter(None, (facts.quantize, facts.dtype))) or "-",
@@ -109,7 +145,7 @@ def _versions(report: "Diagnosis") -> str:
     return ", ".join(f"{name} {version}" for name, version in report.versions.items())
 
 
-def _verdict(report: "Diagnosis") -> list[tuple[str, str]]:
+def _verdict(report: "Diagnosis", tried: "Trial | None") -> list[tuple[str, str]]:
     """The closing lines, each with its style."""
     lines = []
     if report.shared_vocabulary:
@@ -117,6 +153,8 @@ def _verdict(report: "Diagnosis") -> list[tuple[str, str]]:
     lines += [(f"Note: {advice}", "yellow") for advice in report.advice]
     for problem in report.problems:
         lines += [(f"Problem: {problem.message}", "red"), (f"  {problem.hint}", "")]
+    if tried is not None:
+        lines.append((f"Run: {_run_line(tried)}.", ""))
     if report.ready:
         return [*lines, ("Verdict: ready.", "bold green")]
     count = len(report.problems)

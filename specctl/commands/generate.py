@@ -3,16 +3,27 @@
 import sys
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.loading import load
-from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, sampling_flags
+from specctl.commands.options import (
+    CheckOption,
+    ForceOption,
+    ForeignHeadOption,
+    PolicyOption,
+    ProfileOption,
+    QuietOption,
+    SetOption,
+    TrustOption,
+    sampling_flags,
+)
 from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
+from specctl.jsonl import Finished, InputFormat, Record, finished_rounds, read_records, result_line
+from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +95,7 @@ def generate(
             "-o",
             "--output",
             metavar="FILE|-",
-            help="Write results here instead of to standard output. An existing file is replaced unless --resume.",
+            help="Write results here instead of to standard output.",
             show_default=False,
             rich_help_panel=RECORDS,
         ),
@@ -128,7 +139,10 @@ def generate(
             rich_help_panel=SHOWN,
         ),
     ] = None,
+    check: CheckOption = False,
     force: ForceOption = False,
+    foreign_head: ForeignHeadOption = False,
+    trust_remote_code: TrustOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Generate text: exactly what the target alone would write, but faster.
@@ -164,7 +178,7 @@ def generate(
     if resume and output == "-":
         raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
 
-    from specctl.profile import parse_policy, resolve
+    from specctl.profile import parse_policy
 
     flags = sampling_flags(
         max_new_tokens=max_new_tokens,
@@ -176,7 +190,9 @@ def generate(
         stop=stop or None,
     )
     flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
-    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
+    flags |= {"check": check or None}
+    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    resolved = found.profile
     only_prompts = not from_stream or input_format == "text"
     if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
         raise UsageError("a system prompt needs the chat template", "add --chat")
@@ -186,23 +202,28 @@ def generate(
     from specctl import streams
     from specctl.commands import streaming
 
-    streams.check_distinct((input_ or "-") if from_stream or prompt == "-" else None, output, trace)
     console = Console(stderr=True)
     with ExitStack() as stack:
+        outputs = stack.enter_context(Outputs(force=force))
+        outputs.reads("input", (input_ or "-") if from_stream or prompt == "-" else None)
+        spare_profile(outputs, found)
         source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
-        finished = Finished(Path(output)) if resume else None
-        # Earlier results are deleted only after the models have loaded.
-        sink = stack.enter_context(streams.open_output(output, append=True))
-        traced = None if trace is None else stack.enter_context(streams.open_output(trace, append=True))
-        if finished is not None and trace not in (None, "-"):
-            drop_unfinished(Path(str(trace)), finished)
+        sink = outputs.file("output", output, resumed=resume if from_stream else None)
+        traced = outputs.file("trace", trace, resumed=resume if from_stream else None)
+        finished = Finished(sink.path) if resume else None
+        rounds_kept = None
+        if finished is not None and traced is not None and traced.continued:
+            coming = None if force else streams.from_file(input_, partial(_coming, finished, input_format))
+            rounds_kept = finished_rounds(traced.path, finished, coming)
         text = streams.read_prompt() if prompt == "-" else prompt or ""
         expected = (streams.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
         traces = traced is not None
-        answerer = _load(resolved, console, quiet=quiet, traced=traces, force=force, expected_tokens=expected)
-        if not resume:
-            for stream in filter(None, (sink, traced)):
-                streams.start_over(stream)
+        answerer = _load(
+            resolved, console, quiet=quiet, traced=traces, foreign_head=foreign_head, expected_tokens=expected
+        )
+        sink.begin()
+        if traced is not None:
+            traced.begin(rounds_kept)
 
         from specctl.observing.record_stream import RecordStream, trace_alone, tracer
         from specctl.terminal.loading import resumable
@@ -229,15 +250,27 @@ def generate(
         streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
 
 
+def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> list[Record]:
+    """The record that a resumed run answers first, if there is one."""
+    return finished.first_missing(read_records(records, input_format))
+
+
 def _load(
-    profile: "Profile", console: "Console", *, quiet: bool, traced: bool, force: bool, expected_tokens: int
+    profile: "Profile", console: "Console", *, quiet: bool, traced: bool, foreign_head: bool, expected_tokens: int
 ) -> "Answerer":
     """Load the models that the profile's policies use, ready to answer records."""
     draft = profile.draft.at_work() if profile.draft is not None else None
     profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
     levels = draft.setting.levels if draft is not None else ()
     with_heads = traced or any(level.needs_head for level in levels)
-    pair = load(profile, console, expected_tokens=expected_tokens, with_heads=with_heads, force=force, quiet=quiet)
+    pair = load(
+        profile,
+        console,
+        expected_tokens=expected_tokens,
+        with_heads=with_heads,
+        foreign_head=foreign_head,
+        quiet=quiet,
+    )
 
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat

@@ -22,7 +22,7 @@ def load(
     drafts: "Sequence[ModelTable] | None" = None,
     heads: Sequence[Sequence[str]] | None = None,
     with_heads: bool = True,
-    force: bool = False,
+    foreign_head: bool = False,
     quiet: bool = False,
 ) -> "Pair":
     """Load the pair of a profile; compile or capture its passes where the profile wants that.
@@ -32,23 +32,28 @@ def load(
         console: writes to standard error.
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
         drafts, heads, with_heads: as in `load_pair`.
-        force: use heads that were trained on another draft, with a warning.
+        foreign_head: use heads that were trained on another draft, with a warning.
         quiet: show only warnings.
     """
     from specctl.terminal.loading import loading, note
 
     with nullcontext(lambda _: None) if quiet else loading(console, "starting") as show:
         from specctl.decoding.session import warm_up
+        from specctl.models.loading.head_checkpoint import locate_head
         from specctl.models.loading.pair import load_pair
         from specctl.models.running.engines import EngineSettings
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
+        levels = drafts if drafts is not None else profile.draft.levels if profile.draft is not None else ()
+        own = [getattr(table, "head", None) for table in levels if with_heads]
+        for name in (name for each in heads for name in each) if heads is not None else filter(None, own):
+            locate_head(name)  # a head that is missing shall not be found missing after minutes of loading
         pair = load_pair(
             profile,
             drafts=drafts,
             heads=heads,
             with_heads=with_heads,
-            on_foreign_head=warn if force else None,
+            on_foreign_head=warn if foreign_head else None,
             engines=EngineSettings.of(profile, expected_tokens, notice, show),
             progress=lambda what: show(f"loading {what}"),
         )

@@ -21,8 +21,9 @@ def _complete_profile(incomplete: str) -> list[tuple[str, str]]:
 
 def _description(path: Path) -> str:
     try:
-        description = tomllib.loads(path.read_text(encoding="utf-8")).get("description", "")
-    except (OSError, ValueError):
+        # Reading a pipe would wait for its writer.
+        description = tomllib.loads(path.read_text(encoding="utf-8") if path.is_file() else "").get("description", "")
+    except (OSError, ValueError, RecursionError):
         return ""  # a shell that completes a name cannot show an error
     return " ".join(str(description).split())
 
@@ -123,8 +124,26 @@ MaxNewTokensOption = Annotated[
     typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens to generate for each prompt."),
 ]
 
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Use the draft's head even if it was trained on another draft, with a warning.")
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="After the first rejected token, compare the target with a fresh read of the text; stop if they differ.",
+    ),
+]
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+
+ForeignHeadOption = Annotated[
+    bool,
+    typer.Option(
+        "--foreign-head", help="Use the draft's head even if it was trained on another draft, with a warning."
+    ),
+]
+
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Let a profile found in ./profiles run code that comes with its models."),
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -8,10 +8,12 @@ from typing import Any
 
 import typer
 
+from specctl.commands.files import resolve_profile
 from specctl.commands.options import JsonOption, ProfileArgument, ProfileArguments, SetOption
 from specctl.errors import ProfileError
+from specctl.printable import one_line
 from specctl.profile import ResolvedProfile, resolve
-from specctl.profile.discovery import DEFAULT_PROFILE, available, display, find
+from specctl.profile.discovery import available, chosen, display
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
 
@@ -30,13 +32,13 @@ def list_(as_json: JsonOption = False) -> None:
         _print_table(rows)
     else:
         for row in rows:
-            print("\t".join(" ".join(str(row[column] or "").split()) for column in _COLUMNS))
+            print("\t".join(" ".join(one_line(str(row[column] or "")).split()) for column in _COLUMNS))
 
 
 @app.command()
 def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Show all values of a profile, with the origin of each."""
-    resolved = resolve(name, overrides=overrides or ())
+    resolved = resolve_profile(name, overrides, trust_remote_code=True)  # shows it, and runs nothing
     if as_json:
         _print_json(_document(resolved))
     else:
@@ -49,7 +51,7 @@ def check(names: ProfileArguments = None) -> None:
     wrong = []
     for name in names or available():
         try:
-            resolved = resolve(name, environ=_bare_environment())
+            resolved = resolve(name, environ=_bare_environment(), trust_remote_code=True)
         except ProfileError as error:
             wrong.append(str(error))
         else:
@@ -61,7 +63,7 @@ def check(names: ProfileArguments = None) -> None:
 @app.command()
 def path(name: ProfileArgument = None) -> None:
     """Print the path of a profile's file."""
-    print(find(name or os.environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE).absolute())
+    print(chosen(name).absolute())
 
 
 def _bare_environment() -> dict[str, str]:
@@ -72,7 +74,7 @@ def _bare_environment() -> dict[str, str]:
 def _row(name: str, path: Path) -> dict[str, str | None]:
     row: dict[str, str | None] = dict.fromkeys(_COLUMNS) | {"name": name, "path": str(path.absolute())}
     try:
-        profile = resolve(str(path.absolute()), environ=_bare_environment()).profile
+        profile = resolve(str(path.absolute()), environ=_bare_environment(), trust_remote_code=True).profile
     except ProfileError as error:
         return row | {"description": f"not usable: {error}"}
     row |= {"target": profile.target.model, "description": profile.description}
@@ -97,7 +99,17 @@ def _document(resolved: ResolvedProfile) -> dict[str, Any]:
 
 
 def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
+    # The name of a file need not be text.
+    print(text if _is_text(text) else json.dumps(document, indent=2, default=str))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _print_table(rows: list[dict[str, str | None]]) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from specctl.files import Sink
 from specctl.jsonl import Record
 from specctl.metrics import Metrics
 from specctl.records import Completion, ExtraToken, Round
@@ -75,7 +76,7 @@ class Watcher:
     """
 
     def __init__(
-        self, answerer: "Answerer", view: LiveView | None, trace: "OnRound | None", sink: IO[str] | None = None
+        self, answerer: "Answerer", view: LiveView | None, trace: "OnRound | None", sink: Sink | None = None
     ) -> None:
         from specctl.decoding.text import TextStream
 
@@ -112,7 +113,7 @@ class Watcher:
 
 
 def show_prompt(
-    answerer: "Answerer", record: Record, sink: IO[str], trace: "OnRound | None", view: LiveView | None
+    answerer: "Answerer", record: Record, sink: Sink, trace: "OnRound | None", view: LiveView | None
 ) -> None:
     """Answer one prompt and write its text to ``sink``: at the end below a live panel, else as it grows.
 

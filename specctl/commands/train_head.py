@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.options import (
     CategoryOption,
+    ForceOption,
     InputOption,
     JsonOption,
     LimitOption,
@@ -18,11 +20,13 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TrustOption,
     chosen_prompts,
     sampling_flags,
     warn,
 )
 from specctl.errors import UsageError
+from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.heads.evaluation import Evaluation
@@ -73,6 +77,8 @@ def train_head(
         typer.Option("--sweep", help="Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder."),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    force: ForceOption = False,
+    trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -96,10 +102,8 @@ def train_head(
     if examples is None and suite is None and input_ is None:
         # No default: a head trained on the prompts of bench would be evaluated on its own training data.
         raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
-    from specctl.profile import resolve
-
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
+    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
 
     from rich.console import Console
 
@@ -111,16 +115,24 @@ def train_head(
         from specctl.heads.report import sweep_recipes
         from specctl.heads.training import Recipe, Schedule
 
-    headless = workshop.without_head(resolved)
-    if workshop.is_finished(output, resume=resume):
-        progress.say(f"{output} is finished")
-        return
-    with resumable(progress.console, output):
+    headless = workshop.without_head(found.profile)
+    with Outputs(force=force) as outputs, resumable(progress.console, output):
+        outputs.reads("input", input_)
+        outputs.reads("data", data)
+        spare_profile(outputs, found, heads=False)
+        if examples is not None:
+            outputs.spare("examples", examples)
+        outputs.folder("output", output, resumed=resume)
+        if resume and workshop.is_finished(output):
+            progress.say(f"{output} is finished")
+            return
         if examples is not None:
             source = workshop.open_examples(examples, headless, progress)
+            if not resume:
+                workshop.start_over(output)
         else:
             prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-            source = workshop.collect_examples(output / workshop.EXAMPLES, headless, prompts, progress)
+            source = workshop.collect_examples(output, headless, prompts, progress, resume=resume)
             for identity, reason in source.folder.left_out.items():
                 warn(f"prompt {identity} is left out: {reason}")
         if examples_only:

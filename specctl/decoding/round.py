@@ -10,7 +10,7 @@ import torch
 
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.verification import Verdict, verify, verify_greedy
+from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
 from specctl.records import Round
 
@@ -91,9 +91,15 @@ def judge(
         logits: ``(K + 1, V)``, the verifier's.
         sampling: how tokens are drawn.
         generator: of the logits' device.
+
+    Raises:
+        RecordError: the logits hold NaN.
     """
     if sampling.greedy:
-        return verify_greedy(draft.tokens, logits.argmax(-1).tolist()), None
+        best = logits.max(-1)  # NaN where a row holds one
+        choices, values = torch.stack([best.indices.double(), best.values.double()]).tolist()
+        require_numbers(*values)
+        return verify_greedy(draft.tokens, [int(choice) for choice in choices]), None
     probs = sampling.probs(logits)  # (K + 1, V)
     tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
     draft_probs = probs[:0] if draft.probs is None else draft.probs.to(logits.device)

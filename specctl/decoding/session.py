@@ -160,6 +160,7 @@ class Session:
         rounds: list[Round] = []
         tokens: list[int] = []
         text: str | None = None
+        arrivals: list[float] = []
         watching = 0.0  # seconds in on_round
         with torch.inference_mode():
             pair.target.rollback(0)
@@ -167,12 +168,12 @@ class Session:
                 drafter.rollback(0)
             began = perf_counter()
             prefill(pair.target, drafter, prompt)
-            prefilled = first = perf_counter()
+            prefilled = perf_counter()
             for round_ in decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator):
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
-                if len(rounds) == 1:
-                    first = perf_counter()
+                # The verdict has reached the host: its tokens are here.
+                arrivals.append(perf_counter() - began - watching)
                 if on_round is not None:
                     paused = perf_counter()
                     on_round(round_)
@@ -192,5 +193,6 @@ class Session:
             rounds=tuple(rounds),
             prefill_seconds=prefilled - began,
             total_seconds=ended - began - watching,
-            first_token_seconds=first - began,
+            first_token_seconds=arrivals[0] if arrivals else prefilled - began,
+            arrivals=tuple(arrivals),
         )

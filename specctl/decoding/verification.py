@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 
 from specctl.decoding.sampling import TINY, draw
+from specctl.errors import RecordError
 from specctl.records import ExtraToken
 
 
@@ -40,10 +42,16 @@ def verify(
         draft_probs: ``(K, V)`` float32, the very distributions the tokens were drawn from.
         target_probs: ``(K + 1, V)`` float32, on the device of the other two.
         generator: of that device.
+
+    Raises:
+        RecordError: ``target_probs`` holds NaN.
     """
     count = len(tokens)
+    total = target_probs.sum().double()  # NaN if a single number is
     if not count:
-        return Verdict(0, int(draw(target_probs[0], generator)), ExtraToken.BONUS, ())
+        extra, sum_of_all = torch.stack([draw(target_probs[0], generator).double(), total]).tolist()
+        require_numbers(sum_of_all)
+        return Verdict(0, int(extra), ExtraToken.BONUS, ())
     target_of = target_probs[:-1].gather(1, tokens[:, None])[:, 0]  # (K,)
     draft_of = draft_probs.gather(1, tokens[:, None])[:, 0]  # (K,)
     coins = torch.rand(count, generator=generator, device=tokens.device)
@@ -56,10 +64,22 @@ def verify(
     residual = torch.where(residual.sum() > 0, residual, target_row)
     chances = (target_of / draft_of.clamp_min(TINY)).clamp_max(1)  # (K,)
     # float64 holds ids and probabilities alike
-    read = torch.cat([accepted.double(), draw(residual, generator)[None].double(), chances.double()]).tolist()
-    accepted_count, extra = int(read[0]), int(read[1])
+    one = torch.stack([total, draw(residual, generator).double()])
+    sum_of_all, *read = torch.cat([one, accepted.double(), chances.double()]).tolist()
+    require_numbers(sum_of_all)
+    extra, accepted_count = int(read[0]), int(read[1])
     kind = ExtraToken.BONUS if accepted_count == count else ExtraToken.CORRECTION
     return Verdict(accepted_count, extra, kind, tuple(read[2 : 3 + accepted_count]))
+
+
+def require_numbers(*values: float) -> None:
+    """Raise a RecordError if something that a verifier computed is not a number."""
+    if any(map(isnan, values)):
+        raise RecordError(
+            "not_a_number",
+            "a verifying model computed NaN instead of logits; float16 may be too narrow for it (try dtype bfloat16 or "
+            "float32), or its weights are damaged",
+        )
 
 
 def verify_greedy(tokens: Sequence[int], target_choices: Sequence[int]) -> Verdict:

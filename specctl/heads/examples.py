@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from specctl.errors import UsageError
-from specctl.models.loading.head_checkpoint import write_whole
+from specctl.outputs import naming, write_whole
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 FORMAT_VERSION = 1
@@ -78,7 +78,8 @@ class DataFolder:
             prompts: number of prompts to answer.
         """
         folder = cls(path, {"format_version": FORMAT_VERSION, "facts": facts, "prompts": prompts, "shards": []})
-        path.mkdir(parents=True, exist_ok=True)
+        with naming(path):
+            path.mkdir(parents=True, exist_ok=True)
         folder._write_index()
         return folder
 
@@ -143,7 +144,7 @@ class DataFolder:
         for field in _PER_TOKEN:
             kind = torch.int32 if field == "proposals" else torch.float32
             tensors[field] = _joined([getattr(example, field) for example in examples], kind)
-        (self.path / name).write_bytes(save(tensors))
+        write_whole(self.path / name, save(tensors))
         shards.append({"file": name, "prompts": prompts, "left_out": left_out, "seconds": round(seconds, 3)})
         self._write_index()
 

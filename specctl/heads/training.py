@@ -19,6 +19,7 @@ from specctl.errors import UsageError
 from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, acceptance, mix, signals, states
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.outputs import naming, write_whole
 
 SAVE_SECONDS = 20.0
 """Time between two checkpoints: training time that is lost at most when a run is killed."""
@@ -167,11 +168,10 @@ class Training:
             for index, state in optimizer.state_dict()["state"].items():
                 tensors |= {f"{number}/adam/{index}/{name}": value for name, value in state.items()}
         metadata = {"facts": self._facts, "step": str(self.step), "seconds": str(self.seconds)}
-        self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        part = self._checkpoint.with_name(f"{self._checkpoint.name}.part")
+        with naming(self._checkpoint.parent):
+            self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        part.write_bytes(save(plain, metadata))
-        part.replace(self._checkpoint)
+        write_whole(self._checkpoint, save(plain, metadata))
 
     def _restore(self) -> None:
         try:

@@ -19,10 +19,11 @@ from specctl.heads.report import as_document, head_card, head_config
 from specctl.heads.training import Recipe, Schedule, Training
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.diagnosis import versions
-from specctl.models.loading.head_checkpoint import CONFIG, save_head, weights_hash, write_whole
+from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, save_head, weights_hash
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.observing.progress import Progress
+from specctl.outputs import write_whole
 from specctl.profile.schema import DraftTable, PolicyTable, Profile
 from specctl.prompts.suites import Suite
 
@@ -53,19 +54,25 @@ def without_head(profile: Profile) -> Profile:
     return profile.model_copy(update={"draft": draft.model_copy(update={"policy": policy, "head": None})})
 
 
-def is_finished(output: Path, *, resume: bool) -> bool:
+def is_finished(output: Path) -> bool:
     """Whether an earlier run into this folder is complete.
 
     Raises:
-        UsageError: the folder holds an earlier run, and ``resume`` is false.
+        UsageError: the folder holds something, but nothing that train-head has written.
     """
-    results = (CONFIG, SWEEP)
-    if not resume and (found := [n for n in (*results, STATE, f"{EXAMPLES}/{INDEX}") if (output / n).exists()]):
-        raise UsageError(
-            f"{output} already holds {found[0]}",
-            f"continue with --resume, train on its examples with --examples {output / EXAMPLES}, or use another folder",
-        )
-    return any((output / name).exists() for name in results)
+    held = {path.name.removesuffix(".part") for path in output.iterdir()}
+    if held and not held & {EXAMPLES, STATE, SWEEP, WEIGHTS}:
+        raise UsageError(f"{output} holds nothing that specctl train-head has written", "use another folder")
+    if not held & {CONFIG, SWEEP}:
+        return False
+    (output / STATE).unlink(missing_ok=True)
+    return True
+
+
+def start_over(output: Path) -> None:
+    """Remove what tells that an earlier run into this folder got anywhere."""
+    for name in (CONFIG, SWEEP, STATE, f"{EXAMPLES}/{INDEX}"):
+        (output / name).unlink(missing_ok=True)
 
 
 def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
@@ -86,24 +93,32 @@ def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
     return Source(folder, model)
 
 
-def collect_examples(path: Path, profile: Profile, suite: Suite, progress: Progress) -> Source:
+def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Progress, *, resume: bool) -> Source:
     """The examples of these prompts; missing ones are collected first. The target is loaded only to collect.
+
+    Args:
+        output: folder of the head; the examples are in a folder inside it.
+        profile: the pair.
+        suite: the prompts.
+        progress: receives the stages.
+        resume: continue what an earlier run left in the folder, instead of starting over.
 
     Raises:
         UsageError: the folder holds examples of other models, prompts or settings.
     """
-    draft = _draft(profile)
+    draft, path = _draft(profile), output / EXAMPLES
     with progress.doing("hashing the draft's weights"):
         facts = describe(profile, suite)
-    if (path / INDEX).exists():
-        folder = DataFolder.open(path)
+    folder = DataFolder.open(path) if resume and (path / INDEX).exists() else None
+    if folder is not None:
         _require_same(folder.facts, facts, path)
         if folder.done == folder.prompts:
             return open_examples(path, profile, progress)
-    else:
-        folder = DataFolder.create(path, facts, len(suite.prompts))
     with progress.doing("loading") as say:
         pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
+    if folder is None:
+        start_over(output)
+        folder = DataFolder.create(path, facts, len(suite.prompts))
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("answers", len(suite.prompts), folder.done) as advance:
         collect(folder, pair, suite.prompts, profile.sampling, draft.policy.setting, prompt_format, advance)
@@ -140,8 +155,8 @@ def train_heads(
     for head, evaluation in zip(training.heads, evaluations, strict=True):
         folder = output if len(recipes) == 1 else output / evaluation.recipe.name
         config = head_config(evaluation, schedule, source.folder.facts, more)
-        save_head(folder, head, config, head_card(evaluation, config))
         write_reliability(evaluation, folder)
+        save_head(folder, head, config, head_card(evaluation, config))  # its last file says that all is written
         progress.say(f"wrote {folder}")
     if len(recipes) > 1:
         write_whole(output / SWEEP, json.dumps(as_document(evaluations), indent=1) + "\n")

@@ -72,6 +72,8 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
 
 def candidate_of(record: Mapping[str, Any]) -> Candidate:
     """The candidate that a results file describes."""
+    if not isinstance(record["label"], str):
+        raise TypeError("a candidate's label is not text")
     if record["kind"] == "peer":
         return Candidate(record["label"], None, peer=record["name"], peer_settings=record["settings"])
     alone = {"draft": 0, "policy": record["name"], "settings": record["settings"]}

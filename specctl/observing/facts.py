@@ -4,12 +4,13 @@ import platform
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import engine_name
-from specctl.observing.results import Facts
+from specctl.observing.results import Facts, of_request
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
 
@@ -25,9 +26,7 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
             **{package: version(package) for package in ("specctl", "torch", "transformers")},
         },
         devices={key: device_name(runner.device) for key, runner in runners.items()},
-        profile=profile.model_dump(mode="json", exclude_none=True),
-        suite={"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
-        sampling=profile.sampling.model_dump(mode="json"),
+        **of_request(profile, suite),
         engines={key: engine_name(runner) for key, runner in runners.items()},
         synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
     )
@@ -37,4 +36,16 @@ def device_name(device: torch.device) -> str:
     """The device and its hardware, as text."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{device} ({cpu_name()}, {torch.get_num_threads()} threads)"
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model; its architecture where the system does not tell the model."""
+    try:
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

@@ -34,17 +34,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class _FirstTokens(BaseStreamer):
-    """Records when the first generated tokens arrive; the first call receives the prompt."""
+class _Arrivals(BaseStreamer):
+    """Records when generated tokens arrive, once for each round; the first call receives the prompt."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.at = 0.0
+        self.times: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:  # noqa: ARG002 - the streamer's signature
-        self.calls += 1
-        if self.calls == 2:
-            self.at = perf_counter()
+        self.times.append(perf_counter())
 
     def end(self) -> None:
         pass
@@ -111,7 +108,7 @@ class Peer:
             setattr(draft.generation_config, key, value)
         torch.manual_seed(settings.seed + seed_offset)
         before = [counter.count for counter in self._counters]
-        streamer = _FirstTokens()
+        streamer = _Arrivals()
         generate: Callable[..., torch.Tensor] = target.generate  # type: ignore[assignment]
         with hushed():
             began = perf_counter()
@@ -123,6 +120,7 @@ class Peer:
             counter.count - start for counter, start in zip(self._counters, before, strict=True)
         )
         self.passes.append((target_passes, draft_passes))
+        arrivals = tuple(at - began for at in streamer.times[1:])
         finish = FinishReason.STOP if tokens and tokens[-1] in self._pair.eos else FinishReason.LENGTH
         return Completion(
             prompt=tuple(prompt),
@@ -133,7 +131,8 @@ class Peer:
             rounds=(),
             prefill_seconds=0.0,
             total_seconds=ended - began,
-            first_token_seconds=streamer.at - began if streamer.at else ended - began,
+            first_token_seconds=arrivals[0] if arrivals else ended - began,
+            arrivals=arrivals,
         )
 
 

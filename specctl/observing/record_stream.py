@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import IO
 
 from specctl.decoding.answers import Answerer, OnRound
 from specctl.errors import RecordError
-from specctl.files import write_line
+from specctl.files import Sink, write_line
 from specctl.jsonl import Finished, Record, error_line, result_line
 from specctl.metrics import Metrics
 from specctl.round_trace import trace_line
@@ -17,7 +16,7 @@ Watch = Callable[[Record, OnRound | None], AbstractContextManager[OnRound | None
 any, and yields the function to call with each round, which calls the tracing function too."""
 
 
-def tracer(record: Record, sink: IO[str] | None) -> OnRound | None:
+def tracer(record: Record, sink: Sink | None) -> OnRound | None:
     """A function that writes every round of a record to ``sink``; None without a sink."""
     if sink is None:
         return None
@@ -43,8 +42,8 @@ class RecordStream:
     """
 
     answerer: Answerer
-    sink: IO[str]
-    traced: IO[str] | None = None
+    sink: Sink
+    traced: Sink | None = None
     finished: Finished | None = None
     rounds: bool = False
     token_ids: bool = False

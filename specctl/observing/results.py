@@ -7,8 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeAdapter
 
+from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import Suite
 from specctl.records import CompletionSummary, RoundSummary
 
 BASELINE = "none"
@@ -118,6 +121,10 @@ class PassTimes:
     target: Mapping[int, float]
     drafts: tuple[Mapping[int, float], ...] = ()
     head: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.target or any(1 not in passes for passes in self.drafts):
+            raise ValueError("passes of one token are missing")
 
     def step_ms(self, draft: int) -> float:
         """A pass of one token in a loaded draft; ``draft`` is its index in `Header.drafts`, 0 for a single draft."""
@@ -255,6 +262,15 @@ RESULTS = LineFormat(
 """The format of a results file; `RunSet.add` accepts every record after the header."""
 
 
+def of_request(profile: Profile, suite: Suite) -> dict[str, Any]:
+    """The `Facts` of a run that are known before a model is loaded."""
+    return {
+        "profile": profile.model_dump(mode="json", exclude_none=True),
+        "suite": {"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
+        "sampling": profile.sampling.model_dump(mode="json"),
+    }
+
+
 def as_record(header: Header) -> dict[str, Any]:
     """A header with all its fields as plain values, without the empty fields that only hierarchies have."""
     record = TypeAdapter(Header).dump_python(header, mode="json")
@@ -271,4 +287,9 @@ def read_results(path: Path) -> RunSet:
     results = RunSet(next(records))
     for record in records:
         results.add(record)
+    drafts = len(results.header.drafts)
+    if results.costs is not None and len(results.costs.drafts) != drafts:
+        raise UsageError(f"{path}: the costs are of {len(results.costs.drafts)} drafts, the header names {drafts}")
+    if any(index >= max(1, drafts) for candidate in results.header.candidates for index in candidate.drafts):
+        raise UsageError(f"{path}:1: a candidate has a draft that the header does not name")
     return results

@@ -79,6 +79,7 @@ class RoundRobin:
             len(self._prompts) * len(self._lanes) * len(self._results.header.lengths) * self._results.header.repeats
         )
         if len(done) >= expected:
+            self._compare_all()  # an earlier benchmark may have ended between the last run and its comparison
             return
         self._warm_up()
         self._measure_costs()
@@ -104,6 +105,12 @@ class RoundRobin:
                 if (number + 1) % PROMPTS_BETWEEN_COSTS == 0:
                     self._measure_costs()
         self._measure_costs()
+
+    def _compare_all(self) -> None:
+        for repeat in range(self._results.header.repeats):
+            for prompt in self._prompts:
+                for length in self._results.header.lengths:
+                    self._compare(prompt, repeat, length)
 
     def _warm_up(self) -> None:
         for prompt in self._prompts:

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from specctl.errors import ProfileError
-from specctl.profile.wording import did_you_mean
+from specctl.profile.wording import brief, did_you_mean
 
 DEFAULT_PROFILE = "embedded"
+HERE = Path("profiles")
+"""Where profiles of the working directory are found by name."""
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -26,7 +28,25 @@ def user_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """The directories searched by name, nearest first."""
-    return [Path("profiles"), user_directory(environ), packaged_directory()]
+    return [HERE, user_directory(environ), packaged_directory()]
+
+
+def found_here(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a file is in ./profiles, which may be anyone's, not the user's or the program's own folder."""
+    return _same(path.parent, HERE) and not owned(path, environ)
+
+
+def owned(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a file is one of the user's own profiles or ships with the program."""
+    return any(_same(path.parent, directory) for directory in directories(environ)[1:])
+
+
+def shadowed(path: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The user's own or packaged profile that a file in ./profiles hides, if it hides one."""
+    if not found_here(path, environ):
+        return None
+    others = (directory / path.name for directory in directories(environ)[1:])
+    return next((other for other in others if _is_file(other)), None)
 
 
 def available(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
@@ -36,6 +56,16 @@ def available(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
         for path in directory.glob("*.toml"):
             found.setdefault(path.stem, path)
     return dict(sorted(found.items()))
+
+
+def chosen(name: str | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The file of a profile, by default of the one named in SPECCTL_PROFILE, else of the packaged default profile.
+
+    Raises:
+        ProfileError: there is no such file.
+    """
+    name = name or environ.get("SPECCTL_PROFILE")
+    return find(name, environ) if name else packaged_directory() / f"{DEFAULT_PROFILE}.toml"
 
 
 def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Path | None = None) -> Path:
@@ -50,17 +80,17 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Pat
     Raises:
         ProfileError: there is no such file; the message suggests the nearest known profile.
     """
-    if _is_path(name):
-        path = Path(name).expanduser()
+    if is_path(name):
+        path = _expanded(name)
         if extended_by is not None:
             path = extended_by.parent / path
-        if path.is_file():
+        if _is_file(path):
             return path
-        raise ProfileError(f"there is no profile file {display(path)}")
+        raise ProfileError(f"there is no profile file {brief(display(path))}")
     for path in _candidates(name, environ, extended_by):
-        if path.is_file() and not (extended_by is not None and path.samefile(extended_by)):
+        if _is_file(path) and not (extended_by is not None and path.samefile(extended_by)):
             return path
-    raise ProfileError(f"there is no profile named '{name}'{did_you_mean(name, available(environ))}")
+    raise ProfileError(f"there is no profile named '{brief(name)}'{did_you_mean(name, available(environ))}")
 
 
 def display(path: Path) -> str:
@@ -70,8 +100,23 @@ def display(path: Path) -> str:
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether a profile is given by path."""
     return name.endswith(".toml") or "/" in name or os.sep in name
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def _candidates(name: str, environ: Mapping[str, str], extended_by: Path | None) -> Iterator[Path]:
@@ -79,3 +124,10 @@ def _candidates(name: str, environ: Mapping[str, str], extended_by: Path | None)
         yield extended_by.parent / f"{name}.toml"
     for directory in directories(environ):
         yield directory / f"{name}.toml"
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # no such user, or no home folder
+        return Path(name)

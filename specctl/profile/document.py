@@ -2,20 +2,26 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specctl.errors import ProfileError
+from specctl.nesting import too_deep
 from specctl.profile.discovery import display
 from specctl.profile.schema import SCHEMA_VERSION
-from specctl.profile.wording import Key, shown
+from specctl.profile.wording import Key, brief, shown
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _KEY = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER = re.compile(rf"\s*\[\[?\s*({_KEY})\s*\]")
 _ASSIGNMENT = re.compile(rf"\s*({_KEY})\s*=")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+_DEEPEST = 20
+"""Tables in tables that a profile may have; a profile of a hierarchy has one for each draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ def read(path: Path) -> Document:
         ProfileError: it cannot be read, is not TOML, or was written for a later version of this program.
     """
     try:
+        if not path.is_file():  # reading a pipe would wait for its writer
+            raise ProfileError(f"{display(path)}: is not a file")
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
     except OSError as error:
@@ -55,6 +63,14 @@ def read(path: Path) -> Document:
         raise ProfileError(f"{display(path)}: is not UTF-8: {error.reason} at byte {error.start}") from error
     except tomllib.TOMLDecodeError as error:
         raise ProfileError(_syntax_message(path, text, str(error))) from error
+    except RecursionError as error:
+        raise _nested(path) from error
+    except ValueError as error:  # such as a number of thousands of digits
+        raise ProfileError(f"{display(path)}: {brief(str(error))}") from error
+    if too_deep(table, _DEEPEST):
+        raise _nested(path)
+    if any(not -(2**63) <= number < 2**63 for number in _integers(table)):
+        raise ProfileError(f"{display(path)}: an integer has more than 64 bits")
     document = Document(path, table, key_lines(text))
     version = table.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -64,6 +80,18 @@ def read(path: Path) -> Document:
             "Update specctl to use this profile.",
         )
     return document
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _integers(inner)
+
+
+def _nested(path: Path) -> ProfileError:
+    return ProfileError(f"{display(path)}: is nested too deeply")
 
 
 def key_lines(text: str) -> dict[Key, int]:

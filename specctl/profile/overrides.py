@@ -5,10 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specctl.errors import ProfileError
+from specctl.nesting import too_deep
 from specctl.profile.layers import Layer
 from specctl.profile.wording import Key, dotted
 
 ENVIRONMENT_PREFIX = "SPECCTL_"
+_LONGEST_NUMBER = 20
+"""Characters of an integer of 64 bits."""
 _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG"}
 _FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
 
@@ -17,7 +20,9 @@ def parse_value(text: str) -> Any:
     """A text as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
+        return text
+    if too_deep(parsed) or (len(text) > _LONGEST_NUMBER and isinstance(parsed.get("value"), int)):
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 

@@ -8,13 +8,23 @@ from types import MappingProxyType
 from typing import Any
 
 from specctl.errors import ProfileError
-from specctl.profile.discovery import DEFAULT_PROFILE, display, find
+from specctl.profile.discovery import (
+    DEFAULT_PROFILE,
+    HERE,
+    chosen,
+    display,
+    find,
+    found_here,
+    is_path,
+    owned,
+    shadowed,
+)
 from specctl.profile.document import Document, read
 from specctl.profile.layers import Layer, Layers
 from specctl.profile.overrides import environment_layer, flag_layer, parse_value, set_layer
 from specctl.profile.schema import Profile
 from specctl.profile.validation import check_policy, validate
-from specctl.profile.wording import Key, dotted
+from specctl.profile.wording import Key, brief, dotted, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +37,25 @@ class ResolvedProfile:
         profile: the checked values.
         origins: for each dotted key where its value came from: ``file:line``, ``environment NAME``, ``--set``,
             ``flag --NAME`` or ``default``.
+        files: the profile file and those it extends.
+        notes: what a user should know about where the files were found.
     """
 
     name: str
     source: Path
     profile: Profile
     origins: dict[str, str]
+    files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file of a profile; ``by_itself`` if nobody named its place and it is not the user's or the program's own."""
+
+    document: Document
+    by_itself: bool
+    shadows: Path | None
 
 
 def resolve(
@@ -41,32 +64,44 @@ def resolve(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
+    trust_remote_code: bool = False,
 ) -> ResolvedProfile:
     """Find a profile, apply the overrides and check the result.
 
     Flags win over ``--set``, ``--set`` wins over the environment, and the environment wins over the file.
 
     Args:
-        name: a name or a path; by default the value of ``SPECCTL_PROFILE``, else ``embedded``.
+        name: a name or a path; by default the value of ``SPECCTL_PROFILE``, else the packaged profile ``embedded``.
         overrides: ``KEY=VALUE`` texts of ``--set``.
         flags: values by dotted key; None means not given. A value may be a table, such as ``parse_policy`` returns.
         environ: environment variables; those that start with ``SPECCTL_`` are overrides.
+        trust_remote_code: let a profile that was found in ./profiles run a checkpoint's own code.
 
     Raises:
-        ProfileError: the profile cannot be found or read, or has mistakes; all of them are listed.
+        ProfileError: the profile cannot be found or read, or has mistakes, all of which are listed; or it was found in
+            ./profiles, sets ``trust_remote_code``, and is not trusted.
     """
+    source = chosen(name, environ)
     name = name or environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE
-    source = find(name, environ)
     layers = Layers()
-    for document in reversed(list(_chain(source, environ))):
+    chain = list(_chain(source, is_path(name), environ))
+    for document in (found.document for found in reversed(chain)):
         layers.drop(("provenance",))  # describes one file, not the files that extend it
         table = {key: value for key, value in document.table.items() if key != "extends"}
         layers.lay(Layer(table, document.place))
-    for layer in (environment_layer(environ), set_layer(overrides), flag_layer(flags)):
+    above = [environment_layer(environ), set_layer(overrides), flag_layer(flags)]
+    for layer in above:
         layers.lay(layer)
     profile = validate(layers.table, lambda key: layers.origin(key) or display(source), f"profile '{name}'")
     origins = {dotted(key): layers.origins.get(key, "default") for key in _leaves(profile.model_dump())}
-    return ResolvedProfile(name, source, profile, origins)
+    if not trust_remote_code:
+        _require_trust(layers, above, chain)
+    notes = tuple(
+        f"{display(found.document.path)} is used instead of {display(found.shadows)}"
+        for found in chain
+        if found.shadows is not None
+    )
+    return ResolvedProfile(name, source, profile, origins, tuple(found.document.path for found in chain), notes)
 
 
 def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
@@ -90,14 +125,40 @@ def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
     return policy
 
 
-def _chain(source: Path, environ: Mapping[str, str]) -> Iterator[Document]:
+def _require_trust(layers: Layers, overrides: Sequence[Layer], chain: Sequence[_Found]) -> None:
+    """Refuse to run a checkpoint's own code for a profile that was found in a folder that may be anyone's."""
+    stranger = next((found.document for found in chain if found.by_itself), None)
+    model: Key = ("target",)
+    while stranger is not None and _at(layers.table, model) is not None:
+        key = (*model, "trust_remote_code")
+        if _at(layers.table, key) is True and not any(_at(layer.table, key) is True for layer in overrides):
+            raise ProfileError(
+                f"{layers.origin(key)}: {dotted(key)} = true would run code that comes with "
+                f"{shown(_at(layers.table, (*model, 'model')))}, and {display(stranger.path)} was found in ./{HERE} by "
+                "its name alone",
+                "If you trust both, add --trust-remote-code, or name the profile by its path.",
+            )
+        model = ("draft",) if model == ("target",) else (*model, "draft")
+
+
+def _at(table: Mapping[str, Any], key: Key) -> Any:
+    value: Any = table
+    for part in key:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _chain(source: Path, by_hand: bool, environ: Mapping[str, str]) -> Iterator[_Found]:
     """A profile file, the file that it extends, and so on."""
     seen: list[Path] = []
     path: Path | None = source
+    by_itself = False
     while path is not None:
         seen.append(path.resolve())
+        by_itself = not owned(path, environ) and not by_hand and (by_itself or found_here(path, environ))
         document = read(path)
-        yield document
+        yield _Found(document, by_itself, None if by_hand else shadowed(path, environ))
+        by_hand = not by_itself and is_path(str(document.table.get("extends")))
         path = _parent(document, seen, environ)
 
 
@@ -111,7 +172,7 @@ def _parent(document: Document, seen: list[Path], environ: Mapping[str, str]) ->
     try:
         parent = find(name, environ, extended_by=document.path)
     except ProfileError as error:
-        raise ProfileError(f"{place}: {error.message}") from error
+        raise ProfileError(f"{place}: {brief(error.message, 1000)}") from error
     if parent.resolve() in seen:
         circle = [*seen[seen.index(parent.resolve()) :], parent]
         raise ProfileError(f"{place}: profiles extend each other in a circle: {' -> '.join(p.stem for p in circle)}")

@@ -169,6 +169,12 @@ class Profile(Table):
     ``auto`` compiles in long runs only."""
     deterministic: bool = False
     """Verify in passes of one shape, so that greedy output is the same with every policy, in every dtype; slower."""
+    check: bool = False
+    """Compare the target once, after its first rejected token, with a fresh read of the same text; a difference that
+    rounding does not explain is an error. For models of which nothing is known."""
+    generation_config: bool = True
+    """Whether the rules in the target's generation_config.json about which tokens may follow a text hold, such as its
+    repetition penalty and suppressed tokens; for the drafts too. Its sampling settings never do: see ``sampling``."""
     target: ModelTable
     draft: DraftTable | None = None
     sampling: SamplingTable = SamplingTable()

@@ -79,12 +79,15 @@ def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
 
 def _missing_head(draft: dict[str, Any], key: Key) -> Mistakes:
     policy = draft.get("policy")
-    if draft.get("head") is not None or not isinstance(policy, dict) or policy.get("name") not in POLICIES:
+    name = policy.get("name") if isinstance(policy, dict) else None
+    if draft.get("head") is not None or not isinstance(policy, dict) or not isinstance(name, str):
+        return {}
+    if name not in POLICIES:
         return {}
     settings = {setting: value for setting, value in policy.items() if setting != "name"}
-    if "accept_prob" not in POLICIES[policy["name"]].signals_of(settings):
+    if "accept_prob" not in POLICIES[name].signals_of(settings):
         return {}
-    what = f"is required by the policy {policy['name']}: the path or hub id of a head (`specctl train-head` makes one)"
+    what = f"is required by the policy {name}: the path or hub id of a head (`specctl train-head` makes one)"
     return {(*key, "head"): what}
 
 

@@ -19,7 +19,10 @@ def dotted(key: Key) -> str:
 
 def shown(value: Any) -> str:
     """A value for messages, written as in TOML."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    try:
+        return brief(json.dumps(value, default=str, ensure_ascii=False))
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return "a value that is too long"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -28,3 +31,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     near = get_close_matches(word, names, n=1)
     question = f"; did you mean '{near[0]}'?" if near else ""
     return f"{question} (known: {', '.join(names) or 'none'})"
+
+
+def brief(text: str, most: int = 200) -> str:
+    """A text for messages, cut where it is too long to read."""
+    return text if len(text) <= most else f"{text[:most]}..."

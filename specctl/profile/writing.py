@@ -6,8 +6,7 @@ from typing import Any
 
 import tomli_w
 
-from specctl.errors import ProfileError
-from specctl.profile.discovery import display
+from specctl.outputs import Outputs, naming
 from specctl.profile.resolution import ResolvedProfile
 from specctl.profile.wording import Key, dotted
 
@@ -16,17 +15,13 @@ def write_profile(path: Path, table: Mapping[str, Any], *, overwrite: bool = Fal
     """Write a profile file, creating its directory.
 
     Raises:
-        ProfileError: the file exists and ``overwrite`` is false, or it cannot be written.
+        UsageError: the file exists and ``overwrite`` is false, or it cannot be written.
+        OutputError: it can be written only in part; then it is not changed.
     """
-    text = tomli_w.dumps(table)
-    try:
+    with naming(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise ProfileError(f"{display(path)} exists already", "Choose another name, or allow overwriting.") from error
-    except OSError as error:
-        raise ProfileError(f"{display(path)}: cannot be written: {error.strerror}") from error
+    with Outputs(force=overwrite) as outputs:
+        outputs.file("profile", path).replace(tomli_w.dumps(table))
 
 
 def annotated(resolved: ResolvedProfile) -> str:

@@ -11,20 +11,19 @@ from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter, readable
-from specctl.errors import UsageError
-from specctl.files import drop_torn_line
 from specctl.models.loading.pair import Pair
 from specctl.observing.answering import Answered, answer_each
 from specctl.observing.facts import gather
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import Skipped
+from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
 from specctl.replay.recording import read_sequence
-from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, read_traces
+from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 
 PROVENANCE = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
@@ -37,8 +36,9 @@ def collect_traces(
     suite: Suite,
     depth: int,
     heads: Sequence[str] = (),
-    path: Path | None = None,
+    output: OutputFile | None = None,
     progress: Progress = SILENT,
+    earlier: TraceSet | None = None,
 ) -> TraceSet:
     """Trace every prompt that the file does not contain yet, and measure the costs.
 
@@ -49,59 +49,56 @@ def collect_traces(
         suite: the prompts.
         depth: the longest draft that shall be replayed on the traces.
         heads: names of the draft's heads, where there are more than the profile's own.
-        path: the trace file; written as prompts finish, and continued if it exists. None writes no file.
+        output: the trace file, written as prompts finish; None to write none.
         progress: receives counts of prompts and of measurements.
+        earlier: what the trace file contains, if it is continued.
 
     Raises:
-        UsageError: the file contains another calibration's traces, or cannot be written.
+        UsageError: the file contains another calibration's traces.
+        OutputError: the file cannot be written.
     """
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
     header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads))
     traces = TraceSet(header)
-    if path is not None and path.exists():
-        traces = _continued(path, header)
-    fresh = not traces.traces and not traces.failures
+    if output is not None and earlier is not None:
+        _require_same(earlier.header, header, output.path)
+        traces = earlier
     answerer = _answerer(pair, profile)
     overheads: list[list[float]] = []
-    with TRACES.writing(path, header, append=not fresh) as write:
-        with progress.counting("prompts", len(suite.prompts)) as advance:
-            done = traces.records.keys() | traces.failures.keys()
-            for outcome in answer_each(answerer, suite.prompts, done, advance):
-                record = outcome if isinstance(outcome, Skipped) else _traced(pair, outcome, depth)
-                if isinstance(outcome, Answered):
-                    overheads += map(_overheads, outcome.completions)
-                traces.add(record)
-                write(record)
-        if traces.traces:
-            if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
-                first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
-                overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
-            with progress.counting("costs", PASSES * len(pair.drafts)) as advance:
-                costs = measure(
-                    pair,
-                    _contexts(traces.traces),
-                    depth,
-                    _signal_sets(readable(pair)),
-                    Sampling.of(profile.sampling),
-                    _medians(overheads, len(pair.drafts)),
-                    advance,
-                )
-            traces.add(costs)
-            write(costs)
+    write = TRACES.writing(output, header)
+    with progress.counting("prompts", len(suite.prompts)) as advance:
+        done = traces.records.keys() | traces.failures.keys()
+        for outcome in answer_each(answerer, suite.prompts, done, advance):
+            record = outcome if isinstance(outcome, Skipped) else _traced(pair, outcome, depth)
+            if isinstance(outcome, Answered):
+                overheads += map(_overheads, outcome.completions)
+            traces.add(record)
+            write(record)
+    if traces.traces:
+        if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
+            first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
+            overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
+        with progress.counting("costs", PASSES * len(pair.drafts)) as advance:
+            costs = measure(
+                pair,
+                _contexts(traces.traces),
+                depth,
+                _signal_sets(readable(pair)),
+                Sampling.of(profile.sampling),
+                _medians(overheads, len(pair.drafts)),
+                advance,
+            )
+        traces.add(costs)
+        write(costs)
     return traces
 
 
-def _continued(path: Path, header: TraceHeader) -> TraceSet:
-    """The traces that an interrupted collection with the same header left in a file."""
-    traces = read_traces(path)
-    created = traces.header.provenance.get("created")
-    if traces.header != replace(header, provenance={**header.provenance, "created": created}):
-        raise UsageError(
-            f"{path} holds the trace of another calibration", "name a new file, or search this trace with --from"
-        )
-    drop_torn_line(path)
-    return traces
+def _require_same(old: TraceHeader, new: TraceHeader, path: Path) -> None:
+    """Raise UsageError if a trace is not of the same calibration, at whatever time it began."""
+    created = old.provenance.get("created")
+    if old != replace(new, provenance={**new.provenance, "created": created}):
+        raise other_calibration(path)
 
 
 def _answerer(pair: Pair, profile: Profile) -> Answerer:

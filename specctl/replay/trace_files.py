@@ -1,15 +1,18 @@
 """Trace files: a header, a line for each prompt with the traces of its turns, and the measured costs. No torch here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
-from specctl.observing.results import Skipped
+from specctl.observing.results import Skipped, of_request
 from specctl.policies import Signal
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import Suite
 from specctl.replay.costs import CostTable
 from specctl.replay.traces import Trace
 
@@ -118,3 +121,19 @@ def read_traces(path: Path) -> TraceSet:
     for record in records:
         traces.add(record)
     return traces
+
+
+def require_same_request(
+    old: TraceHeader, profile: Profile, suite: Suite, depth: int, heads: Sequence[str], path: Path
+) -> None:
+    """Raise UsageError if a trace belongs to another calibration, as far as this is known before a model is loaded."""
+    asked = of_request(profile, suite)
+    recorded = {name: old.provenance.get(name) for name in asked}
+    if (old.depth, old.heads, recorded) != (depth, list(heads), asked):
+        raise other_calibration(path)
+
+
+def other_calibration(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} holds the trace of another calibration", "name a new file, or search this trace with --from"
+    )

@@ -14,10 +14,12 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
-from specctl.errors import UsageError
+from specctl.outputs import naming, write_whole
 from specctl.reporting.style import Picture, style
 from specctl.reporting.table import Table, as_markdown, inert
 
+REPORT_FILES = ("report.md", "report.html", "*.png", "*.svg")
+"""Patterns of the names that `write_document` writes."""
 PIXELS_PER_INCH = 160
 _CSS = """
 :root { color-scheme: light; }
@@ -81,7 +83,8 @@ def write_document(
         profile: the resolved profile; the page shows it folded.
 
     Raises:
-        UsageError: matplotlib is missing, or the folder cannot be written.
+        UsageError: matplotlib is missing.
+        OutputError: a file cannot be written.
     """
     figures = [render(picture) for picture in pictures]
     parts = [
@@ -104,13 +107,11 @@ def write_document(
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> list[Path]:
-    """Write a report's files by name; raises UsageError where the folder cannot be written."""
-    try:
+    """Write a report's files by name; raises OutputError where one cannot be written."""
+    with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"cannot write the report to {folder}: {error.strerror}") from error
+    for name, content in files.items():
+        write_whole(folder / name, content)
     return [folder / name for name in files]
 
 

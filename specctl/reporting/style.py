@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -54,16 +55,21 @@ _STYLE: dict[str, Any] = {
 }
 
 
+def require_matplotlib() -> None:
+    """Raise UsageError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'")
+
+
 def style() -> "AbstractContextManager[None]":
     """A context in which figures have our look, whatever the user's own matplotlib settings.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'") from error
+    require_matplotlib()
+    import matplotlib
+
     settings: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
     settings.update(_STYLE)
     return matplotlib.rc_context(settings)

@@ -1,6 +1,7 @@
 """Synthetic results with exact times, for tests of what is computed from them."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def _run(
 ) -> Run:
     decode_ms = sum(round_.draft_ms + round_.verify_ms for round_ in rounds) + other_ms
     first_ms = rounds[0].draft_ms + rounds[0].verify_ms if rounds else decode_ms
+    ends = accumulate((round_.draft_ms + round_.verify_ms for round_ in rounds), initial=PREFILL_MS)
     turn = CompletionSummary(
         prompt_tokens=7,
         tokens=tuple(tokens if tokens is not None else range(count)),
@@ -100,6 +102,7 @@ def _run(
         target_forwards=len(rounds),
         draft_forwards=sum(round_.draft_forwards for round_ in rounds),
         rounds=rounds,
+        arrivals_ms=tuple(ends)[1:],
     )
     return Run(label, prompt, category, repeat, length, (turn,), difference)
 

@@ -7,7 +7,7 @@ from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, 
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
 from specctl.benchmark.looks import looks
-from specctl.errors import UsageError
+from specctl.errors import OutputError, UsageError
 from specctl.observing.results import Difference, PassTimes, Run, RunSet
 from specctl.statistics.pareto import pareto
 
@@ -114,7 +114,7 @@ def test_no_runs_no_report(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write the report"):
+    with pytest.raises(OutputError, match=r"cannot write .*folder"):
         write_report(run_set(CANDIDATES, some_runs("a")), tmp_path / "file" / "folder")
 
 

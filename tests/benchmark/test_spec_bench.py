@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specctl.benchmark.spec_bench import write_answers
-from specctl.errors import UsageError
+from specctl.errors import OutputError
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import Header, Run, RunSet
 from specctl.prompts.formats import MT_BENCH
@@ -151,5 +151,5 @@ def test_nothing_has_run_yet(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(results: RunSet, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write answers to"):
+    with pytest.raises(OutputError, match=r"cannot write .*file: File exists"):
         write_answers(results, tmp_path / "file")

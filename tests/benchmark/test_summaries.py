@@ -25,7 +25,8 @@ def test_rates_of_a_run_by_hand() -> None:
     assert summary.draft_length == Spread(4.0, pytest.approx(np.sqrt(2)))
     assert summary.accepted_length == Spread(2.0, pytest.approx(np.sqrt(14 / 3)))
     assert summary.stops == {"max_draft": pytest.approx(2 / 3), "policy": pytest.approx(1 / 3)}
-    assert summary.first_token_ms == PREFILL_MS + 20
+    assert summary.latency.ttft_ms is not None
+    assert summary.latency.ttft_ms.mean == PREFILL_MS + 20
     parts = {"draft": 24 / 60, "verify": 30 / 60, "prefill": 5 / 60, "other": 1 / 60}
     assert summary.wall == {part: pytest.approx(share) for part, share in parts.items()}
 

@@ -79,6 +79,16 @@ def test_no_policy_beats_the_oracle(whole):
             assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
 
 
+def test_the_tokens_of_every_candidate_arrive_round_by_round(whole):
+    """Peers too, whose rounds are seen by their streamer only."""
+    for run in read_results(whole[0]).runs:
+        for turn in run.turns:
+            assert len(turn.arrivals_ms) == turn.target_forwards
+            assert turn.arrivals_ms[0] == pytest.approx(turn.first_token_ms, abs=1e-3)
+            assert list(turn.arrivals_ms) == sorted(turn.arrivals_ms)
+            assert turn.arrivals_ms[-1] <= turn.total_ms
+
+
 def test_the_signal_bound_is_shown_with_the_oracle(whole):
     results = read_results(whole[0])
     bound = results.signal_bound
@@ -118,6 +128,20 @@ def test_a_killed_benchmark_continues_where_it_stopped(whole, prompts, tmp_path)
     assert [run.tokens for run in resumed.runs] == [run.tokens for run in uninterrupted.runs]
     assert resumed.oracle == uninterrupted.oracle
     assert resumed.signal_bound is not None
+
+
+def test_a_benchmark_killed_before_its_last_comparison_makes_it(tmp_path):
+    prompts, path = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text(json.dumps(PROMPTS[0]) + "\n", encoding="utf-8")
+    options = ["-i", prompts, "-n", "6", "--policy", "svip", "-o", path, "-q"]
+    bench(*options)
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    (run,) = (line for line in lines if line["kind"] == "run" and line["candidate"] == "svip")
+    run["turns"][0]["tokens"][3] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    bench(*options, "--resume")
+    (different,) = [run for run in read_results(path).runs if run.difference is not None]
+    assert (different.candidate, different.difference.position) == ("svip", 3)
 
 
 def test_another_benchmark_is_not_mixed_in(whole, prompts):

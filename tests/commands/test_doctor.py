@@ -8,8 +8,10 @@ from checkpoints import llama_config, save_model
 from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
+from specctl.errors import ModelError
 from specctl.models.loading import diagnosis
 from specctl.models.loading.memory import DeviceMemory
+from specctl.models.running.cache import BufferedLayer
 
 app = typer.Typer()
 app.command()(doctor)
@@ -164,3 +166,35 @@ def test_a_hierarchy_lists_every_model(pair: Path, tmp_path: Path) -> None:
     _, report = document(pair)
 
     assert [model["key"] for model in report["models"]] == ["target", "draft", "draft.draft"]
+
+
+def test_a_run_tries_the_pair_out(pair: Path) -> None:
+    code, report = document(pair, "--run")
+
+    assert code == 0
+    assert report["run"]["same"] is True
+    assert report["run"]["difference"] < 1e-4
+    assert report["run"]["alone_per_second"] > 0
+    _, out = examine(pair, "--run")
+    assert "after a rejection the target differs from a fresh read by 0.00%" in out
+
+
+def test_a_run_of_a_target_alone(pair: Path) -> None:
+    code, report = document(pair, "--run", "--set", "draft.policy.name=none")
+
+    assert code == 0
+    assert (report["run"]["same"], report["run"]["drafted_per_second"]) == (None, None)
+    assert report["run"]["difference"] < 1e-4
+
+
+def test_a_run_finds_a_target_that_does_not_forget(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crop = BufferedLayer.crop
+
+    def spoiling(layer: BufferedLayer, tokens: int) -> None:
+        crop(layer, tokens)
+        if tokens:
+            layer.values[:, :, : layer.get_seq_length()] *= 0.9
+
+    monkeypatch.setattr(BufferedLayer, "crop", spoiling)
+    with pytest.raises(ModelError, match="does not forget"):
+        examine(pair, "--run")

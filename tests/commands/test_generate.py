@@ -146,7 +146,11 @@ def test_seeds(specctl):
 def test_an_output_file(specctl, document, tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("what was there before\n")
-    ran = specctl(PROMPT, "-n", "24", "-o", path, "--live")
+    ran = specctl(PROMPT, "-o", path)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "out.txt exists already" in ran.stderr
+    assert path.read_text() == "what was there before\n"
+    ran = specctl(PROMPT, "-n", "24", "-o", path, "--live", "--force")
     assert (ran.code, ran.stdout, ran.stderr) == (0, "", "")
     assert path.read_text() == document["completion"] + "\n"
 
@@ -237,7 +241,7 @@ def test_usage_errors(specctl, tmp_path, monkeypatch, arguments, words):
 def test_a_missing_model_deletes_no_results(specctl, tmp_path):
     kept = tmp_path / "out.txt"
     kept.write_text("from yesterday\n")
-    ran = specctl(PROMPT, "--set", f"target.model={tmp_path}/none", "-o", kept)
+    ran = specctl(PROMPT, "--set", f"target.model={tmp_path}/none", "-o", kept, "--force")
     assert (ran.code, ran.stdout) == (3, "")
     assert f"{tmp_path}/none" in ran.stderr
     assert kept.read_text() == "from yesterday\n"

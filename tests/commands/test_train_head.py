@@ -181,7 +181,7 @@ def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple
 
 @pytest.mark.usefixtures("whole")
 def test_earlier_results_are_not_overwritten(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"already holds config\.json"):
+    with pytest.raises(UsageError, match=r"already holds README\.md"):
         run(*options(folder, "whole", "-i", str(folder / "prompts.jsonl")))
 
 
@@ -205,7 +205,7 @@ def test_a_head_of_another_draft_is_an_error_unless_forced(folder: Path, whole: 
     arguments = ["generate", "-p", str(folder / "pair.toml"), *other, "the moon", "-n", "4"]
     with pytest.raises(ModelError, match="trained on other weights"):
         run(*arguments)
-    assert "warning: The acceptance head" in run(*arguments, "--force").stderr
+    assert "warning: The acceptance head" in run(*arguments, "--foreign-head").stderr
 
 
 @pytest.mark.usefixtures("whole")

@@ -1,3 +1,5 @@
+from itertools import count
+
 import pytest
 import torch
 from checkpoints import tiny_tokenizer
@@ -114,6 +116,18 @@ def test_the_parts_of_the_time_are_not_more_than_the_whole():
     assert 0 < done.prefill_seconds <= done.first_token_seconds <= done.total_seconds
     parts = sum(round_.draft_seconds + round_.verify_seconds for round_ in done.rounds)
     assert done.prefill_seconds + parts <= done.total_seconds
+
+
+def test_tokens_arrive_at_the_end_of_each_round(monkeypatch):
+    """By a clock that each look moves on by a second, and that whoever watches a round stops for an hour."""
+    clock = count()
+    monkeypatch.setattr("specctl.decoding.session.perf_counter", lambda: float(next(clock)))
+    watched = recite("upon a time", on_round=lambda _: [next(clock) for _ in range(3600)])
+    # Each round is looked at when it ends, and when the watcher begins and ends, which is not counted.
+    assert watched.arrivals == tuple(2.0 + 2 * index for index in range(len(watched.rounds)))
+    assert watched.first_token_seconds == watched.arrivals[0]
+    assert watched.total_seconds == watched.arrivals[-1] + 2.0
+    assert watched.summary.arrivals_ms == tuple(1e3 * seconds for seconds in watched.arrivals)
 
 
 def session(text="upon a time", context=99, sharpness=50.0):

@@ -234,7 +234,7 @@ class TestExtends:
 
     def test_a_profile_may_extend_the_one_it_shadows(self, write, environ):
         write("embedded", 'extends = "embedded"\n[sampling]\nmax_new_tokens = 7\n')
-        resolved = resolve(environ=environ)
+        resolved = resolve("embedded", environ=environ)
         assert resolved.profile.sampling.max_new_tokens == 7
         assert resolved.profile.target.model == "embedded:target"
 

@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from specctl.errors import ProfileError
+from specctl.errors import UsageError
 from specctl.profile import resolve, write_profile
 from specctl.profile.writing import annotated
 
@@ -16,7 +16,7 @@ def test_written_profiles_resolve(tmp_path):
 def test_nothing_is_overwritten_unasked(tmp_path):
     path = tmp_path / "mine.toml"
     write_profile(path, {"description": "first"})
-    with pytest.raises(ProfileError, match="exists already"):
+    with pytest.raises(UsageError, match="exists already"):
         write_profile(path, {"description": "second"})
     assert tomllib.loads(path.read_text()) == {"description": "first"}
     write_profile(path, {"description": "second"}, overwrite=True)

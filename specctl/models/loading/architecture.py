@@ -1,23 +1,26 @@
-"""Whether specctl can run a model of some architecture, told from its configuration."""
+"""Whether specctl can run a model, told from its configuration files."""
 
 from typing import Any
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import Checkpoint
+from specctl.models.loading.checkpoint import GENERATION, Checkpoint
 from specctl.models.loading.failures import explain
+from specctl.models.loading.hushing import hushed
+from specctl.models.loading.memory import load_config
 from specctl.models.running.cache import cannot_go_back
+from specctl.models.running.token_rules import unsupported_in
 
 
-def require_runnable(checkpoint: Checkpoint, config: Any, trust_remote_code: bool) -> None:
+def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
     """Raise a ModelError if a model is no causal language model, or cannot take back the tokens that are rejected.
 
     Args:
-        checkpoint: names the model.
-        config: its transformers configuration.
+        checkpoint: the model's files; its weights are not needed.
         trust_remote_code: whether code from its repository may run.
     """
+    config = load_config(checkpoint, trust_remote_code)
     known: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if known is None and not (remote and trust_remote_code):
@@ -27,4 +30,33 @@ def require_runnable(checkpoint: Checkpoint, config: Any, trust_remote_code: boo
         raise ModelError(
             f"{checkpoint} cannot take back rejected tokens: {why}.",
             f"Models of the family {config.model_type} cannot be used here, neither as target nor as draft.",
+        )
+
+
+def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
+    """What a checkpoint's generation_config.json says; None if it has none.
+
+    Raises:
+        ModelError: it is damaged. transformers would go on without it, and so without its end of sequence.
+    """
+    settings = checkpoint.generation_settings()
+    if settings is None:
+        return None
+    try:
+        with hushed():
+            return GenerationConfig.from_dict(settings)
+    except Exception as error:
+        raise ModelError(
+            f"{checkpoint} has a damaged {GENERATION}: {' '.join(str(error).split()).rstrip('.')}.",
+            f"Copy or download {checkpoint.folder / GENERATION} again.",
+        ) from error
+
+
+def require_supported_rules(checkpoint: Checkpoint) -> None:
+    """Raise a ModelError if a target's generation_config.json changes its text in a way that cannot be verified."""
+    config = generation_config(checkpoint)
+    for setting, why in unsupported_in(config).items() if config is not None else ():
+        raise ModelError(
+            f"{checkpoint}: its generation_config.json sets {setting}, which cannot be followed: {why}.",
+            "To leave out the rules in that file, set generation_config = false at the top of the profile.",
         )

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from specctl.errors import ModelError
 from specctl.models.loading.failures import explained, pickle_only, similar_models
+from specctl.nesting import too_deep
 from specctl.profile.schema import ModelTable
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -56,7 +57,10 @@ class Checkpoint:
     def weight_files(self) -> list[Path]:
         """The model's safetensors files, whether they exist or not; without an index, a single file."""
         if not (self.folder / SINGLE).exists() and (self.folder / INDEX).exists():
-            return [self.folder / name for name in sorted(set(self._json(INDEX)["weight_map"].values()))]
+            names = self._json(INDEX).get("weight_map")
+            if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+                raise self._bad_json(INDEX, "it has no weight_map of file names")
+            return [self.folder / name for name in sorted(set(names.values()))]
         return [self.folder / SINGLE]
 
     def has_weights(self) -> bool:
@@ -138,9 +142,18 @@ class Checkpoint:
     def _json(self, name: str) -> dict[str, Any]:
         try:
             contents = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ModelError(f"{self} has a damaged {name}: {error}.", "Copy or download that file again.") from error
-        return cast(dict[str, Any], contents)
+        except RecursionError as error:
+            raise self._bad_json(name, "it is nested too deeply") from error
+        except (OSError, ValueError) as error:
+            raise self._bad_json(name, str(error)) from error
+        if not isinstance(contents, dict):
+            raise self._bad_json(name, "it is not an object")
+        if too_deep(contents):
+            raise self._bad_json(name, "it is nested too deeply")
+        return contents
+
+    def _bad_json(self, name: str, reason: str) -> ModelError:
+        return ModelError(f"{self} has a damaged {name}: {reason}.", f"Copy or download {self.folder / name} again.")
 
 
 def locate(table: ModelTable, role: str) -> Checkpoint:

@@ -7,14 +7,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
+from specctl.models.loading.architecture import generation_config, require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, gib, load_config
 from specctl.models.loading.model import load_tokenizer, model_tables
 from specctl.models.loading.placement import Placement, after, dtype_on, kind_of_device
-from specctl.models.loading.preparation import generation_config, placed, weighed
+from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.running.token_rules import rules_in
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class ModelFacts:
     weights_by_dtype: dict[str, int] = field(default_factory=dict)
     cache_per_1k_tokens: int | None = None
     eos_ids: list[int] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
     licence: str | None = None
     gated: str | None = None
     dtype: str | None = None
@@ -82,7 +85,8 @@ def diagnose(profile: Profile) -> Diagnosis:
         report.models.insert(0, facts)
         try:
             checkpoint = locate(table, key)
-            placement = _examine(checkpoint, table, facts, free, report)
+            rules = key == "target" and profile.generation_config
+            placement = _examine(checkpoint, table, facts, free, report, rules)
             free = after(free, placement)
         except ModelError as error:
             report.problems.append(Problem(key, error.message, error.hint))
@@ -118,7 +122,12 @@ def versions() -> dict[str, str]:
 
 
 def _examine(
-    checkpoint: Checkpoint, table: ModelTable, facts: ModelFacts, free: list[DeviceMemory], report: Diagnosis
+    checkpoint: Checkpoint,
+    table: ModelTable,
+    facts: ModelFacts,
+    free: list[DeviceMemory],
+    report: Diagnosis,
+    rules: bool,
 ) -> Placement:
     facts.folder = str(checkpoint.folder)
     facts.found = _found(checkpoint)
@@ -129,7 +138,11 @@ def _examine(
     facts.context = getattr(text, "max_position_embeddings", None)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
-    need = weighed(checkpoint, table, config, free)
+    need = weighed(checkpoint, table, free)
+    if rules:
+        require_supported_rules(checkpoint)
+        found = generation_config(checkpoint)
+        facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
     facts.parameters = need.parameters
     facts.weights_by_dtype = _sizes(table, need, free)
     if need.unread:

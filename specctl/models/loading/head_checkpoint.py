@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
 from specctl.models.loading.failures import explained
+from specctl.nesting import too_deep
+from specctl.outputs import naming, write_whole
 from specctl.profile.embedded import head_path
 
 if TYPE_CHECKING:
@@ -112,18 +114,26 @@ def locate_head(name: str) -> HeadCheckpoint:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if too_deep(config):
+            raise RecursionError
     except FileNotFoundError as error:
         raise ModelError(f"The acceptance head {name!r}: there is no {CONFIG} in {folder}.", _REMAKE) from error
+    except RecursionError as error:
+        raise _damaged(name, path, "it is nested too deeply") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: {error}.", "Copy it again.") from error
+        raise _damaged(name, path, str(error)) from error
     if not isinstance(config, dict):
-        raise ModelError(f"The acceptance head {name!r} has a damaged {CONFIG}: it is not an object.", "Copy it again.")
+        raise _damaged(name, path, "it is not an object")
     if (version := config.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         raise ModelError(
             f"The acceptance head {name!r} is of format {version}; this specctl reads format {FORMAT_VERSION}.",
             "Update specctl, or train the head again.",
         )
     return HeadCheckpoint(name, folder, config)
+
+
+def _damaged(name: str, path: Path, reason: str) -> ModelError:
+    return ModelError(f"The acceptance head {name!r} has a damaged {path.name}: {reason}.", f"Copy {path} again.")
 
 
 def on_hub(name: str) -> bool:
@@ -178,7 +188,8 @@ def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card
     """Write head.safetensors, the card, and last config.json, each file completely or not at all."""
     from safetensors.torch import save
 
-    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     described = {
         "format_version": FORMAT_VERSION,
         "hidden_size": head.hidden_size,
@@ -186,15 +197,7 @@ def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card
         "reads_signals": head.reads_signals,
         **config,
     }
-    part = folder / f"{WEIGHTS}.part"
-    part.write_bytes(save({name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}))
-    part.replace(folder / WEIGHTS)
+    weights = {name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}
+    write_whole(folder / WEIGHTS, save(weights))
     write_whole(folder / CARD, card)
     write_whole(folder / CONFIG, json.dumps(described, indent=1) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all, by renaming a temporary file."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -7,7 +7,7 @@ from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
 from specctl.models.loading.hushing import hushed
-from specctl.models.loading.memory import device_memory, load_config
+from specctl.models.loading.memory import device_memory
 from specctl.models.loading.placement import Placement
 from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
@@ -72,11 +72,12 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
     """
     checkpoint = locate(table, role)
     devices = device_memory()
-    need = weighed(checkpoint, table, load_config(checkpoint, table.trust_remote_code), devices)
+    need = weighed(checkpoint, table, devices)
     placement = placed(checkpoint, table, need, devices)
     checkpoint.fetch_weights()
     with explained(role, table.model), hushed(verbose):
         model = _read(checkpoint, placement, need.quantization, table.trust_remote_code)
+    _require_numbers(checkpoint, model)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     config = model.config.get_text_config(decoder=True)
@@ -167,3 +168,19 @@ def _require_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
         f"{checkpoint}: the checkpoint does not match its config.json; it {what}.",
         "Copy or download it again, and check that it is a language model with its output head.",
     )
+
+
+def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
+    """Raise a ModelError if weights are NaN."""
+    import torch
+
+    for name, weight in model.named_parameters():
+        # A quantised weight is a tensor of a type of its own, made of codes and of scales that are NaN where it is.
+        inner = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else []
+        parts = [part for name in inner if (part := getattr(weight, name)).dtype.itemsize > 1] if inner else [weight]
+        # A sum is NaN if one of its terms is, and is found in a single pass without memory of its own.
+        if any(part.is_floating_point() and not part.is_meta and bool(torch.isnan(part.sum())) for part in parts):
+            raise ModelError(
+                f"{checkpoint} has weights that are not numbers (NaN), first in {name}.",
+                "Copy or download it again, or choose another checkpoint.",
+            )

@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specctl.errors import ModelError, RecordError
+from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
+from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.loading.preparation import inspected
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.engines import EngineSettings, build_runner, fixed_width, preparing_seconds
+from specctl.models.running.engines import EngineSettings, build_runner, checked, fixed_width, preparing_seconds
 from specctl.models.running.runner import Runner
+from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 
@@ -104,6 +108,11 @@ def load_pair(
         tables = [*(("draft", table) for table in reversed(drafts)), *tables]
     elif with_drafts:
         tables = model_tables(profile)
+    devices = device_memory()
+    for role, table in tables:  # all of them before the first is loaded, which may take minutes
+        inspected(checkpoint := locate(table, role), table, devices)
+        if role == "target" and profile.generation_config:
+            require_supported_rules(checkpoint)
     loaded: list[LoadedModel] = []
     for role, table in tables:
         progress(table.model)
@@ -115,9 +124,16 @@ def load_pair(
         check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
     models = loaded[::-1]
     settings = engines or EngineSettings.of(profile)
-    runners = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
+    runners: list[Runner] = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
+    if settings.check:
+        runners[0] = checked(runners[0], target.model, vocabulary, target.name)
+    eos = eos_ids(target.model, tokenizer)
+    if profile.generation_config and target.model.generation_config is not None:
+        rules = [TokenRules(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
+        if rules[0].active:
+            runners = [RuledRunner(runner, own) for runner, own in zip(runners, rules, strict=True)]
     named: list[dict[str, AcceptanceHead]] = []
     for index, ((_, table), draft, runner) in enumerate(zip(tables[-2::-1], models[1:], runners[1:], strict=True)):
         own = [table.head] if with_heads and isinstance(table, DraftTable) and table.head is not None else []
@@ -130,7 +146,7 @@ def load_pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
         tokenizer=tokenizer,
-        eos=eos_ids(target.model, tokenizer),
+        eos=eos,
         context=min(runner.context for runner in runners),
         models=tuple(model.model for model in models),
         named_heads=tuple(named),
@@ -144,7 +160,7 @@ def _load_head(
     head = checkpoint.load(draft.config.hidden_size)
     if reason := mismatch(checkpoint, locate(table, "draft")):
         if on_foreign is None:
-            hint = "Train a head on this draft with `specctl train-head`, or use this one with --force."
+            hint = "Train a head on this draft with `specctl train-head`, or use this one with --foreign-head."
             raise ModelError(f"{reason}.", hint)
         on_foreign(f"{reason}; its predictions may be far off")
     return head

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
+from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.masks import attends_to_everything
 from specctl.models.running.runner import EagerRunner, PreparedRunner, Runner
+from specctl.models.running.token_rules import RuledRunner
 from specctl.profile.schema import Profile
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class EngineSettings:
     """The engine that a profile and a command ask for.
 
     Attributes:
-        engine, compile, deterministic: as in the profile.
+        engine, compile, deterministic, check: as in the profile.
         expected_tokens: how many will be generated in all, as far as is known.
         notice: called with one line when a setting cannot be honoured.
         progress: called with what is being prepared.
@@ -35,6 +37,7 @@ class EngineSettings:
     engine: Literal["auto", "eager", "static", "graph"] = "auto"
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
+    check: bool = False
     expected_tokens: int = 0
     notice: Say = lambda _: None
     progress: Say = lambda _: None
@@ -43,7 +46,8 @@ class EngineSettings:
     def of(
         cls, profile: Profile, expected_tokens: int = 0, notice: Say = lambda _: None, progress: Say = lambda _: None
     ) -> "EngineSettings":
-        return cls(profile.engine, profile.compile, profile.deterministic, expected_tokens, notice, progress)
+        kinds = profile.engine, profile.compile, profile.deterministic, profile.check
+        return cls(*kinds, expected_tokens, notice, progress)
 
     @property
     def compiles(self) -> bool:
@@ -104,10 +108,17 @@ def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
     return FixedWidthRunner(runner)
 
 
+def checked(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str) -> CheckedRunner:
+    """A target that is compared once with a fresh read, by eager passes, after its first rejected token."""
+    return CheckedRunner(runner, lambda: EagerRunner(model, vocabulary), name)
+
+
 def engine_name(runner: Runner) -> str:
     """A runner's engine, for reports."""
     if isinstance(runner, FixedWidthRunner):
         return f"{engine_name(runner.runner)}, blocks of {runner.width}"
+    if isinstance(runner, CheckedRunner | RuledRunner):
+        return engine_name(runner.runner)
     if isinstance(runner, EagerRunner):
         return "eager"
     return runner.engine if isinstance(runner, PreparedRunner) else type(runner).__name__
@@ -115,7 +126,7 @@ def engine_name(runner: Runner) -> str:
 
 def preparing_seconds(runner: Runner) -> float | None:
     """Wall time that a runner has spent compiling or capturing; None if it does neither."""
-    if isinstance(runner, FixedWidthRunner):
+    if isinstance(runner, FixedWidthRunner | CheckedRunner | RuledRunner):
         return preparing_seconds(runner.runner)
     return runner.preparing_seconds if isinstance(runner, PreparedRunner) and runner.prepares else None
 

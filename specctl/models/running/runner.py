@@ -12,7 +12,7 @@ from specctl.models.running.masks import MaskMaker, attends_to_everything
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
 
-REREAD = 8
+REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
 through a pass of their own, after which the state is saved."""
 

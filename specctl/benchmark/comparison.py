@@ -1,0 +1,248 @@
+"""Two results files compared: what became faster from A to B, and whether they were measured alike."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specctl.benchmark.conditions import Difference, header_differences, setting_differences
+from specctl.errors import UsageError
+from specctl.observing.candidate import Candidate
+from specctl.observing.results import BASELINE, Header, Run, RunSet, read_results
+from specctl.observing.speedup import Speedup, paired, speed_figures, speed_ratio, speedup
+from specctl.records import CompletionSummary
+from specctl.statistics.intervals import Floats, Interval, bootstrap
+
+
+class Texts(NamedTuple):
+    """How many runs were compared token by token, and how many of them differ."""
+
+    compared: int
+    differing: int
+
+
+class Sides(NamedTuple):
+    """The same figure of both files."""
+
+    a: float
+    b: float
+
+
+def is_clear(ratio: Interval) -> bool:
+    """Whether a ratio has an interval, and 1 is outside."""
+    return ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One candidate of both files on the prompts that both finished.
+
+    Attributes:
+        a, b: its labels; they differ where B has no candidate with A's label, but one of the same policies.
+        tokens_per_second: of both, each all tokens over all seconds.
+        ratio: B's speed over A's.
+        against_none: the same over what `none`'s is: B's speedup over A's. None where a file lacks `none`.
+        ttft, tpot: B's mean latency over A's; below 1, B is quicker. None where it is not known.
+        texts: of the runs that both have.
+    """
+
+    a: str
+    b: str
+    tokens_per_second: Sides
+    ratio: Speedup
+    against_none: Interval | None
+    ttft: Interval | None
+    tpot: Interval | None
+    texts: Texts
+
+    @property
+    def name(self) -> str:
+        return self.a if self.a == self.b else f"{self.a} (A), {self.b} (B)"
+
+    @property
+    def verdict(self) -> str:
+        """One line: how fast B is, and whether it writes the same."""
+        value, low, high = self.ratio.of_totals
+        interval = "one prompt, no interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+        unclear = low is not None and not is_clear(self.ratio.of_totals)
+        speed = f"B is {value:.2f}x ({interval}) as fast{', no clear difference' * unclear}"
+        compared, differing = self.texts
+        same = f"texts differ in {differing} of {compared} runs" if differing else "texts identical"
+        return f"{self.name}: {speed}; {same if compared else 'texts not compared'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Where one of the files is, when its run began, and how many runs it has."""
+
+    file: str
+    started: str
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two results files compared.
+
+    Attributes:
+        a, b: the files.
+        candidates: those of both, in A's order.
+        candidates_left_out: by label, why.
+        prompts_left_out: by id, why.
+        differences: facts that differ.
+    """
+
+    a: Side
+    b: Side
+    candidates: list[Compared]
+    candidates_left_out: dict[str, str]
+    prompts_left_out: dict[str, str]
+    differences: list[Difference]
+
+    @property
+    def none_differs(self) -> Interval | None:
+        """`none`'s ratio where 1 is outside its interval: then every ratio has something of it."""
+        found = next((one.ratio.of_totals for one in self.candidates if one.a == one.b == BASELINE), None)
+        return found if found is not None and is_clear(found) else None
+
+    @property
+    def alike(self) -> bool:
+        """Whether nothing but versions of packages differs."""
+        return all(difference.fact.startswith("versions.") for difference in self.differences)
+
+
+def compare_files(a: Path, b: Path) -> Comparison:
+    """Compare two results files; neither is changed.
+
+    Raises:
+        UsageError: a file cannot be read, or they have no candidate or no prompt in common.
+    """
+    return compare_results(read_results(a), read_results(b), str(a), str(b))
+
+
+def compare_results(a: RunSet, b: RunSet, file_a: str = "A", file_b: str = "B") -> Comparison:
+    """The same for files that were read.
+
+    Raises:
+        UsageError: they have no candidate or no prompt in common.
+    """
+    pairs = pair_up(_candidates(a), _candidates(b))
+    if not pairs:
+        raise UsageError(
+            f"{file_a} and {file_b} have no candidate in common", "compare files that measured the same policies"
+        )
+    left_out = _prompts_left_out(a, b)
+    drift = paired(_runs(b, BASELINE, left_out), _runs(a, BASELINE, left_out), speed_figures)
+    found: list[Compared] = []
+    alone = {one.label: "only in A" for one in _candidates(a) if one not in [mine for mine, _ in pairs]}
+    alone |= {one.label: "only in B" for one in _candidates(b) if one not in [theirs for _, theirs in pairs]}
+    for mine, theirs in pairs:
+        labels = mine.label, theirs.label
+        compared = _compare(labels, _runs(a, mine.label, left_out), _runs(b, theirs.label, left_out), drift)
+        if compared is None:
+            alone[mine.label] = "no prompt in common"
+        else:
+            found.append(compared)
+    if not found:
+        raise UsageError(
+            f"{file_a} and {file_b} have no prompt in common that a candidate finished in both with one limit",
+            "compare files that ran the same prompts to the same --lengths",
+        )
+    return Comparison(
+        a=Side(file_a, a.header.created, len(a.runs)),
+        b=Side(file_b, b.header.created, len(b.runs)),
+        candidates=found,
+        candidates_left_out=alone,
+        prompts_left_out=left_out,
+        differences=[*header_differences(a.header, b.header), *setting_differences(pairs)],
+    )
+
+
+def pair_up(a: Sequence[Candidate], b: Sequence[Candidate]) -> list[tuple[Candidate, Candidate]]:
+    """Candidates with the same label; of those left, each with the nearest label of the same policies or peer."""
+    others = {candidate.label: candidate for candidate in b}
+    found = {candidate.label: others.pop(candidate.label) for candidate in a if candidate.label in others}
+    for candidate in a:
+        if candidate.label not in found:
+            near = [label for label, other in others.items() if other.family == candidate.family]
+            for label in get_close_matches(candidate.label, near, 1, cutoff=0.0):
+                found[candidate.label] = others.pop(label)
+    return [(candidate, found[candidate.label]) for candidate in a if candidate.label in found]
+
+
+def _candidates(results: RunSet) -> list[Candidate]:
+    ran = {run.candidate for run in results.runs}
+    return [candidate for candidate in results.header.candidates if candidate.label in ran]
+
+
+def _runs(results: RunSet, candidate: str, left_out: Mapping[str, str]) -> list[Run]:
+    return [run for run in results.of(candidate) if run.prompt not in left_out]
+
+
+def _prompts_left_out(a: RunSet, b: RunSet) -> dict[str, str]:
+    mine, theirs = (dict.fromkeys(run.prompt for run in results.runs) for results in (a, b))
+    found = {prompt: "only in A" for prompt in mine if prompt not in theirs}
+    found |= {prompt: "only in B" for prompt in theirs if prompt not in mine}
+    same_prompts = a.header.suite.get("sha256") == b.header.suite.get("sha256")
+    if not same_prompts and _target(a.header) == _target(b.header):
+        # Ids may be mere line numbers: the same model reads the same prompt as the same number of tokens.
+        lengths_a, lengths_b = (
+            {run.prompt: run.turns[0].prompt_tokens for run in results.runs if run.turns} for results in (a, b)
+        )
+        found |= {
+            prompt: f"{length} tokens in A, {lengths_b[prompt]} in B"
+            for prompt, length in lengths_a.items()
+            if lengths_b.get(prompt, length) != length
+        }
+    return found
+
+
+def _target(header: Header) -> Any:
+    return header.profile.get("target", {}).get("model")
+
+
+def _compare(labels: tuple[str, str], a: list[Run], b: list[Run], drift: Mapping[str, Floats]) -> Compared | None:
+    ratio = speedup(b, a)
+    if ratio is None:
+        return None
+    speeds = paired(b, a, speed_figures)
+    tokens_b, seconds_b, tokens_a, seconds_a = np.sum(list(speeds.values()), axis=0)
+    drifted = [np.concatenate([row, drift[prompt]]) for prompt, row in speeds.items() if prompt in drift]
+    return Compared(
+        *labels,
+        tokens_per_second=Sides(float(tokens_a / seconds_a), float(tokens_b / seconds_b)),
+        ratio=ratio,
+        against_none=_over_prompts(drifted, lambda sums: speed_ratio(sums[:, :4]) / speed_ratio(sums[:, 4:])),
+        ttft=_ratio_of_means(b, a, lambda turn: turn.first_token_ms),
+        tpot=_ratio_of_means(b, a, lambda turn: turn.tpot_ms),
+        texts=_texts(a, b),
+    )
+
+
+def _ratio_of_means(
+    b: list[Run], a: list[Run], latency: Callable[[CompletionSummary], float | None]
+) -> Interval | None:
+    def of_run(run: Run) -> tuple[float]:
+        known = [value for turn in run.turns if (value := latency(turn)) is not None]
+        return (float(np.mean(known)) if known else 0.0,)
+
+    return _over_prompts(list(paired(b, a, of_run).values()), lambda sums: sums[:, 0] / sums[:, 1])
+
+
+def _over_prompts(rows: Sequence[Floats], ratio: Callable[[Floats], Floats]) -> Interval | None:
+    """The ratio of sums over prompts with its interval, from a row of figures for each prompt; None without prompts."""
+    if not rows:
+        return None
+    figures = np.stack(rows)
+    return bootstrap(lambda weights: ratio(weights @ figures), len(rows))
+
+
+def _texts(a: Iterable[Run], b: Iterable[Run]) -> Texts:
+    mine, theirs = (
+        {(run.prompt, run.length, run.repeat): [turn.tokens for turn in run.turns] for run in runs} for runs in (a, b)
+    )
+    both = mine.keys() & theirs.keys()
+    return Texts(len(both), sum(mine[key] != theirs[key] for key in both))

@@ -1,0 +1,164 @@
+"""The rules of a target's generation_config.json about which tokens may follow a text, such as a repetition penalty.
+
+transformers' own logits processors apply them. Each rule here depends on the text before a token and on nothing else,
+so the target's distribution at a position is the same in target-only decoding and in a verification.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    ForcedBOSTokenLogitsProcessor,
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from specctl.models.running.runner import Forward, Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a rule is made for.
+
+    Attributes:
+        eos: ids that end a sequence, at least one.
+        vocabulary: V, the width of the logits.
+        device: of the logits.
+    """
+
+    eos: list[int]
+    vocabulary: int
+    device: str
+
+
+Maker = Callable[[Any, Context], Any]
+
+
+def _known_words(words: Any, context: Context) -> list[list[int]]:
+    return [list(word) for word in words if all(token < context.vocabulary for token in word)]
+
+
+def _bias(bias: Any, context: Context) -> SequenceBiasLogitsProcessor:
+    pairs = bias.items() if isinstance(bias, dict) else bias
+    known = [[list(word), value] for word, value in pairs if all(token < context.vocabulary for token in word)]
+    return SequenceBiasLogitsProcessor(known)
+
+
+# In the order in which transformers applies them; each with the value that means nothing, besides None.
+_RULES: dict[str, tuple[Any, Maker]] = {
+    "sequence_bias": ({}, _bias),
+    "repetition_penalty": (1.0, lambda value, _: RepetitionPenaltyLogitsProcessor(value)),
+    "no_repeat_ngram_size": (0, lambda value, _: NoRepeatNGramLogitsProcessor(value)),
+    "bad_words_ids": ([], lambda value, c: NoBadWordsLogitsProcessor(_known_words(value, c), c.eos)),
+    "min_length": (0, lambda value, c: MinLengthLogitsProcessor(value, c.eos, device=c.device)),
+    "forced_bos_token_id": (None, lambda value, _: ForcedBOSTokenLogitsProcessor(value)),
+    "remove_invalid_values": (False, lambda _, __: InfNanRemoveLogitsProcessor()),
+    "suppress_tokens": ([], lambda value, c: SuppressTokensLogitsProcessor(value, device=c.device)),
+}
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "num_beams": (1, "beams follow several texts at once"),
+    "penalty_alpha": (0.0, "contrastive search compares several texts"),
+    "dola_layers": (None, "it mixes the logits of several layers"),
+    "guidance_scale": (1.0, "guidance needs a second pass over another prompt"),
+    "watermarking_config": (None, "a watermark's random choices cannot be verified"),
+    "encoder_repetition_penalty": (1.0, "it depends on where the prompt ends"),
+    "encoder_no_repeat_ngram_size": (0, "it depends on where the prompt ends"),
+    "min_new_tokens": (0, "it depends on where the prompt ends"),
+    "forced_eos_token_id": (None, "it depends on the token limit"),
+    "exponential_decay_length_penalty": (None, "it depends on where the prompt ends"),
+    "begin_suppress_tokens": ([], "it depends on where the prompt ends"),
+}
+"""Settings that change the text and are not supported, each with the value that means nothing, and why."""
+
+
+def rules_in(config: GenerationConfig) -> dict[str, Any]:
+    """The rules that are in force, by name."""
+    values = {name: getattr(config, name, None) for name in _RULES}
+    return {name: value for name, value in values.items() if value is not None and value != _RULES[name][0]}
+
+
+def unsupported_in(config: GenerationConfig) -> dict[str, str]:
+    """Settings in force that change the text and cannot be honoured, by name, each with the reason."""
+    values = {name: getattr(config, name, None) for name in _REFUSED}
+    return {
+        f"{name} = {value}": why
+        for name, value in values.items()
+        for nothing, why in [_REFUSED[name]]
+        if value is not None and value != nothing
+    }
+
+
+class TokenRules:
+    """The rules of a generation configuration.
+
+    Args:
+        config: the target's.
+        eos: ids that end a sequence.
+        vocabulary: V, the pair's shared vocabulary.
+        device: of the logits.
+    """
+
+    def __init__(self, config: GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device) -> None:
+        context = Context(sorted(eos), vocabulary, str(device))
+        rules = rules_in(config)
+        if not eos:
+            rules.pop("min_length", None)  # nothing can end before it
+        self._processors = LogitsProcessorList([_RULES[name][1](value, context) for name, value in rules.items()])
+        self.active = bool(rules)
+
+    def apply(self, logits: torch.Tensor, text: Sequence[int]) -> torch.Tensor:
+        """The logits that follow the last R tokens of a text, with the rules applied.
+
+        Args:
+            logits: ``(R, V)``; row i follows ``text[: len(text) - R + 1 + i]``.
+            text: all tokens, the prompt's included.
+
+        Returns:
+            ``(R, V)`` float32.
+        """
+        ids: Any = torch.tensor([list(text)], device=logits.device)  # (1, T)
+        before = len(text) - len(logits)
+        scores = logits.float()
+        rows = [
+            self._processors(ids[:, : before + row], scores[row - 1 : row].clone()) for row in range(1, len(scores) + 1)
+        ]
+        return torch.cat(rows) if rows else scores
+
+
+class RuledRunner:
+    """A `Runner` whose logits follow token rules, for a target and its drafts alike.
+
+    Args:
+        runner: the model.
+        rules: applied to every row of its logits.
+    """
+
+    def __init__(self, runner: Runner, rules: TokenRules) -> None:
+        self.runner = runner
+        self.device = runner.device
+        self.context = runner.context
+        self._rules = rules
+        self._text: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return self.runner.length
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        self._text += tokens
+        found = self.runner.extend(tokens, keep, hidden=hidden)
+        return Forward(self._rules.apply(found.logits, self._text), found.hidden)
+
+    def rollback(self, length: int) -> None:
+        self.runner.rollback(length)
+        del self._text[self.runner.length :]

@@ -1,0 +1,110 @@
+"""What cannot run is refused before its weights are loaded, in the same words by doctor and by loading."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import save_model, tiny_tokenizer
+from recurrent_models import RECURRENT
+from safetensors.torch import load_file, save_file
+from toys import random_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specctl.decoding.loop import decode
+from specctl.decoding.round import NOTHING, judge
+from specctl.decoding.sampling import Sampling
+from specctl.errors import ModelError, RecordError
+from specctl.models.loading.diagnosis import diagnose
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.cache import CANNOT_GO_BACK
+from specctl.models.running.runner import EagerRunner
+from specctl.profile.schema import Profile
+
+_SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}
+REFUSED = {
+    "deepseek_v4": {"num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2},
+    "minimax": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32},
+    "rwkv": {},
+    "xlstm": {"num_heads": 4},
+    "openai-gpt": {},
+}
+
+
+def saved(folder: Path, family: str, **settings: object) -> Path:
+    """A checkpoint with a configuration and a tokenizer, and weights that must not be needed."""
+    AutoConfig.for_model(family, **{**_SMALL, **settings}).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("family", REFUSED)
+def test_models_that_cannot_forget_are_refused_by_name(tmp_path: Path, family: str, role: str) -> None:
+    refused, fine = saved(tmp_path / "state", family, **REFUSED[family]), save_model(tmp_path / "fine")
+    tables = {"target": {"model": str(fine)}, "draft": {"model": str(fine)}} | {role: {"model": str(refused)}}
+    profile = Profile.model_validate(tables)
+
+    with pytest.raises(ModelError, match="cannot take back rejected tokens") as found:
+        load_pair(profile)
+    assert f"The {role} model" in found.value.message
+    assert family in found.value.hint
+    problems = diagnose(profile).problems
+    assert (problems[0].message, problems[0].hint) == (found.value.message, found.value.hint)
+
+
+def test_every_family_on_the_list_is_tried() -> None:
+    assert REFUSED.keys() >= CANNOT_GO_BACK.keys()
+
+
+@pytest.mark.parametrize("family", ["mamba", "qwen3_next"])
+def test_models_with_a_state_load_and_are_diagnosed(tmp_path: Path, family: str) -> None:
+    config = AutoConfig.for_model(family, **{**RECURRENT[family], "vocab_size": 258, "eos_token_id": 0})
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    profile = Profile.model_validate({"target": {"model": str(tmp_path)}})
+
+    report = diagnose(profile)
+    assert report.ready
+    heads = 0 if family == "mamba" else 2 * 2 * 8  # keys and values, two heads, one layer that keeps them
+    assert report.models[0].cache_per_1k_tokens == 4 * heads * 1000
+    with torch.inference_mode():
+        rounds = list(decode(load_pair(profile).target, None, (1, 2, 3), 5, Sampling()))
+    assert len(rounds) == 5
+
+
+def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelError, match=r"not numbers .*layers\.1\.mlp\.up_proj"):
+        load_pair(Profile.model_validate({"target": {"model": str(folder)}}))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.7, top_p=0.9)])
+@pytest.mark.parametrize("whole", [True, False])
+def test_logits_that_are_not_numbers_end_the_record(sampling: Sampling, whole: bool) -> None:
+    logits = torch.randn(1, 64)
+    logits[0, slice(None) if whole else 5] = torch.nan
+    with pytest.raises(RecordError, match="NaN") as found:
+        judge(NOTHING, logits, sampling, None)
+    assert found.value.kind == "not_a_number"
+
+
+def test_a_target_that_overflows_is_no_silent_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = EagerRunner(random_model("llama"), 64)
+    extend = target.extend
+
+    def overflowing(tokens, keep, *, hidden=False):  # type: ignore[no-untyped-def]
+        found = extend(tokens, keep, hidden=hidden)
+        if target.length > 8:
+            found.logits[-1] = torch.nan
+        return found
+
+    monkeypatch.setattr(target, "extend", overflowing)
+    with torch.inference_mode(), pytest.raises(RecordError, match="NaN"):
+        list(decode(target, None, (1, 2, 3), 20, Sampling()))

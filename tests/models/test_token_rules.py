@@ -1,0 +1,152 @@
+"""The rules of a generation_config.json hold in the target and in drafts, and change nothing about exactness."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import save_model
+from toys import noisy_copy, random_model
+from transformers import GenerationConfig
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.loop import decode, prefill
+from specctl.decoding.sampling import Sampling
+from specctl.errors import ModelError
+from specctl.models.loading.diagnosis import diagnose
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.token_rules import RuledRunner, TokenRules, rules_in, unsupported_in
+from specctl.policies.constant import Constant
+from specctl.policies.svip import Svip
+from specctl.profile.schema import Profile
+
+PROMPT, LENGTH = (7, 3, 12, 5, 7), 40
+RULES: dict[str, dict[str, object]] = {
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "no n-gram twice": {"no_repeat_ngram_size": 2},
+    "suppressed": {"suppress_tokens": list(range(10, 40))},
+    "bad words": {"bad_words_ids": [[50], [12, 9], [29]]},
+    "bias": {"sequence_bias": [[[9], 3.0], [[44], -4.0]]},
+    "forced start": {"forced_bos_token_id": 6},
+    "all of them": {
+        "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": [1, 2, 3],
+        "min_length": 9,
+    },
+}
+
+
+def generated(settings: dict[str, object], prompt: tuple[int, ...], eos: int | None = None) -> list[int]:
+    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, eos_token_id=eos, pad_token_id=0, **settings)
+    ids = torch.tensor([prompt])
+    said = random_model("llama").generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return said[0, len(prompt) :].tolist()
+
+
+def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Callable[[Runner], Runner]:
+    def wrap(runner: Runner) -> Runner:
+        return RuledRunner(runner, TokenRules(GenerationConfig(**settings), eos, 64, runner.device))
+
+    return wrap
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
+@pytest.mark.parametrize("name", RULES)
+def test_tokens_are_those_of_generate_under_the_same_rules(name: str, prompt: tuple[int, ...]) -> None:
+    wrap = ruled(RULES[name])
+    near, far = noisy_copy("llama"), noisy_copy("llama", 0.05)
+    middle = PreVerifiedDrafter(
+        ModelDrafter(wrap(EagerRunner(far, 64)), Constant(3)),
+        wrap(EagerRunner(near, 64)),
+        Svip(c=1.0, threshold=1.2),
+    )
+    for drafter in (None, ModelDrafter(wrap(EagerRunner(near, 64)), Constant()), middle):
+        target = wrap(EagerRunner(random_model("llama"), 64))
+        with torch.inference_mode():
+            prefill(target, drafter, prompt)
+            rounds = list(decode(target, drafter, prompt, LENGTH, Sampling()))
+        assert [token for round_ in rounds for token in round_.emitted] == generated(RULES[name], prompt)
+        if drafter is not None:
+            assert sum(round_.accepted for round_ in rounds) > 3, "the draft does not follow the rules"
+
+
+def test_the_rules_make_a_difference() -> None:
+    plain = generated({}, PROMPT)
+    for name, settings in RULES.items():
+        prompt = PROMPT[:1] if name == "forced start" else PROMPT
+        assert generated(settings, prompt) != (plain if prompt == PROMPT else generated({}, prompt)), name
+
+
+def test_an_end_before_the_minimum_length_is_ruled_out() -> None:
+    end = generated({}, PROMPT)[2]
+    settings = {"min_length": len(PROMPT) + 10}
+    target = ruled(settings, frozenset({end}))(EagerRunner(random_model("llama"), 64))
+    with torch.inference_mode():
+        rounds = list(decode(target, None, PROMPT, LENGTH, Sampling(), frozenset({end})))
+    tokens = [token for round_ in rounds for token in round_.emitted]
+    assert tokens == generated(settings, PROMPT, end)
+    assert end not in tokens[:10]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"num_beams": 3},
+        {"penalty_alpha": 0.6},
+        {"guidance_scale": 2.0},
+        {"min_new_tokens": 4},
+        {"forced_eos_token_id": 3},
+        {"begin_suppress_tokens": [1]},
+        {"exponential_decay_length_penalty": [5, 1.2]},
+        {"encoder_repetition_penalty": 1.2},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_cannot_be_verified_is_refused_by_both_doctor_and_generate(
+    tmp_path: Path, setting: dict[str, object]
+) -> None:
+    folder = save_model(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, **setting}))
+    profile = Profile.model_validate({"target": {"model": str(folder)}})
+
+    with pytest.raises(ModelError, match=next(iter(setting))) as found:
+        load_pair(profile)
+    (problem,) = diagnose(profile).problems
+    assert (problem.message, problem.hint) == (found.value.message, found.value.hint)
+
+    free = profile.model_copy(update={"generation_config": False})
+    assert load_pair(free).target.length == 0
+    assert diagnose(free).ready
+
+
+def test_a_profile_decides_whether_the_rules_hold(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.2, "eos_token_id": [0, 5]}))
+    profile = Profile.model_validate({"target": {"model": str(folder)}, "draft": {"model": str(folder)}})
+
+    pair = load_pair(profile)
+    assert all(isinstance(runner, RuledRunner) for runner in (pair.target, *pair.drafts))
+    assert pair.eos == {0, 5}
+    assert diagnose(profile).models[0].rules == ["repetition_penalty = 1.2"]
+
+    free = load_pair(profile.model_copy(update={"generation_config": False}))
+    assert not isinstance(free.target, RuledRunner)
+
+
+def test_ids_beyond_the_shared_vocabulary_are_left_out() -> None:
+    settings = {"bad_words_ids": [[50], [300]], "sequence_bias": [[[9], 3.0], [[90], 1.0]], "suppress_tokens": [4, 99]}
+    target = ruled(settings)(EagerRunner(random_model("llama"), 60))
+    with torch.inference_mode():
+        logits = target.extend(PROMPT, keep=2).logits
+    assert logits.shape == (2, 60)
+    assert logits[:, [4, 50]].eq(-torch.inf).all()
+
+
+def test_settings_without_effect_are_no_rules() -> None:
+    config = GenerationConfig(repetition_penalty=1.0, no_repeat_ngram_size=0, num_beams=1, temperature=0.6, top_p=0.9)
+    assert not rules_in(config)
+    assert not unsupported_in(config)
