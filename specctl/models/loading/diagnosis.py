@@ -95,7 +95,8 @@ def diagnose(profile: Profile) -> Diagnosis:
                 tokenizers[key] = load_tokenizer(table, role=key)
                 facts.eos_ids = sorted({*facts.eos_ids, *_ids(tokenizers[key].eos_token_id)})
             except ModelError as error:
-                report.problems.append(Problem(key, error.message, error.hint))
+                if (problem := Problem(key, error.message, error.hint)) not in report.problems:
+                    report.problems.append(problem)
     _compare(report, tokenizers)
     for key, table in model_tables(profile):
         if isinstance(table, DraftTable) and table.head is not None:

@@ -7,7 +7,7 @@ from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
 from specctl.models.loading.hushing import hushed
-from specctl.models.loading.memory import device_memory
+from specctl.models.loading.memory import device_memory, load_config
 from specctl.models.loading.placement import Placement
 from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
@@ -115,6 +115,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
         except ImportError:
             raise
         except Exception as error:
+            load_config(checkpoint, table.trust_remote_code)  # which the tokenizer reads too: its faults are told first
             raise ModelError(
                 f"{checkpoint}: its tokenizer cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}).",
                 f"Copy or download the tokenizer files in {checkpoint.folder} again.",
