@@ -276,6 +276,7 @@ def test_int4_on_cuda_computes_in_bfloat16_only(folder: Path) -> None:
         ({"device": "cpu"}, 1, "cpu"),
         ({"device": "cuda:1"}, 2, "cuda"),
         ({"device": "mps"}, 0, "mps"),
+        ({"device": "xpu:1"}, 0, "xpu"),
         ({"device": "balanced", "max_memory": {"cpu": "1GiB"}}, 1, "cpu"),
         ({"device": {"model": 0, "lm_head": "cpu"}}, 1, "cuda"),
         ({"device": {"": "cpu"}}, 1, "cpu"),

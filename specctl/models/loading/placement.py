@@ -67,7 +67,7 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
 
 def kind_of_device(table: ModelTable, devices: Sequence[DeviceMemory]) -> str:
     """The kind of the devices that a model will go to, such as ``cuda``; of several kinds, the one that computes."""
-    gpus = [device.name for device in devices if device.name != "cpu"]
+    gpus = [device.name for device in devices if device.name.startswith("cuda")]
     if isinstance(table.device, dict):
         names = [_device_name(str(value)) for value in table.device.values()]
     elif table.device == "auto" or table.device in STRATEGIES:
