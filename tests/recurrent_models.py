@@ -4,9 +4,9 @@ from copy import deepcopy
 from functools import cache
 
 import torch
-from toys import WINDOW, seeded
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+WINDOW = 8
 BOTH = ["linear_attention", "full_attention"]
 _COMMON = {"hidden_size": 32, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 _PLAIN = {**_COMMON, "intermediate_size": 64, "max_position_embeddings": 256}
@@ -113,7 +113,7 @@ def recurrent_model(family: str, seed: int = 0, vocabulary: int = 64) -> PreTrai
 @cache
 def noisy_recurrent(family: str, noise: float = 0.02, vocabulary: int = 64) -> PreTrainedModel:
     """The same model with noise on its weights: agrees with it often, not always."""
-    original, generator = recurrent_model(family, vocabulary=vocabulary), seeded(1)
+    original, generator = recurrent_model(family, vocabulary=vocabulary), torch.Generator().manual_seed(1)
     with torch.inference_mode(False), torch.no_grad():
         model = deepcopy(original)
         for weight in model.parameters():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import llama_config, save_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from safetensors.torch import save_model as save_shared
 from torch import nn
 from toys import random_head
@@ -121,6 +121,12 @@ def broken(folder: Path, how: str) -> None:
             (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-10])
         case "other weights":
             save_file({"lm_head.weight": torch.ones(2, 2)}, folder / WEIGHTS)
+        case "not numbers":
+            weights = load_file(folder / WEIGHTS)
+            next(iter(weights.values())).view(-1)[0] = torch.nan
+            save_file(weights, folder / WEIGHTS)
+        case "integers":
+            save_file({name: weight.long() for name, weight in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
         case "no config":
             (folder / CONFIG).unlink()
         case "torn config":
@@ -137,6 +143,8 @@ def broken(folder: Path, how: str) -> None:
         ("no weights", "there is no head.safetensors"),
         ("cut short", "head.safetensors is damaged"),
         ("other weights", "not those of an acceptance head"),
+        ("not numbers", "are not numbers .NaN"),
+        ("integers", "of dtype torch.int64"),
         ("no config", "no config.json"),
         ("torn config", "damaged config.json"),
         ("later format", "reads format 1"),

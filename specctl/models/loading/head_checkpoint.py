@@ -83,6 +83,10 @@ class HeadCheckpoint:
             raise ModelError(f"{self}: there is no {path.name} in {self.folder}{why}.", _REMAKE) from error
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{self}: {path} is damaged ({error}).", "Copy or train it again.") from error
+        for name, weight in weights.items():
+            if not weight.is_floating_point() or not bool(weight.isfinite().all()):
+                kind = "not numbers (NaN) or infinite" if weight.is_floating_point() else f"of dtype {weight.dtype}"
+                raise ModelError(f"{self}: weights in {path} are {kind}, first {name}.", "Copy or train it again.")
         try:
             depth = self.config.get("num_layers", 0)
             head = head_from_published(weights, int(depth)) if self.published else self._own(weights)
