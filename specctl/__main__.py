@@ -1,5 +1,6 @@
 """Entry point: turns exceptions into messages and exit codes."""
 
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,9 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     replace_closed()
     name_standard_output()
+    # transformers imports torchao and bitsandbytes where they are installed; they warn of what users cannot change.
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     code = _run()
     sys.exit(_flush(silent=code != 0) or code)
 

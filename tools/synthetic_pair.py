@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specctl.models.loading.model import hushed
+from specctl.models.loading.hushing import hushed
 from specctl.profile.writing import write_profile
 from tools.synthetic.shapes import MARK, SHAPES, Dials, Traits
 from tools.synthetic.weights import build_pair, dial, measure
@@ -36,7 +36,7 @@ def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 def write_pair(folder: Path, name: str, target: LlamaForCausalLM, draft: LlamaForCausalLM, traits: Traits) -> None:
     """Write checkpoints, profile and prompts to a folder; configurations and profile are marked as synthetic."""
     words = tokenizer(draft.config.vocab_size)
-    with hushed(verbose=False):
+    with hushed():
         for role, model in (("target", target), ("draft", draft)):
             model.save_pretrained(folder / role)
             words.save_pretrained(folder / role)

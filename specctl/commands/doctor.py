@@ -120,7 +120,7 @@ def _model_rows(facts: "ModelFacts") -> Facts:
         "token rules": ", ".join(facts.rules) or ("none" if facts.key == "target" else "the target's"),
         "licence": facts.licence or "not stated",
         "gated": facts.gated or "-",
-        "dtype here": facts.dtype or "-",
+        "dtype here": ", ".join(filter(None, (facts.quantize, facts.dtype))) or "-",
         "goes to": ", ".join(facts.devices) or "-",
     }
 

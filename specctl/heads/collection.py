@@ -82,6 +82,8 @@ def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
     draft = locate(profile.draft, "draft")
     draft.fetch_weights()
     sampling = profile.sampling.model_dump(mode="json")
+    tables = {"target": profile.target, "draft": profile.draft}
+    quantised = {f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None}
     return {
         "target": profile.target.model,
         "draft": profile.draft.model,
@@ -90,4 +92,5 @@ def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
         "prompts": {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)},
         "prompt": profile.prompt.model_dump(mode="json"),
         "policy": profile.draft.policy.model_dump(mode="json"),
+        **quantised,
     }

@@ -77,7 +77,7 @@ def competing_drafts(profiles: Sequence[Profile], policies: Sequence[PolicyTable
     Raises:
         UsageError: the profiles have different targets, or a policy has no draft to stop.
     """
-    targets = list(dict.fromkeys(profile.target.model for profile in profiles))
+    targets = list(dict.fromkeys(_quantised_name(profile.target) for profile in profiles))
     if len(targets) > 1:
         raise UsageError(
             f"the profiles name different models as target ({', '.join(targets)})", "benchmark one target at a time"
@@ -137,6 +137,10 @@ def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
                 "name one with head in its [draft] table",
             )
     return {key: list(dict.fromkeys(head or heads[0] for head in used.get(key, ()))) for key, heads in known.items()}
+
+
+def _quantised_name(table: ModelTable) -> str:
+    return table.model if table.quantize is None else f"{table.model} in {table.quantize}"
 
 
 def model_keys(table: DraftTable) -> list[ModelKey]:

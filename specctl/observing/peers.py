@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from specctl.errors import UsageError
-from specctl.models.loading.model import hushed
+from specctl.models.loading.hushing import hushed
 from specctl.models.loading.pair import Pair
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
@@ -110,7 +110,7 @@ class Peer:
         before = [counter.count for counter in self._counters]
         streamer = _Arrivals()
         generate: Callable[..., torch.Tensor] = target.generate  # type: ignore[assignment]
-        with hushed(verbose=False):
+        with hushed():
             began = perf_counter()
             ids = torch.tensor([prompt], device=self._pair.target.device)
             output = generate(ids, assistant_model=draft, generation_config=config, streamer=streamer)

@@ -61,6 +61,8 @@ class ModelTable(Table):
     max_memory: dict[str, str] | None = None
     """Memory cap per device for a device_map, e.g. ``{0 = "20GiB", cpu = "60GiB"}``."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    quantize: Literal["int8", "int4", "fp8", "nf4", "fp4"] | None = None
+    """How the weights of linear layers are quantised while they are loaded; None to load them as they are."""
     trust_remote_code: bool = False
 
     @property

@@ -160,3 +160,11 @@ def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
 
     output = pexpect.run(f"{SPECCTL} profiles path nobody", env=ENVIRONMENT | {"NO_COLOR": no_color}, encoding="utf-8")
     assert ("\x1b[" in output) is coloured
+
+
+def test_packages_for_quantised_weights_say_nothing_on_import():
+    """torchao's import logs about kernels for other machines; transformers imports it wherever it is installed."""
+    pytest.importorskip("torchao")
+    done = probe("import transformers.modeling_utils\nimport torchao.quantization")
+    assert done.stderr == ""
+    assert done.returncode == 0

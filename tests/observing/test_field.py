@@ -2,9 +2,9 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.observing.candidate import candidate_record
-from specctl.observing.field import field_of
+from specctl.observing.field import competing_drafts, field_of
 from specctl.policies import Setting, nested
-from specctl.profile.schema import DraftTable
+from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 
 def draft(*models: str, policy: str = "constant") -> DraftTable:
@@ -86,3 +86,14 @@ def test_several_heads_of_a_draft_are_told_apart() -> None:
 def test_a_policy_that_reads_a_head_must_know_which(heads: tuple[str | None, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         field_of(list(map(judged, heads)), [])
+
+
+def test_one_target_quantised_in_two_ways_is_two_targets() -> None:
+    profiles = [Profile(target=ModelTable(model="a", quantize=how), draft=draft("b")) for how in (None, "int4")]
+    with pytest.raises(UsageError, match=r"different models as target \(a, a in int4\)"):
+        competing_drafts(profiles, [])
+
+
+def test_a_draft_quantised_in_two_ways_is_loaded_twice() -> None:
+    field = field_of([draft("a"), draft("a").model_copy(update={"quantize": "int8"})], [])
+    assert [table.quantize for table in field.drafts] == [None, "int8"]

@@ -5,8 +5,9 @@ from typing import Any
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.failures import explain, explained
+from specctl.models.loading.checkpoint import GENERATION, Checkpoint
+from specctl.models.loading.failures import explain
+from specctl.models.loading.hushing import hushed
 from specctl.models.loading.memory import load_config
 from specctl.models.running.cache import cannot_go_back
 from specctl.models.running.token_rules import unsupported_in
@@ -33,12 +34,22 @@ def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
 
 
 def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
-    """What a checkpoint's generation_config.json says; None if it has none."""
-    if not (checkpoint.folder / "generation_config.json").exists():
+    """What a checkpoint's generation_config.json says; None if it has none.
+
+    Raises:
+        ModelError: it is damaged. transformers would go on without it, and so without its end of sequence.
+    """
+    settings = checkpoint.generation_settings()
+    if settings is None:
         return None
-    with explained(checkpoint.role, checkpoint.name):
-        found: GenerationConfig = GenerationConfig.from_pretrained(checkpoint.folder)
-    return found
+    try:
+        with hushed():
+            return GenerationConfig.from_dict(settings)
+    except Exception as error:
+        raise ModelError(
+            f"{checkpoint} has a damaged {GENERATION}: {' '.join(str(error).split()).rstrip('.')}.",
+            f"Copy or download {checkpoint.folder / GENERATION} again.",
+        ) from error
 
 
 def require_supported_rules(checkpoint: Checkpoint) -> None:

@@ -15,6 +15,7 @@ from specctl.nesting import too_deep
 from specctl.profile.schema import ModelTable
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "README.md"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
@@ -48,6 +49,10 @@ class Checkpoint:
     def settings(self) -> dict[str, Any]:
         """The contents of config.json."""
         return self._json("config.json")
+
+    def generation_settings(self) -> dict[str, Any] | None:
+        """The contents of generation_config.json; None if there is no such file."""
+        return self._json(GENERATION) if (self.folder / GENERATION).exists() else None
 
     def weight_files(self) -> list[Path]:
         """The model's safetensors files, whether they exist or not; without an index, a single file."""
@@ -162,10 +167,14 @@ def locate(table: ModelTable, role: str) -> Checkpoint:
         ModelError: there is no such model, or no access to it.
     """
     if table.model.startswith("embedded:"):
+        _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, Path(table.checkpoint), "embedded"))
     folder = Path(table.model).expanduser()
     if folder.is_dir():
+        _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, folder, "folder"))
+    if folder.suffix == ".gguf" and folder.is_file():
+        raise _gguf(f"The {role} model {table.model!r}", role, folder)
     if folder.is_file():
         raise ModelError(
             f"The {role} model {table.model!r} is a file.",
@@ -201,11 +210,32 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
         raise ModelError(
             f"{checkpoint} is an adapter, not a whole model.", "Merge it into its base model and save the result."
         )
+    if found := sorted(checkpoint.folder.glob("*.gguf")):
+        raise _gguf(str(checkpoint), checkpoint.role, found[0])
     if checkpoint.source == "hub":
         hint = "If you are offline, download it on a machine with a network; else choose a transformers checkpoint."
     else:
         hint = "Give the folder that `save_pretrained` wrote."
     raise ModelError(f"{checkpoint}: there is no config.json in {checkpoint.folder}.", hint)
+
+
+def _no_revision(table: ModelTable, role: str) -> None:
+    if table.revision is not None:
+        raise ModelError(
+            f"[{role}] revision = {table.revision!r} has no effect: {table.model!r} is a folder, not a hub id.",
+            "Remove revision, or give the hub id.",
+        )
+
+
+def _gguf(subject: str, role: str, file: Path) -> ModelError:
+    return ModelError(
+        f"{subject} is a GGUF file, which specctl does not read.",
+        "Use the checkpoint that it was made from, with quantize if that is too large. Or convert it with "
+        "`pip install gguf`, then "
+        f'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; n, f, d = '
+        f"{str(file.parent)!r}, {file.name!r}, 'converted'; M.from_pretrained(n, gguf_file=f).save_pretrained(d); "
+        f'T.from_pretrained(n, gguf_file=f).save_pretrained(d)", and set model = "converted" in [{role}].',
+    )
 
 
 @contextmanager

@@ -7,12 +7,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
-from specctl.models.loading.architecture import generation_config, require_runnable, require_supported_rules
+from specctl.models.loading.architecture import generation_config, require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, estimate, gib, load_config
-from specctl.models.loading.model import hushed, load_tokenizer, model_tables
-from specctl.models.loading.placement import Placement, after, place
+from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, gib, load_config
+from specctl.models.loading.model import load_tokenizer, model_tables
+from specctl.models.loading.placement import Placement, after, dtype_on, kind_of_device
+from specctl.models.loading.preparation import placed, weighed
+from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.token_rules import rules_in
 from specctl.profile.schema import DraftTable, ModelTable, Profile
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 CACHE_TOKENS = 4096
 LARGE_DRAFT = 0.5
+MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class ModelFacts:
     licence: str | None = None
     gated: str | None = None
     dtype: str | None = None
+    quantize: str | None = None
     devices: dict[str, int] = field(default_factory=dict)
 
 
@@ -91,7 +95,8 @@ def diagnose(profile: Profile) -> Diagnosis:
                 tokenizers[key] = load_tokenizer(table, role=key)
                 facts.eos_ids = sorted({*facts.eos_ids, *_ids(tokenizers[key].eos_token_id)})
             except ModelError as error:
-                report.problems.append(Problem(key, error.message, error.hint))
+                if (problem := Problem(key, error.message, error.hint)) not in report.problems:
+                    report.problems.append(problem)
     _compare(report, tokenizers)
     for key, table in model_tables(profile):
         if isinstance(table, DraftTable) and table.head is not None:
@@ -134,27 +139,35 @@ def _examine(
     facts.context = getattr(text, "max_position_embeddings", None)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
-    require_runnable(checkpoint, table.trust_remote_code)
+    need = weighed(checkpoint, table, free)
     if rules:
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
         facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
-    need = estimate(checkpoint, table.trust_remote_code)
     facts.parameters = need.parameters
-    facts.weights_by_dtype = (
-        {"as stored": need.stored_bytes}
-        if need.quantised
-        else {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
-    )
+    facts.weights_by_dtype = _sizes(table, need, free)
     if need.unread:
         report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
     elif not checkpoint.has_weights():
         report.advice.append(f"{checkpoint} will be downloaded at first use: {gib(need.stored_bytes)}.")
-    placement = place(table, need, free, checkpoint.role)
+    placement = placed(checkpoint, table, need, free)
     facts.dtype, facts.devices = placement.dtype, placement.shares
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    if need.quantization is not None:
+        facts.quantize = need.quantization.name
+        _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
     _advise_on_cache(checkpoint, need, placement, free, report)
     return placement
+
+
+def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> dict[str, int]:
+    """Bytes of the weights by dtype; of weights that are or will be quantised, in that form only."""
+    if need.quantised:
+        return {"as stored": need.stored_bytes}
+    if need.quantization is not None:
+        dtype = dtype_on(table, need, kind_of_device(table, devices))
+        return {need.quantization.name: need.weight_bytes(dtype)}
+    return {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
 
 
 def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> None:
@@ -191,6 +204,17 @@ def _advise_on_cache(
         )
 
 
+def _advise_on_quantization(
+    checkpoint: Checkpoint, parameters: int, quantization: Quantization, report: Diagnosis
+) -> None:
+    share = quantization.weights / parameters
+    if share < MOSTLY:
+        report.advice.append(
+            f"{checkpoint}: quantize covers {share:.0%} of its weights; embeddings, the output layer and what is not "
+            "in linear layers of a size that fits stay as they are."
+        )
+
+
 def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
     target, *drafts = report.models
@@ -224,10 +248,8 @@ def _found(checkpoint: Checkpoint) -> str:
 
 
 def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
-    with suppress(ModelError), hushed(verbose=False):
-        if (found := generation_config(checkpoint)) is not None:
-            return sorted(_ids(found.eos_token_id))
-    return sorted(_ids(getattr(config, "eos_token_id", None)))
+    settings = generation_config(checkpoint)
+    return sorted(_ids(getattr(config if settings is None else settings, "eos_token_id", None)))
 
 
 def _terms(checkpoint: Checkpoint) -> tuple[str | None, str | None]:

@@ -14,7 +14,7 @@ CONVERT = (
     'T.from_pretrained(n).save_pretrained(d)", then set model = "converted" in [{role}].'
 )
 MEMORY_HINT = (
-    "Free memory on the device, choose a smaller or quantised checkpoint, set dtype to bfloat16, or spread it with "
+    "Free memory on the device, set quantize or a smaller dtype, choose a smaller checkpoint, or spread it with "
     'device = "balanced"; `specctl doctor` shows which model fits on which device.'
 )
 
@@ -174,5 +174,7 @@ def similar_models(name: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    """The first line of a message, and where that only announces the reason, ending in a colon, the next line too."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:count]).rstrip(".")

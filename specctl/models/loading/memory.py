@@ -1,11 +1,15 @@
 """Memory that a model needs, and memory of each device, in bytes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, WeightHeaders
 from specctl.models.loading.failures import explained
+from specctl.models.loading.skeleton import skeleton
+
+if TYPE_CHECKING:
+    from specctl.models.loading.quantization import Quantization
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SAFETENSORS_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -21,6 +25,7 @@ class Estimate:
         stored_dtype: the dtype in the configuration, else of most weights, such as ``bfloat16``.
         quantised: whether the files hold packed weights, whose size does not depend on the dtype.
         cached_values: numbers in the KV cache per token over all layers; sliding windows are ignored.
+        quantization: how the weights are quantised while they are loaded; None if they are loaded as they are.
         unread: why the weight headers could not be read; sizes are then computed from the configuration. None if they
             were read.
     """
@@ -30,11 +35,17 @@ class Estimate:
     stored_dtype: str
     quantised: bool
     cached_values: int
+    quantization: "Quantization | None" = None
     unread: ModelError | None = None
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights in ``dtype``."""
-        return self.stored_bytes if self.quantised else self.parameters * ITEM_BYTES[dtype]
+        """Bytes of the loaded weights; those that are not quantised are in ``dtype``."""
+        if self.quantised:
+            return self.stored_bytes
+        if self.quantization is None:
+            return self.parameters * ITEM_BYTES[dtype]
+        plain = self.parameters - self.quantization.weights
+        return plain * ITEM_BYTES[dtype] + self.quantization.stored_bytes(dtype)
 
     def cache_bytes(self, dtype: str, tokens: int) -> int:
         """Bytes of the KV cache for a number of tokens."""
@@ -68,8 +79,15 @@ def device_memory() -> list[DeviceMemory]:
     return [*devices, DeviceMemory("cpu", f"{psutil.cpu_count()} CPU threads", ram.total, ram.available)]
 
 
-def estimate(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Estimate:
+def estimate(
+    checkpoint: Checkpoint, trust_remote_code: bool = False, quantization: "Quantization | None" = None
+) -> Estimate:
     """Estimate a checkpoint from its weight headers, or from its configuration if a hub model's cannot be read.
+
+    Args:
+        checkpoint: the model's files.
+        trust_remote_code: whether code from its repository may run.
+        quantization: how its weights are quantised while they are loaded.
 
     Raises:
         ModelError: local files are damaged, missing or not safetensors, or the configuration cannot be loaded.
@@ -85,7 +103,7 @@ def estimate(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Estimat
         unread = error
     parameters = sum(headers.counts.values()) if headers else 0
     if quantised or headers is None:
-        parameters = _count_parameters(checkpoint, config, trust_remote_code)
+        parameters = sum(weight.numel() for weight in skeleton(checkpoint, config, trust_remote_code).parameters())
     dtype = _meant_dtype(config, headers)
     return Estimate(
         parameters=parameters,
@@ -93,6 +111,7 @@ def estimate(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Estimat
         stored_dtype=dtype,
         quantised=quantised and headers is not None,
         cached_values=cached_values(config),
+        quantization=quantization,
         unread=unread,
     )
 
@@ -131,20 +150,6 @@ def gib(size: float) -> str:
             return f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
-
-
-def _count_parameters(checkpoint: Checkpoint, config: Any, trust_remote_code: bool) -> int:
-    import copy
-
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    plain = copy.deepcopy(config)
-    if hasattr(plain, "quantization_config"):
-        del plain.quantization_config
-    with explained(checkpoint.role, checkpoint.name), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(plain, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _meant_dtype(config: Any, headers: WeightHeaders | None) -> str:

@@ -1,17 +1,16 @@
 """From a profile's model table to a model and a tokenizer in memory."""
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
-from specctl.models.loading.memory import device_memory, estimate
-from specctl.models.loading.placement import Placement, place
+from specctl.models.loading.hushing import hushed
+from specctl.models.loading.memory import device_memory, load_config
+from specctl.models.loading.placement import Placement
+from specctl.models.loading.preparation import placed, weighed
+from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import ModelTable, Profile
 
@@ -33,7 +32,7 @@ class LoadedModel:
         eos_ids: the end-of-sequence ids of its generation settings; `eos_ids` can add the tokenizer's id.
         vocabulary: width of its logits, including padding.
         device: device of the input ids.
-        dtype: dtype of the weights.
+        dtype: dtype of the weights, of those that are not quantised.
         devices: every device that holds weights.
     """
 
@@ -72,10 +71,12 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
-    placement = place(table, estimate(checkpoint, table.trust_remote_code), device_memory(), role)
+    devices = device_memory()
+    need = weighed(checkpoint, table, devices)
+    placement = placed(checkpoint, table, need, devices)
     checkpoint.fetch_weights()
     with explained(role, table.model), hushed(verbose):
-        model = _read(checkpoint, placement, table.trust_remote_code)
+        model = _read(checkpoint, placement, need.quantization, table.trust_remote_code)
     _require_numbers(checkpoint, model)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
@@ -106,7 +107,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
             f"{checkpoint} comes without a tokenizer.",
             f"Copy tokenizer.json and tokenizer_config.json of its family into {checkpoint.folder}.",
         )
-    with explained(role, table.model), hushed(verbose=False):
+    with explained(role, table.model), hushed():
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 checkpoint.folder, trust_remote_code=table.trust_remote_code
@@ -114,6 +115,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
         except ImportError:
             raise
         except Exception as error:
+            load_config(checkpoint, table.trust_remote_code)  # which the tokenizer reads too: its faults are told first
             raise ModelError(
                 f"{checkpoint}: its tokenizer cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}).",
                 f"Copy or download the tokenizer files in {checkpoint.folder} again.",
@@ -130,38 +132,22 @@ def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None
     return frozenset(ids)
 
 
-@contextmanager
-def hushed(verbose: bool) -> Iterator[None]:
-    """Suppress transformers' progress bars and warnings inside the block, unless ``verbose``."""
-    if verbose:
-        yield
-        return
-    from transformers.utils import logging as transformers_logging
-
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _read(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "PreTrainedModel":
+def _read(
+    checkpoint: Checkpoint, placement: Placement, quantization: Quantization | None, trust_remote_code: bool
+) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
     single = isinstance(placement.device_map, str) and placement.device_map in placement.shares
+    # Not even None may be passed for a checkpoint that is quantised already: it would replace that one's own settings.
+    quantizing = {} if quantization is None else {"quantization_config": quantization.config(placement.dtype)}
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.folder,
         dtype=getattr(torch, placement.dtype),
         device_map={"": placement.device_map} if single else placement.device_map,
         max_memory=placement.max_memory,
         use_safetensors=True,
+        **quantizing,
         trust_remote_code=trust_remote_code,
         ignore_mismatched_sizes=True,  # to get a report that names them, instead of an error without names
         output_loading_info=True,
@@ -190,8 +176,11 @@ def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
     import torch
 
     for name, weight in model.named_parameters():
+        # A quantised weight is a tensor of a type of its own, made of codes and of scales that are NaN where it is.
+        inner = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else []
+        parts = [part for name in inner if (part := getattr(weight, name)).dtype.itemsize > 1] if inner else [weight]
         # A sum is NaN if one of its terms is, and is found in a single pass without memory of its own.
-        if weight.is_floating_point() and not weight.is_meta and bool(torch.isnan(weight.sum())):
+        if any(part.is_floating_point() and not part.is_meta and bool(torch.isnan(part.sum())) for part in parts):
             raise ModelError(
                 f"{checkpoint} has weights that are not numbers (NaN), first in {name}.",
                 "Copy or download it again, or choose another checkpoint.",

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specctl.errors import ModelError, RecordError
-from specctl.models.loading.architecture import require_runnable, require_supported_rules
+from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
+from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.loading.preparation import inspected
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.engines import EngineSettings, build_runner, checked, fixed_width, preparing_seconds
@@ -107,8 +109,9 @@ def load_pair(
         tables = [*(("draft", table) for table in reversed(drafts)), *tables]
     elif with_drafts:
         tables = model_tables(profile)
+    devices = device_memory()
     for role, table in tables:  # all of them before the first is loaded, which may take minutes
-        require_runnable(checkpoint := locate(table, role), table.trust_remote_code)
+        inspected(checkpoint := locate(table, role), table, devices)
         if role == "target" and profile.generation_config:
             require_supported_rules(checkpoint)
     loaded: list[LoadedModel] = []

@@ -50,7 +50,7 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
         return _mapped(table, device, need, free, role)
     if device == "auto":
         alone = gpus[0] if gpus else "cpu"
-        size = need.weight_bytes(_dtype(table, need, alone))
+        size = need.weight_bytes(dtype_on(table, need, alone))
         crowded = role == "target" and len(gpus) > 1 and size > free[alone] * (1 - ROOM_FOR_WORK)
         if not (crowded or table.max_memory):
             return _single(table, alone, need, free, role)
@@ -65,16 +65,28 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     return _single(table, name, need, free, role)
 
 
+def kind_of_device(table: ModelTable, devices: Sequence[DeviceMemory]) -> str:
+    """The kind of the devices that a model will go to, such as ``cuda``; of several kinds, the one that computes."""
+    gpus = [device.name for device in devices if device.name.startswith("cuda")]
+    if isinstance(table.device, dict):
+        names = [_device_name(str(value)) for value in table.device.values()]
+    elif table.device == "auto" or table.device in STRATEGIES:
+        names = [_device_name(key) for key in table.max_memory or ()] or gpus
+    else:
+        names = [table.device]
+    return next((name.partition(":")[0] for name in names if name not in ("cpu", "disk")), "cpu")
+
+
 def after(devices: Sequence[DeviceMemory], placement: Placement) -> list[DeviceMemory]:
     """The devices after a model has been loaded with this placement."""
     return [replace(device, free=device.free - placement.shares.get(device.name, 0)) for device in devices]
 
 
 def _single(table: ModelTable, name: str, need: Estimate, free: Mapping[str, int], role: str) -> Placement:
-    dtype = _dtype(table, need, name)
+    dtype = dtype_on(table, need, name)
     size = need.weight_bytes(dtype)
     if size > free[name]:
-        raise _too_big(table, size, dtype, {name: free[name]}, free, role)
+        raise _too_big(table, need, dtype, {name: free[name]}, free, role)
     return Placement(name, None, dtype, {name: size})
 
 
@@ -88,10 +100,10 @@ def _spread(table: ModelTable, strategy: str, need: Estimate, free: Mapping[str,
             raise _unknown_device(unknown[0], free, role)
     else:
         limits = {name: int(free[name] * (1 - ROOM_FOR_WORK)) for name in gpus}
-    dtype = _dtype(table, need, next(iter(limits)))
+    dtype = dtype_on(table, need, next(iter(limits)))
     size = need.weight_bytes(dtype)
     if size > sum(limits.values()):
-        raise _too_big(table, size, dtype, limits, free, role)
+        raise _too_big(table, need, dtype, limits, free, role)
     keys: dict[int | str, int] = {_accelerate_key(name): limit for name, limit in limits.items()}
     return Placement(strategy, keys, dtype, _shares(size, limits, strategy))
 
@@ -103,10 +115,10 @@ def _mapped(
     if unknown := [name for name in names if name not in free and name != "disk"]:
         raise _unknown_device(unknown[0], free, role)
     room = {name: free[name] for name in names if name in free}
-    dtype = _dtype(table, need, next(iter(room), "cpu"))
+    dtype = dtype_on(table, need, next(iter(room), "cpu"))
     size = need.weight_bytes(dtype)
     if "disk" not in names and size > sum(room.values()):
-        raise _too_big(table, size, dtype, room, free, role)
+        raise _too_big(table, need, dtype, room, free, role)
     return Placement(device_map, None, dtype, _shares(size, room, "balanced"))
 
 
@@ -120,9 +132,12 @@ def _shares(size: int, limits: Mapping[str, int], strategy: str) -> dict[str, in
     return shares
 
 
-def _dtype(table: ModelTable, need: Estimate, device: str) -> str:
+def dtype_on(table: ModelTable, need: Estimate, device: str) -> str:
+    """The dtype of a model's weights on a device, or a kind of device; of those that are not quantised."""
     if table.dtype != "auto":
         return table.dtype
+    if need.quantization is not None and need.quantization.scheme.usual_dtype is not None:
+        return need.quantization.scheme.usual_dtype
     return "float32" if device == "cpu" and not need.quantised else need.stored_dtype
 
 
@@ -151,20 +166,26 @@ def _unknown_device(name: str, free: Mapping[str, int], role: str) -> ModelError
 
 
 def _too_big(
-    table: ModelTable, size: int, dtype: str, room: Mapping[str, int], free: Mapping[str, int], role: str
+    table: ModelTable, need: Estimate, dtype: str, room: Mapping[str, int], free: Mapping[str, int], role: str
 ) -> ModelError:
+    size = need.weight_bytes(dtype)
     where = ", ".join(f"{name} {gib(max(amount, 0))}" for name, amount in room.items())
     ways = []
-    if dtype == "float32" and size // 2 <= sum(room.values()):
-        ways.append(f'set dtype = "bfloat16" in [{role}] ({gib(size // 2)})')
+    smaller = need.weight_bytes("bfloat16")
+    if dtype == "float32" and smaller <= sum(room.values()):
+        ways.append(f'set dtype = "bfloat16" in [{role}] ({gib(smaller)})')
     roomier = [name for name, amount in free.items() if name not in room and amount >= size]
     if roomier:
         ways.append(f'set device = "{roomier[0]}" ({gib(free[roomier[0]])} free)')
     gpus = [name for name in free if name.startswith("cuda")]
     if len(gpus) > len(room) and sum(free[name] for name in gpus) >= size:
         ways.append('set device = "balanced" to spread it over all GPUs')
-    ways.append("choose a smaller or quantised checkpoint")
+    if need.quantised or need.quantization is not None:
+        ways.append("choose a smaller checkpoint")
+    else:
+        ways.append(f'set quantize = "int4" in [{role}]; or choose a smaller or quantised checkpoint')
+    form = dtype if need.quantization is None else f"{need.quantization.name} and {dtype}"
     return ModelError(
-        f"The {role} model {table.model!r} needs {gib(size)} for its weights in {dtype}; free: {where}.",
+        f"The {role} model {table.model!r} needs {gib(size)} for its weights in {form}; free: {where}.",
         f"To fix it: {'; or '.join(ways)}.",
     )

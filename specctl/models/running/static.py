@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
+from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.running.cache import Cursor, FixedLayer
 from specctl.models.running.compilation import Compiler
@@ -37,6 +38,8 @@ def obstacle(model: PreTrainedModel) -> str | None:
     spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
     if spread or len({parameter.device for parameter in model.parameters()}) > 1:
         return "it is spread over several devices"
+    if getattr(model, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES:
+        return "its weights are quantised with bitsandbytes"
     if not attends_to_everything(model):
         return "it has layers with a sliding window or with a state of their own"
     if not takes_masks(model):

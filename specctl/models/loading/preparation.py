@@ -1,0 +1,54 @@
+"""Everything that must be true of a model before its weights are loaded; doctor and loading ask the same."""
+
+from collections.abc import Sequence
+
+from specctl.models.loading.architecture import generation_config, require_runnable
+from specctl.models.loading.checkpoint import Checkpoint
+from specctl.models.loading.memory import DeviceMemory, Estimate, estimate, load_config
+from specctl.models.loading.placement import Placement, kind_of_device, place
+from specctl.models.loading.quantization import Quantization, plan
+from specctl.models.loading.quantized_checkpoint import require_readable
+from specctl.models.loading.skeleton import require_modules, skeleton
+from specctl.profile.schema import ModelTable
+
+
+def inspected(checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory]) -> Quantization | None:
+    """How a model is quantised as it is loaded, or None, after a check of all that its configuration tells.
+
+    Args:
+        checkpoint: the model's files; its weights are not needed.
+        table: its profile table.
+        devices: those of the machine.
+
+    Raises:
+        ModelError: specctl cannot run its architecture, its configuration or generation settings are damaged, it has
+            no such modules as the device table names, or it cannot be quantised as wanted.
+    """
+    require_runnable(checkpoint, table.trust_remote_code)
+    generation_config(checkpoint)
+    model = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
+    if isinstance(table.device, dict):
+        require_modules(model, table.device, checkpoint.role)
+    if table.quantize is None:
+        return None
+    return plan(checkpoint, model, table.quantize, kind_of_device(table, devices), table.dtype)
+
+
+def weighed(checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory]) -> Estimate:
+    """The memory that a model needs in the form in which its table wants it loaded.
+
+    Raises:
+        ModelError: as for `inspected`, or its weights are missing or damaged.
+    """
+    return estimate(checkpoint, table.trust_remote_code, inspected(checkpoint, table, devices))
+
+
+def placed(checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]) -> Placement:
+    """Where the model goes.
+
+    Raises:
+        ModelError: it does not fit, or its quantised weights cannot be read on this machine.
+    """
+    placement = place(table, need, devices, checkpoint.role)
+    require_readable(checkpoint, placement)
+    return placement

@@ -1,0 +1,141 @@
+"""What loading refuses, doctor says in the same words before anything is loaded."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from checkpoints import save_model
+
+from specctl.errors import ModelError
+from specctl.models.loading import model as loading
+from specctl.models.loading.diagnosis import diagnose
+from specctl.models.loading.model import load_model
+from specctl.models.loading.pair import load_pair
+from specctl.profile.schema import ModelTable, Profile
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(loading, "_read", lambda *_: pytest.fail("weights were read"))
+    return save_model(tmp_path / "llama")
+
+
+def refusal(model: Path, **settings: object) -> ModelError:
+    """The one error of doctor, of loading a model, and of loading a pair."""
+    table = ModelTable(model=str(model), **({"device": "cpu"} | settings))
+    problems = {(problem.message, problem.hint) for problem in diagnose(Profile(target=table)).problems}
+    for load in (lambda: load_model(table, role="target"), lambda: load_pair(Profile(target=table))):
+        with pytest.raises(ModelError) as caught:
+            load()
+        assert caught.value.hint
+        assert problems == {(caught.value.message, caught.value.hint)}
+    return caught.value
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+TORCHAO = {"quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}, "_version": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "named", "hint"),
+    [
+        ("gptq", {"bits": 4, "group_size": 128}, "optimum", "pip install gptqmodel optimum"),
+        ("awq", {"bits": 4, "group_size": 128}, "gptqmodel", "pip install gptqmodel"),
+        ("bitsandbytes", {"load_in_4bit": True}, "bitsandbytes", "pip install bitsandbytes"),
+        ("torchao", TORCHAO, "torchao", "pip install torchao"),
+        ("compressed-tensors", {"config_groups": {}}, "compressed-tensors", "pip install compressed-tensors"),
+        ("fbgemm_fp8", {}, "requires a GPU", "Install what it names"),
+        ("zzz", {}, "'zzz', a method that transformers does not know", "correct quant_method"),
+        (None, {"bits": 4}, "'None', a method that transformers does not know", "correct quant_method"),
+        (["odd"], {}, "a method that transformers does not know", "correct quant_method"),
+    ],
+)
+def test_quantised_checkpoints_that_cannot_be_read_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, method: object, settings: dict[str, object], named: str, hint: str
+) -> None:
+    for module in ("torchao", "torchao.core.config"):
+        monkeypatch.setitem(sys.modules, module, None)
+    installed = [name for name in ("optimum", "gptqmodel", "bitsandbytes", "compressed_tensors") if find_spec(name)]
+    if installed:
+        pytest.skip(f"{', '.join(installed)} can be imported here, and the test needs it to be missing")
+    edit(folder / "config.json", quantization_config={"quant_method": method, **settings})
+
+    error = refusal(folder)
+
+    assert named in error.message
+    assert hint in error.hint
+
+
+def test_the_quantisation_of_a_text_decoder_inside_counts() -> None:
+    from specctl.models.loading.quantization import quantised_with
+
+    inner = {"quant_method": "awq"}
+    assert quantised_with({"text_config": {"quantization_config": inner}}) == inner
+    assert quantised_with({"text_config": {}}) is None
+
+
+def test_a_gguf_file_is_refused_with_a_way_to_convert(folder: Path) -> None:
+    file = folder / "model.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+
+    error = refusal(file)
+
+    assert "is a GGUF file" in error.message
+    assert "gguf_file=f).save_pretrained(d)" in error.hint
+    assert repr(file.name) in error.hint
+
+
+def test_a_folder_with_nothing_but_gguf_files(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+
+    assert "is a GGUF file" in refusal(tmp_path).message
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"watermarking_config": 3}'], ids=["not JSON", "no object", "not transformers'"]
+)
+def test_damaged_generation_settings_are_not_silent(folder: Path, text: str) -> None:
+    (folder / "generation_config.json").write_text(text)
+
+    error = refusal(folder)
+
+    assert "has a damaged generation_config.json" in error.message
+    assert str(folder / "generation_config.json") in error.hint
+
+
+def test_a_revision_of_a_folder(folder: Path) -> None:
+    assert "revision = 'main' has no effect" in refusal(folder, revision="main").message
+
+
+def test_a_revision_of_an_embedded_model() -> None:
+    assert "is a folder, not a hub id" in refusal(Path("embedded:draft"), revision="v2").message
+
+
+def test_a_device_for_a_module_that_does_not_exist(folder: Path) -> None:
+    error = refusal(folder, device={"model": "cpu", "lm_heat": "cpu"})
+
+    assert error.message == "[target] device: the model has no module 'lm_heat'."
+    assert "Did you mean 'lm_head'?" in error.hint
+    assert "model, lm_head" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_attention_heads": 7}, "attention heads (7)"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}}, "rope_parameters.rope_type = 'nope'"),
+        ({"hidden_act": "nope"}, "hidden_act = 'nope'"),
+    ],
+)
+def test_configurations_that_make_no_model_keep_their_reason(
+    folder: Path, changes: dict[str, object], reason: str
+) -> None:
+    edit(folder / "config.json", **changes)
+
+    assert reason in refusal(folder).message
