@@ -54,11 +54,32 @@ _REST |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "i
 SIZES: dict[str, Any] = {**_WIDTHS, **_INNER, **_DEPTHS, **_HEADS, **_LENGTHS, **_LATENT, **_EXPERTS, **_INDEXER}
 SIZES |= {**_IDS, **_REST, "tie_word_embeddings": False, "is_decoder": True}
 
+_GEMMA = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+_GEMMA |= {"sliding_window": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "head_dim": 8}
+_PLAIN = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+_PLAIN |= {"vocab_size": 64, "max_position_embeddings": 256, "initializer_range": 0.3, "tie_word_embeddings": False}
+_TWO = {**_PLAIN, "num_hidden_layers": 2}
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{family: {**settings, "vocab_size": 64} for family, settings in FAMILIES.items()},
+    "cwm": {**_TWO, "head_dim": 8, "sliding_window": 8, "bos_token_id": 1, "eos_token_id": 0},
+    "dots1": {**_TWO, **_EXPERTS, "head_dim": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "falcon": {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"initializer_range": 0.3, "max_position_embeddings": 256},
+    "gemma3n_text": {**_PLAIN, **_GEMMA, "laurel_rank": 4, "altup_num_inputs": 2}
+    | {"activation_sparsity_pattern": [0.0] * 4},
+    "gemma4_text": {**_PLAIN, **_GEMMA, "global_head_dim": 8},
+    "gpt_neo": {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8}
+    | {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 256, "initializer_range": 0.3},
+    "modernbert-decoder": {**_TWO, "local_attention": 16, "bos_token_id": 1, "eos_token_id": 0}
+    | {"cls_token_id": 1, "sep_token_id": 2, "pad_token_id": 0},
+}
+"""Configurations of families whose sizes depend on each other."""
+
 
 def tiny_config(family: str, key_value_heads: int) -> Any:
     """A small configuration of a family, with at most two kinds of layers."""
-    if family in FAMILIES:
-        return CONFIG_MAPPING[family](**{**FAMILIES[family], "vocab_size": 64})
+    if family in SETTINGS:
+        return CONFIG_MAPPING[family](**SETTINGS[family])
     text = CONFIG_MAPPING[family]().get_text_config(decoder=True)
     sizes = {**SIZES, "num_key_value_heads": key_value_heads}
     settings = {name: value for name, value in sizes.items() if hasattr(text, name)}

@@ -22,6 +22,8 @@ from specctl.profile.schema import Profile
 
 _SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}
 REFUSED = {
+    "cpmant": {},
+    "moshi": {"num_attention_heads": 4},
     "deepseek_v4": {"num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2},
     "minimax": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32},

@@ -16,8 +16,10 @@ from transformers.cache_utils import (
 
 SPARE = 256
 CANNOT_GO_BACK = {
+    "cpmant": "it numbers positions from the whole text in every pass",
     "deepseek_v4": "its compressed cache entries cannot be taken apart again",
     "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
+    "moshi": "its cache has a window that its attention mask does not know of",
     "recurrent_gemma": "it keeps its recurrent state inside its layers, outside the cache",
     "rwkv": "it keeps its state outside transformers' caches",
     "xlstm": "it keeps its state in a cache of its own",
