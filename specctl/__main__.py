@@ -5,11 +5,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 from specctl.errors import SpecctlError
+from specctl.terminal.output import tell
 
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -55,7 +55,7 @@ def _exit_code(stop: SystemExit) -> int:
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             return INTERRUPTED
     if isinstance(stop.code, str):
-        _print(stop.code)
+        tell(stop.code)
         return 1
     return stop.code or 0
 
@@ -74,15 +74,8 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 def _report(error: Exception, message: str, hint: str) -> None:
     if os.environ.get("SPECCTL_DEBUG", "0") not in {"", "0"}:
-        traceback.print_exception(error)
-    colour = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    label = "\033[1;31merror:\033[0m" if colour else "error:"
-    _print(f"{label} {message}\n{hint}".rstrip("\n"))
-
-
-def _print(text: str) -> None:
-    with suppress(OSError):  # stderr may be closed
-        print(text, file=sys.stderr, flush=True)
+        tell("".join(traceback.format_exception(error)).rstrip("\n"))
+    tell(f"{message}\n{hint}".rstrip("\n"), "error", "1;31")
 
 
 def _flush() -> int:

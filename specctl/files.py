@@ -16,6 +16,7 @@ from typing import IO, Annotated, Any, Generic, TypeVar
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from specctl.errors import UsageError
+from specctl.printable import escaped
 
 T = TypeVar("T")
 
@@ -60,13 +61,13 @@ def _content(line: bytes) -> Content:
 
 
 def write_line(stream: IO[str], value: Mapping[str, Any]) -> None:
-    """Write one object as one line and flush, so that readers see it at once."""
+    """Write one object as one line and flush, so that readers see it at once. A terminal gets more of it escaped."""
     line = json.dumps(value, ensure_ascii=False)
     try:
         line.encode()
     except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
         line = json.dumps(value)
-    stream.write(line + "\n")
+    stream.write((escaped(line) if stream.isatty() else line) + "\n")
     stream.flush()
 
 

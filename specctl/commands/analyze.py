@@ -26,6 +26,7 @@ from specctl.commands.options import (
     warn,
 )
 from specctl.errors import UsageError
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.analysis.readings import Judged, Readings
@@ -172,4 +173,4 @@ def _show(
             "Draft signals and acceptance", shown, draw_analysis(analysis, judged, readings), sources, report
         ):
             if not quiet:
-                print(f"wrote {path}", file=sys.stderr)
+                tell(f"wrote {path}")

@@ -24,6 +24,7 @@ from specctl.commands.options import (
     sampling_flags,
 )
 from specctl.errors import UsageError
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,4 +199,4 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
 
         written += write_answers(results, answers)
     for path in written:
-        print(f"wrote {path}", file=sys.stderr)
+        tell(f"wrote {path}")

@@ -23,6 +23,7 @@ from specctl.commands.options import (
     warn,
 )
 from specctl.errors import ProfileError, UsageError
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.calibration.live_check import Measured
@@ -205,16 +206,16 @@ def _show(
         write_line(sys.stdout, {"provenance": facts, **as_document(found, costs, measured)})
     else:
         print_tables(Console(), shown)
-        print(verdict(found))
+        write_out(verdict(found))
         if output is None:
             drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            print(f"\n{tomli_w.dumps({'draft': draft_table(found.winner.score.setting, drafts)})}", end="")
+            write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
     for warning in found.warnings:
         warn(warning)
     if output is not None:
         write_profile(output, calibrated_profile(resolved, found, costs, facts, output))
         if not quiet:
-            print(f"wrote {output}; use it with: specctl generate -p {output}", file=sys.stderr)
+            tell(f"wrote {output}; use it with: specctl generate -p {output}")
     if report is not None:
         from specctl.calibration.figures import draw_calibration
         from specctl.reporting.document import write_document
@@ -223,4 +224,4 @@ def _show(
             "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report
         )
         for path in paths if not quiet else []:
-            print(f"wrote {path}", file=sys.stderr)
+            tell(f"wrote {path}")

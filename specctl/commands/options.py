@@ -9,7 +9,9 @@ import typer
 
 from specctl.errors import UsageError
 from specctl.policies import POLICIES
+from specctl.printable import one_line
 from specctl.profile.discovery import available
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
@@ -24,7 +26,7 @@ def _description(path: Path) -> str:
         description = tomllib.loads(path.read_text(encoding="utf-8")).get("description", "")
     except (OSError, ValueError):
         return ""  # a shell that completes a name cannot show an error
-    return " ".join(str(description).split())
+    return " ".join(one_line(str(description)).split())
 
 
 def _complete_policy(incomplete: str) -> list[tuple[str, str]]:
@@ -168,4 +170,4 @@ def sampling_flags(**values: Any) -> dict[str, Any]:
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    print(f"warning: {text}", file=sys.stderr)
+    tell(text, "warning")

@@ -14,6 +14,7 @@ from specctl.profile import ResolvedProfile, resolve
 from specctl.profile.discovery import DEFAULT_PROFILE, available, display, find
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
+from specctl.terminal.output import write_json, write_out
 
 app = typer.Typer(no_args_is_help=True, help="List, show and check profiles.")
 
@@ -30,7 +31,7 @@ def list_(as_json: JsonOption = False) -> None:
         _print_table(rows)
     else:
         for row in rows:
-            print("\t".join(" ".join(str(row[column] or "").split()) for column in _COLUMNS))
+            write_out("\t".join(" ".join(str(row[column] or "").split()) for column in _COLUMNS))
 
 
 @app.command()
@@ -40,7 +41,7 @@ def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: Jso
     if as_json:
         _print_json(_document(resolved))
     else:
-        print(annotated(resolved), end="")
+        write_out(annotated(resolved).rstrip("\n"))
 
 
 @app.command()
@@ -53,7 +54,7 @@ def check(names: ProfileArguments = None) -> None:
         except ProfileError as error:
             wrong.append(str(error))
         else:
-            print(f"{name}: ok ({display(resolved.source)})")
+            write_out(f"{name}: ok ({display(resolved.source)})")
     if wrong:
         raise ProfileError("\n".join(wrong))
 
@@ -61,7 +62,7 @@ def check(names: ProfileArguments = None) -> None:
 @app.command()
 def path(name: ProfileArgument = None) -> None:
     """Print the path of a profile's file."""
-    print(find(name or os.environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE).absolute())
+    write_out(str(find(name or os.environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE).absolute()))
 
 
 def _bare_environment() -> dict[str, str]:
@@ -97,16 +98,17 @@ def _document(resolved: ResolvedProfile) -> dict[str, Any]:
 
 
 def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    write_json(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def _print_table(rows: list[dict[str, str | None]]) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from specctl.reporting.console import cell
 
     columns = _COLUMNS[:-1]
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(row[column] or "-") for column in columns))
+        table.add_row(*(cell(row[column] or "-") for column in columns))
     Console().print(table)

@@ -12,6 +12,7 @@ from specctl.jsonl import Record
 from specctl.metrics import Metrics
 from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.live import LiveView, Origin, Piece
+from specctl.terminal.output import write_text
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
@@ -102,7 +103,7 @@ class Watcher:
         if self._sink is not None and not any(stop in self.shown for stop in self._stops):
             held = max((len(stop) - 1 for stop in self._stops), default=0)
             safe = max(self.written, len(self.shown) - held)
-            self._sink.write(self.shown[self.written : safe])
+            write_text(self._sink, self.shown[self.written : safe])
             self._sink.flush()
             self.written = safe
 
@@ -127,5 +128,5 @@ def show_prompt(
                 view.finish(completion)
     finally:
         text = watcher.shown + watcher.rest() if completion is None else completion.text
-        sink.write(text[watcher.written :] + "\n" * bool(text or completion))
+        write_text(sink, text[watcher.written :] + "\n" * bool(text or completion))
         sink.flush()

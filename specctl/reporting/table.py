@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from specctl.printable import one_line
 from specctl.statistics.intervals import Interval
 
 UNKNOWN = "-"
@@ -56,7 +57,7 @@ def as_text(shown: Iterable[Table]) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """The table with its note, without its title. Whatever the cells and the note contain is shown literally."""
+    """The table with its note, without its title. Whatever cells and note contain is shown literally."""
     parts = []
     if table.columns:
         headings, *rows = ([_escaped(cell) for cell in row] for row in table.grid)
@@ -86,7 +87,7 @@ def _aligned(grid: Sequence[Sequence[str]], table: Table, form: str, headings: S
 
 
 def _escaped(text: str) -> str:
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", text)
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", one_line(text))
 
 
 def _one_line(cell: str) -> str:

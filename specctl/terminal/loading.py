@@ -15,13 +15,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
-from specctl.printable import one_line
+from specctl.printable import one_line, printable
 
 
 def note(console: Console, text: str) -> None:
     """Print one line; a narrow terminal wraps it instead of cutting it."""
-    console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+    console.print(Text(f"note: {printable(text)}"), soft_wrap=True)
 
 
 @contextmanager
@@ -86,4 +87,4 @@ class TerminalProgress:
         return loading(self.console, what)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(Text(printable(text)), soft_wrap=True)

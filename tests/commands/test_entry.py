@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from hostile import HOSTILE, commands
 
+from specctl import __main__ as entry
 from specctl import __version__
 from specctl.commands.app import app
 
@@ -160,3 +163,39 @@ def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
 
     output = pexpect.run(f"{SPECCTL} profiles path nobody", env=ENVIRONMENT | {"NO_COLOR": no_color}, encoding="utf-8")
     assert ("\x1b[" in output) is coloured
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["generate", "--bogus{}"],
+        ["generate", "hi", "more{}"],
+        ["bogus{}"],
+        ["generate", "-n", "x{}"],
+        ["generate", "-p", "x{}", "hi"],
+        ["generate", "--policy", "x{}", "hi"],
+        ["bench", "--lengths", "x{}"],
+        ["profiles", "bogus{}"],
+    ],
+    ids=" ".join,
+)
+def test_a_quoted_argument_is_clean(capsys, monkeypatch, line):
+    monkeypatch.setattr(sys, "argv", ["specctl", *(word.format(HOSTILE) for word in line)])
+    monkeypatch.setenv("COLUMNS", "500")
+    assert entry._run() == 2
+    said = capsys.readouterr().err
+    assert commands(said) == set()
+    unwrapped = re.sub(r"[│\s]", "", said)
+    assert "PWNED" in unwrapped
+    assert "[red]x[/]" in unwrapped
+
+
+def test_a_traceback_is_clean(capsys, monkeypatch):
+    monkeypatch.setenv("SPECCTL_DEBUG", "1")
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        entry._report(error, HOSTILE, HOSTILE)
+    said = capsys.readouterr().err
+    assert said.count("PWNED") == 3
+    assert commands(said) == set()
