@@ -74,8 +74,10 @@ def check_live(
     settings = profile.sampling.model_copy(update={"stop": []})
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("live runs", len(prompts) * len(field.candidates)) as advance:
-        for _ in RoundRobin(_with_heads(pair, field), results, prompts, settings, prompt_format, lambda _: None).run():
-            advance()
+        for run in RoundRobin(
+            _with_heads(pair, field), results, prompts, settings, prompt_format, lambda _: None
+        ).run():
+            advance(run.tokens)
     return list(_measured(results, predicted, labels))
 
 

@@ -16,6 +16,7 @@ from specctl.commands.options import (
     LimitOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SamplesOption,
     SetOption,
@@ -57,6 +58,7 @@ def analyze(
     ] = None,
     force: ForceOption = False,
     json_: JsonOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
@@ -99,7 +101,7 @@ def analyze(
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with [draft] in the profile or --set")
     prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
-    readings, facts, failures = _read(resolved, prompts, quiet, force)
+    readings, facts, failures = _read(resolved, prompts, quiet, progress, force)
     for identity, reason in failures.items():
         warn(f"prompt {identity} is left out: {reason}")
     if readings is None:
@@ -117,7 +119,7 @@ def _command() -> str:
 
 
 def _read(
-    profile: "Profile", suite: "Suite", quiet: bool, force: bool
+    profile: "Profile", suite: "Suite", quiet: bool, shown: bool | None, force: bool
 ) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
     """Run the prompts: readings (None without any), facts of the run, and by prompt id why a prompt failed."""
     from rich.console import Console
@@ -125,8 +127,11 @@ def _read(
     from specctl.terminal.loading import TerminalProgress
 
     console = Console(stderr=True, quiet=quiet)
+    progress = TerminalProgress(console, shown)
     # In a hierarchy only the draft that the target verifies is analysed.
-    pair = load(profile, console, drafts=[profile.draft] if profile.draft is not None else [], force=force)
+    pair = load(
+        profile, console, drafts=[profile.draft] if profile.draft is not None else [], force=force, progress=progress
+    )
 
     from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
@@ -134,7 +139,7 @@ def _read(
 
     facts = gather(pair, profile, suite)
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with TerminalProgress(console).counting("prompts", len(suite.prompts)) as advance:
+    with progress.counting("prompts", len(suite.prompts)) as advance:
         readings, failures = read_prompts(pair, suite.prompts, profile.sampling, prompt_format, advance)
     names = ("created", "suite", "sampling", "devices", "versions", "profile")
     return readings, {name: getattr(facts, name) for name in names}, failures

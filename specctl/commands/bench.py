@@ -15,6 +15,7 @@ from specctl.commands.options import (
     LimitOption,
     MaxNewTokensOption,
     ProfileOptions,
+    ProgressOption,
     QuietOption,
     SamplesOption,
     SetOption,
@@ -27,13 +28,12 @@ from specctl.errors import UsageError
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specctl.benchmark.plan import Plan
     from specctl.observing.field import Field
     from specctl.observing.results import RunSet
     from specctl.profile import Profile
     from specctl.prompts.suites import Suite
+    from specctl.terminal.loading import TerminalProgress
 
 
 def bench(
@@ -102,6 +102,7 @@ def bench(
     ] = None,
     force: ForceOption = False,
     json_: JsonOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt."""
@@ -118,6 +119,7 @@ def bench(
         from specctl.observing.field import competing_drafts, field_of
         from specctl.profile import parse_policy, resolve
         from specctl.profile.schema import PolicyTable
+        from specctl.terminal.loading import TerminalProgress
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
         profiles = [resolve(name, overrides=set_ or (), flags=flags).profile for name in profile or (None,)]
@@ -128,8 +130,8 @@ def bench(
         if oracle and profiles[0].sampling.temperature:
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
-        console = Console(stderr=True, quiet=quiet)
-        results = _run(profiles[0], field, prompts, plan, output, console, resume=resume, force=force)
+        shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
+        results = _run(profiles[0], field, prompts, plan, output, shown, resume=resume, force=force)
     _show(results, report, spec_bench_out, json_)
 
 
@@ -149,26 +151,35 @@ def _run(
     suite: "Suite",
     plan: "Plan",
     output: Path | None,
-    console: "Console",
+    progress: "TerminalProgress",
     *,
     resume: bool,
     force: bool,
 ) -> "RunSet":
     """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
-    from specctl.terminal.loading import TerminalProgress, note, resumable
+    from specctl.terminal.loading import note, resumable
     from specctl.terminal.progress import BenchProgress
 
+    console = progress.console
+
     expected = len(suite.prompts) * len(field.candidates) * sum(plan.lengths) * plan.repeats
-    pair = load(profile, console, expected_tokens=expected, drafts=field.drafts, heads=field.heads, force=force)
+    pair = load(
+        profile,
+        console,
+        expected_tokens=expected,
+        drafts=field.drafts,
+        heads=field.heads,
+        force=force,
+        progress=progress,
+    )
 
     from specctl.benchmark.run import run_benchmark
     from specctl.observing.results import BASELINE
 
     def watch(results: "RunSet", total: int) -> BenchProgress:
         labels = [candidate.label for candidate in results.header.candidates]
-        return BenchProgress(console, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
+        return BenchProgress(progress, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
-    progress = TerminalProgress(console)
     with resumable(console, output):
         results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, resume=resume)
     if (seconds := pair.preparing_seconds) is not None:

@@ -14,6 +14,7 @@ from specctl.commands.options import (
     JsonOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SetOption,
     SuiteDataOption,
@@ -89,6 +90,7 @@ def calibrate(
     ] = None,
     force: ForceOption = False,
     json_: JsonOption = False,
+    progress_: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
@@ -141,10 +143,10 @@ def calibrate(
             "it is only measured live"
         )
     console = Console(stderr=True, quiet=quiet)
-    progress = TerminalProgress(console)
+    progress = TerminalProgress(console, progress_)
     pair: Pair | None = None
     if traces is None or verify:
-        pair = load(own, console, heads=[heads] if heads else None, force=force)
+        pair = load(own, console, heads=[heads] if heads else None, force=force, progress=progress)
     if traces is None:
         assert pair is not None
         from specctl.replay.collecting import collect_traces

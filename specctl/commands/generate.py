@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specctl.commands.loading import load
-from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, sampling_flags
+from specctl.commands.options import (
+    ForceOption,
+    PolicyOption,
+    ProfileOption,
+    ProgressOption,
+    QuietOption,
+    SetOption,
+    sampling_flags,
+)
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer
     from specctl.profile.schema import Profile
     from specctl.terminal.live import LiveView
+    from specctl.terminal.loading import TerminalProgress
 
 RECORDS = "Records"
 SHOWN = "What is shown"
@@ -129,6 +138,7 @@ def generate(
         ),
     ] = None,
     force: ForceOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Generate text: exactly what the target alone would write, but faster.
@@ -185,9 +195,11 @@ def generate(
 
     from specctl import streams
     from specctl.commands import streaming
+    from specctl.terminal.loading import TerminalProgress, resumable
 
     streams.check_distinct((input_ or "-") if from_stream or prompt == "-" else None, output, trace)
     console = Console(stderr=True)
+    shown_progress = TerminalProgress(console, False if quiet else progress)
     with ExitStack() as stack:
         source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
         finished = Finished(Path(output)) if resume else None
@@ -199,23 +211,24 @@ def generate(
         text = streams.read_prompt() if prompt == "-" else prompt or ""
         expected = (streams.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
         traces = traced is not None
-        answerer = _load(resolved, console, quiet=quiet, traced=traces, force=force, expected_tokens=expected)
+        answerer = _load(resolved, shown_progress, quiet=quiet, traced=traces, force=force, expected_tokens=expected)
         if not resume:
             for stream in filter(None, (sink, traced)):
                 streams.start_over(stream)
 
         from specctl.observing.record_stream import RecordStream, trace_alone, tracer
-        from specctl.terminal.loading import resumable
 
         if source is not None:
             watch = streaming.live_watch(answerer, partial(_view, resolved, console)) if live else trace_alone
             answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
-            silent = quiet or live or not console.is_terminal or (output == "-" and sys.stdout.isatty())
+            # Results and panels on the same terminal show the progress themselves.
+            silent = live or (output == "-" and sys.stdout.isatty())
+            bar = TerminalProgress(console, False) if silent else shown_progress
             total = streams.count_lines(input_)
             records = read_records(source, input_format)
             kept = None if quiet or output == "-" else output
             with resumable(console, kept):
-                complete = streaming.answer_records(answers, records, total, None if silent else console)
+                complete = streaming.answer_records(answers, records, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
@@ -230,14 +243,22 @@ def generate(
 
 
 def _load(
-    profile: "Profile", console: "Console", *, quiet: bool, traced: bool, force: bool, expected_tokens: int
+    profile: "Profile", progress: "TerminalProgress", *, quiet: bool, traced: bool, force: bool, expected_tokens: int
 ) -> "Answerer":
     """Load the models that the profile's policies use, ready to answer records."""
     draft = profile.draft.at_work() if profile.draft is not None else None
     profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
     levels = draft.setting.levels if draft is not None else ()
     with_heads = traced or any(level.needs_head for level in levels)
-    pair = load(profile, console, expected_tokens=expected_tokens, with_heads=with_heads, force=force, quiet=quiet)
+    pair = load(
+        profile,
+        progress.console,
+        expected_tokens=expected_tokens,
+        with_heads=with_heads,
+        force=force,
+        quiet=quiet,
+        progress=progress,
+    )
 
     from specctl.decoding.answers import Answerer
     from specctl.decoding.prompt_format import PromptFormat

@@ -131,6 +131,16 @@ ForceOption = Annotated[
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
+ProgressOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress",
+        help="Show progress on standard error: bars on a terminal, elsewhere a line every few seconds, by default once "
+        "10 seconds have passed.",
+        show_default=False,
+    ),
+]
+
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on standard error.")]
 
 

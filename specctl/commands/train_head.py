@@ -13,6 +13,7 @@ from specctl.commands.options import (
     LimitOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SamplesOption,
     SetOption,
@@ -74,6 +75,7 @@ def train_head(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     json_: JsonOption = False,
+    progress_: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train a head on the draft that predicts acceptance (SpecDec++), for the policy specdec++.
@@ -105,7 +107,7 @@ def train_head(
 
     from specctl.terminal.loading import TerminalProgress, resumable
 
-    progress = TerminalProgress(Console(stderr=True, quiet=quiet))
+    progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
     with progress.doing("starting"):
         from specctl.heads import workshop
         from specctl.heads.report import sweep_recipes

@@ -126,8 +126,8 @@ def test_names_complete(specctl, shell):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["list"], ["show", "mine"], ["check"], ["check", "wrong"], ["list", "--json"], ["show", "mine", "--json"]],
+    "line",
+    ["list", "show mine", "check", "check wrong", "list --json", "show mine --json"],
 )
 def test_a_terminal_obeys_nothing_in_other_peoples_profiles(tmp_path, environment, line):
     text = json.dumps(HOSTILE)
