@@ -50,9 +50,10 @@ def analyze(
     samples_per_category: SamplesOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,

@@ -25,7 +25,7 @@ from specctl.commands.options import (
     sampling_flags,
 )
 from specctl.errors import UsageError
-from specctl.terminal.output import tell
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.benchmark.plan import Plan
@@ -54,12 +54,13 @@ def bench(
     limit: LimitOption = None,
     category: CategoryOption = None,
     samples_per_category: SamplesOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How many times to run every prompt.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="How many times to run every prompt.")] = 1,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Token limits; every prompt runs once with each.")
     ] = None,
@@ -192,6 +193,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
 
     from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
+    from specctl.benchmark.verdict import verdict
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
@@ -200,6 +202,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
         write_line(sys.stdout, tables.as_json(whole))
     else:
         print_tables(Console(), tables.tables(whole))
+        write_out(verdict(whole))
     written: list[Path] = []
     if report is not None:
         from specctl.benchmark.report import write_report

@@ -61,7 +61,10 @@ def calibrate(
     input_: InputOption = None,
     category: CategoryOption = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="Prompts that choose the setting; the same number is held out to report on.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Prompts that choose the setting; the same number is held out to report on."
+        ),
     ] = 8,
     grid: Annotated[
         Literal["paper", "dense"],
@@ -69,9 +72,10 @@ def calibrate(
     ] = "dense",
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
     ] = None,
@@ -164,9 +168,10 @@ def calibrate(
         found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
     measured: list[Measured] = []
     if verify and pair is not None:
-        from specctl.calibration.live_check import check_live
+        from specctl.calibration.live_check import check_live, doubts
 
         measured = check_live(pair, own, traces, found, asked.old, progress)
+        found.warnings.extend(doubts(measured))
     _show(resolved, traces, found, traces.costs, measured, output, report, json_, quiet)
     if traces.failures:
         raise typer.Exit(1)

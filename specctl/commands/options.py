@@ -95,7 +95,9 @@ ProfileArguments = Annotated[
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded."
+        "--suite",
+        metavar="NAME",
+        help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.",
     ),
 ]
 
@@ -110,7 +112,7 @@ InputOption = Annotated[
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.")]
 
 CategoryOption = Annotated[
-    list[str] | None, typer.Option("--category", help="Use only prompts of this category; repeatable.")
+    list[str] | None, typer.Option("--category", metavar="NAME", help="Use only prompts of this category; repeatable.")
 ]
 
 SamplesOption = Annotated[
@@ -122,7 +124,9 @@ SamplesOption = Annotated[
 
 MaxNewTokensOption = Annotated[
     int | None,
-    typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens to generate for each prompt."),
+    typer.Option(
+        "--max-new-tokens", "-n", min=1, metavar="N", help="Maximum number of tokens to generate for each prompt."
+    ),
 ]
 
 ForceOption = Annotated[

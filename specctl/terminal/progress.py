@@ -16,9 +16,8 @@ from specctl.printable import one_line
 from specctl.records import CompletionSummary
 from specctl.terminal.display import FullScreen
 from specctl.terminal.loading import TerminalProgress
+from specctl.terminal.numbers import UNKNOWN
 from specctl.terminal.progress_lines import Count
-
-_UNKNOWN = "-"
 
 
 class FinishedRun(Protocol):
@@ -153,8 +152,8 @@ class _Row:
         metrics, baseline = self._all, self._baseline.tokens_per_second
         return (
             str(self.runs),
-            f"{metrics.tokens_per_second:.1f}" if self.runs else _UNKNOWN,
-            f"{self._paired.tokens_per_second / baseline:.2f}" if baseline else _UNKNOWN,
-            f"{metrics.mean_acceptance_length:.2f}" if metrics.rounds else _UNKNOWN,
-            f"{metrics.acceptance_rate:.1%}" if metrics.drafted else _UNKNOWN,
+            f"{metrics.tokens_per_second:.1f}" if self.runs else UNKNOWN,
+            f"{self._paired.tokens_per_second / baseline:.2f}" if baseline else UNKNOWN,
+            f"{metrics.mean_acceptance_length:.2f}" if metrics.rounds else UNKNOWN,
+            f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN,
         )

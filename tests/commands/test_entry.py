@@ -65,6 +65,8 @@ assert not heavy, heavy
     done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage: specctl" in done.stdout
+    typed = re.findall(r"--[\w-]+.*(?:<(?:str|int|float|list|Path)\b|INTEGER|FLOAT)", done.stdout)
+    assert not typed, "a type tells nobody what to give"
 
 
 @pytest.mark.parametrize("program", [[str(SPECCTL)], [sys.executable, "-m", "specctl"]], ids=["script", "module"])

@@ -88,7 +88,7 @@ def test_a_line_says_what_is_loaded() -> None:
 @pytest.mark.parametrize(
     ("console", "shown"),
     [
-        (Console(file=io.StringIO()), None),  # not at once
+        (Console(file=io.StringIO()), None),  # not yet
         (Console(file=io.StringIO()), False),
         (Console(file=io.StringIO(), quiet=True), True),
         (Console(file=io.StringIO(), force_terminal=True), False),
