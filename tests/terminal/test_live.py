@@ -93,6 +93,11 @@ def test_the_panel_shows_the_figures_of_the_rounds(width: int, height: int) -> N
         assert figure in page
 
 
+def test_without_drafts_there_is_no_acceptance_rate() -> None:
+    page = " ".join("\n".join(drawn_lines(terminal(80, 24), panel([round_of(0, 0, 0)]))).split())
+    assert "acceptance rate - " in page
+
+
 def nested(index: int) -> Round:
     inner = round_of(0, 2, 3, threshold=0.7), round_of(1, 0, 1, threshold=0.8)
     return replace(round_of(index, 3, 4, threshold=0.4), inner=inner)
