@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from specctl.errors import SpecctlError
+from specctl.errors import SpecctlError, reason
 from specctl.terminal.output import tell
 
 INTERRUPTED = 130
@@ -39,8 +39,8 @@ def _run() -> int:
         _report(error, error.message, error.hint)
         return error.exit_code
     except Exception as error:
-        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+        said = reason(error)
+        message = f"{type(error).__name__}: {said}" if said else type(error).__name__
         _report(error, message, "Set SPECCTL_DEBUG=1 to see where it happened.")
         return 1
     return 0

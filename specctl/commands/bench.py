@@ -133,7 +133,7 @@ def bench(
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
         shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
         results = _run(profiles[0], field, prompts, plan, output, shown, resume=resume, force=force)
-    _show(results, report, spec_bench_out, json_)
+    _show(results, report, spec_bench_out, json_, quiet)
 
 
 def _lengths(text: str | None) -> list[int]:
@@ -188,7 +188,7 @@ def _run(
     return results
 
 
-def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool) -> None:
+def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool, quiet: bool) -> None:
     from rich.console import Console
 
     from specctl.benchmark import tables
@@ -212,5 +212,5 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
         from specctl.benchmark.spec_bench import write_answers
 
         written += write_answers(results, answers)
-    for path in written:
+    for path in written if not quiet else []:
         tell(f"wrote {path}")

@@ -1,1 +1,1 @@
-"""What a terminal or a log shows: text, messages, progress, views of records. Imports records, metrics and printable only."""
+"""What a terminal or a log shows: text, messages, progress, records. Imports records, metrics and printable only."""

@@ -102,6 +102,11 @@ def test_debug_adds_the_traceback():
     assert done.stderr.endswith("error: does not fit\n")
 
 
+def test_an_announced_reason_is_told():
+    done = probe("raise ValueError('Validation failed for heads:\\n\\n  in config.json:\\n 64 % 7 != 0\\nmore')")
+    assert done.stderr.startswith("error: ValueError: Validation failed for heads: in config.json: 64 % 7 != 0\n")
+
+
 def test_unexpected_errors_are_one_line_and_advice():
     done = probe("raise ValueError('first\\nsecond')")
     assert done.returncode == 1
