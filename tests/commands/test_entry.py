@@ -178,7 +178,6 @@ def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
         ["generate", "--bogus{}"],
         ["generate", "hi", "more{}"],
         ["bogus{}"],
-        ["generate", "-n", "x{}"],
         ["generate", "-p", "x{}", "hi"],
         ["generate", "--policy", "x{}", "hi"],
         ["bench", "--lengths", "x{}"],
