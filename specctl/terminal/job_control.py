@@ -28,8 +28,8 @@ def obeyed(drawn: Drawn) -> Iterator[None]:
     """Hide what is drawn before Ctrl-Z stops the process, show it when the process goes on in the foreground.
 
     Python calls signal handlers in the main thread only, between two steps of Python code; during a long forward pass
-    the terminal would be left as it is until the pass ends. So a thread of our own reads the signals as they arrive. In
-    a program whose signals another thread looks after, nothing is done.
+    the terminal would be left as it is until the pass ends. So a thread of our own reads the signals as they arrive.
+    Handlers can be set in the main thread only; in another one nothing is done.
     """
     if current_thread() is not main_thread():
         yield
