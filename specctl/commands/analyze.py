@@ -18,6 +18,7 @@ from specctl.commands.options import (
     LimitOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SamplesOption,
     SetOption,
@@ -30,6 +31,7 @@ from specctl.commands.options import (
 )
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.analysis.readings import Judged, Readings
@@ -52,9 +54,10 @@ def analyze(
     samples_per_category: SamplesOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
@@ -62,6 +65,7 @@ def analyze(
     foreign_head: ForeignHeadOption = False,
     trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
@@ -106,7 +110,7 @@ def analyze(
         spare_profile(outputs, found)
         open_report(outputs, report)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
-        readings, facts, failures = _read(resolved, prompts, quiet, foreign_head)
+        readings, facts, failures = _read(resolved, prompts, quiet, progress, foreign_head)
         for identity, reason in failures.items():
             warn(f"prompt {identity} is left out: {reason}")
         if readings is None:
@@ -124,7 +128,7 @@ def _command() -> str:
 
 
 def _read(
-    profile: "Profile", suite: "Suite", quiet: bool, foreign_head: bool
+    profile: "Profile", suite: "Suite", quiet: bool, shown: bool | None, foreign_head: bool
 ) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
     """Run the prompts: readings (None without any), facts of the run, and by prompt id why a prompt failed."""
     from rich.console import Console
@@ -132,9 +136,10 @@ def _read(
     from specctl.terminal.loading import TerminalProgress
 
     console = Console(stderr=True, quiet=quiet)
+    progress = TerminalProgress(console, shown)
     # In a hierarchy only the draft that the target verifies is analysed.
     drafts = [profile.draft] if profile.draft is not None else []
-    pair = load(profile, console, drafts=drafts, foreign_head=foreign_head)
+    pair = load(profile, console, drafts=drafts, foreign_head=foreign_head, progress=progress)
 
     from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
@@ -142,7 +147,7 @@ def _read(
 
     facts = gather(pair, profile, suite)
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with TerminalProgress(console).counting("prompts", len(suite.prompts)) as advance:
+    with progress.counting("prompts", len(suite.prompts)) as advance:
         readings, failures = read_prompts(pair, suite.prompts, profile.sampling, prompt_format, advance)
     names = ("created", "suite", "sampling", "devices", "versions", "profile")
     return readings, {name: getattr(facts, name) for name in names}, failures
@@ -181,4 +186,4 @@ def _show(
             "Draft signals and acceptance", shown, draw_analysis(analysis, judged, readings), sources, report
         ):
             if not quiet:
-                print(f"wrote {path}", file=sys.stderr)
+                tell(f"wrote {path}")

@@ -16,6 +16,7 @@ from specctl.commands.options import (
     JsonOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SetOption,
     SuiteDataOption,
@@ -27,6 +28,7 @@ from specctl.commands.options import (
 )
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import OutputFile, Outputs
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.calibration.contest import Contest
@@ -65,7 +67,10 @@ def calibrate(
     input_: InputOption = None,
     category: CategoryOption = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="Prompts that choose the setting; the same number is held out to report on.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Prompts that choose the setting; the same number is held out to report on."
+        ),
     ] = 8,
     grid: Annotated[
         Literal["paper", "dense"],
@@ -73,9 +78,10 @@ def calibrate(
     ] = "dense",
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
     ] = None,
@@ -98,6 +104,7 @@ def calibrate(
     foreign_head: ForeignHeadOption = False,
     trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
+    progress_: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
@@ -160,6 +167,7 @@ def calibrate(
             replays_old=replays_old,
             verify=verify,
             foreign_head=foreign_head,
+            shown=progress_,
             quiet=quiet,
         )
         _show(resolved, *found, calibrated, report, json_, quiet)
@@ -195,6 +203,7 @@ def _calibrate(
     replays_old: bool,
     verify: bool,
     foreign_head: bool,
+    shown: bool | None,
     quiet: bool,
 ) -> "tuple[TraceSet, Calibration, CostTable, list[Measured]]":
     """Collect the traces of the prompts, if there are any, search, and run the winner live."""
@@ -204,10 +213,10 @@ def _calibrate(
     from specctl.terminal.loading import TerminalProgress, resumable
 
     console = Console(stderr=True, quiet=quiet)
-    progress = TerminalProgress(console)
+    progress = TerminalProgress(console, shown)
     pair: Pair | None = None
     if prompts is not None or verify:
-        pair = load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head)
+        pair = load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head, progress=progress)
     traces = earlier
     if pair is not None and prompts is not None:
         from specctl.replay.collecting import collect_traces
@@ -224,9 +233,10 @@ def _calibrate(
         found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
     measured: list[Measured] = []
     if verify and pair is not None:
-        from specctl.calibration.live_check import check_live
+        from specctl.calibration.live_check import check_live, doubts
 
         measured = check_live(pair, own, traces, found, asked.old, progress)
+        found.warnings.extend(doubts(measured))
     return traces, found, traces.costs, measured
 
 
@@ -265,16 +275,16 @@ def _show(
         write_line(sys.stdout, {"provenance": facts, **as_document(found, costs, measured)})
     else:
         print_tables(Console(), shown)
-        print(verdict(found))
+        write_out(verdict(found))
         if output is None:
             drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            print(f"\n{tomli_w.dumps({'draft': draft_table(found.winner.score.setting, drafts)})}", end="")
+            write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
     for warning in found.warnings:
         warn(warning)
     if output is not None:
         output.replace(tomli_w.dumps(calibrated_profile(resolved, found, costs, facts, output.path)))
         if not quiet:
-            print(f"wrote {output.path}; use it with: specctl generate -p {output.path}", file=sys.stderr)
+            tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
     if report is not None:
         from specctl.calibration.figures import draw_calibration
         from specctl.reporting.document import write_document
@@ -283,4 +293,4 @@ def _show(
             "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report
         )
         for path in paths if not quiet else []:
-            print(f"wrote {path}", file=sys.stderr)
+            tell(f"wrote {path}")

@@ -15,6 +15,7 @@ from specctl.commands.options import (
     ForeignHeadOption,
     PolicyOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SetOption,
     TrustOption,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer
     from specctl.profile.schema import Profile
     from specctl.terminal.live import LiveView
+    from specctl.terminal.loading import TerminalProgress
 
 RECORDS = "Records"
 SHOWN = "What is shown"
@@ -143,6 +145,7 @@ def generate(
     force: ForceOption = False,
     foreign_head: ForeignHeadOption = False,
     trust_remote_code: TrustOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Generate text: exactly what the target alone would write, but faster.
@@ -201,8 +204,10 @@ def generate(
 
     from specctl import streams
     from specctl.commands import streaming
+    from specctl.terminal.loading import TerminalProgress, resumable
 
     console = Console(stderr=True)
+    shown_progress = TerminalProgress(console, False if quiet else progress)
     with ExitStack() as stack:
         outputs = stack.enter_context(Outputs(force=force))
         outputs.reads("input", (input_ or "-") if from_stream or prompt == "-" else None)
@@ -219,24 +224,25 @@ def generate(
         expected = (streams.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
         traces = traced is not None
         answerer = _load(
-            resolved, console, quiet=quiet, traced=traces, foreign_head=foreign_head, expected_tokens=expected
+            resolved, shown_progress, quiet=quiet, traced=traces, foreign_head=foreign_head, expected_tokens=expected
         )
         sink.begin()
         if traced is not None:
             traced.begin(rounds_kept)
 
         from specctl.observing.record_stream import RecordStream, trace_alone, tracer
-        from specctl.terminal.loading import resumable
 
         if source is not None:
             watch = streaming.live_watch(answerer, partial(_view, resolved, console)) if live else trace_alone
             answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
-            silent = quiet or live or not console.is_terminal or (output == "-" and sys.stdout.isatty())
+            # Results and panels on the same terminal show the progress themselves.
+            silent = live or (output == "-" and sys.stdout.isatty())
+            bar = TerminalProgress(console, False) if silent else shown_progress
             total = streams.count_lines(input_)
             records = read_records(source, input_format)
             kept = None if quiet or output == "-" else output
             with resumable(console, kept):
-                complete = streaming.answer_records(answers, records, total, None if silent else console)
+                complete = streaming.answer_records(answers, records, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
@@ -256,7 +262,13 @@ def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -
 
 
 def _load(
-    profile: "Profile", console: "Console", *, quiet: bool, traced: bool, foreign_head: bool, expected_tokens: int
+    profile: "Profile",
+    progress: "TerminalProgress",
+    *,
+    quiet: bool,
+    traced: bool,
+    foreign_head: bool,
+    expected_tokens: int,
 ) -> "Answerer":
     """Load the models that the profile's policies use, ready to answer records."""
     draft = profile.draft.at_work() if profile.draft is not None else None
@@ -265,11 +277,12 @@ def _load(
     with_heads = traced or any(level.needs_head for level in levels)
     pair = load(
         profile,
-        console,
+        progress.console,
         expected_tokens=expected_tokens,
         with_heads=with_heads,
         foreign_head=foreign_head,
         quiet=quiet,
+        progress=progress,
     )
 
     from specctl.decoding.answers import Answerer

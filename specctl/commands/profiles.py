@@ -16,6 +16,7 @@ from specctl.profile import ResolvedProfile, resolve
 from specctl.profile.discovery import available, chosen, display
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
+from specctl.terminal.output import write_json, write_out
 
 app = typer.Typer(no_args_is_help=True, help="List, show and check profiles.")
 
@@ -32,7 +33,7 @@ def list_(as_json: JsonOption = False) -> None:
         _print_table(rows)
     else:
         for row in rows:
-            print("\t".join(" ".join(one_line(str(row[column] or "")).split()) for column in _COLUMNS))
+            write_out("\t".join(" ".join(one_line(str(row[column] or "")).split()) for column in _COLUMNS))
 
 
 @app.command()
@@ -42,7 +43,7 @@ def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: Jso
     if as_json:
         _print_json(_document(resolved))
     else:
-        print(annotated(resolved), end="")
+        write_out(annotated(resolved).rstrip("\n"))
 
 
 @app.command()
@@ -55,7 +56,7 @@ def check(names: ProfileArguments = None) -> None:
         except ProfileError as error:
             wrong.append(str(error))
         else:
-            print(f"{name}: ok ({display(resolved.source)})")
+            write_out(f"{name}: ok ({display(resolved.source)})")
     if wrong:
         raise ProfileError("\n".join(wrong))
 
@@ -63,7 +64,7 @@ def check(names: ProfileArguments = None) -> None:
 @app.command()
 def path(name: ProfileArgument = None) -> None:
     """Print the path of a profile's file."""
-    print(chosen(name).absolute())
+    write_out(str(chosen(name).absolute()))
 
 
 def _bare_environment() -> dict[str, str]:
@@ -99,26 +100,17 @@ def _document(resolved: ResolvedProfile) -> dict[str, Any]:
 
 
 def _print_json(document: Any) -> None:
-    text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
-    # The name of a file need not be text.
-    print(text if _is_text(text) else json.dumps(document, indent=2, default=str))
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    write_json(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def _print_table(rows: list[dict[str, str | None]]) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from specctl.reporting.console import cell
 
     columns = _COLUMNS[:-1]
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(row[column] or "-") for column in columns))
+        table.add_row(*(cell(row[column] or "-") for column in columns))
     Console().print(table)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, reason
 
 CONVERT = (
     "Convert it once on a machine where you trust the files: "
@@ -174,5 +174,4 @@ def similar_models(name: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    return (reason(error) or type(error).__name__).rstrip(".")
