@@ -10,6 +10,7 @@ import typer
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     InputOption,
     JsonOption,
@@ -21,6 +22,8 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
+    chosen_profile,
     chosen_prompts,
     sampling_flags,
     warn,
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 def analyze(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
@@ -65,6 +70,8 @@ def analyze(
     """
     if from_:
         unused = {
+            "--target": target,
+            "--draft": draft,
             "--set": set_,
             "--suite": suite,
             "--data": data,
@@ -91,12 +98,10 @@ def analyze(
             quiet,
         )
         return
-    from specctl.profile import resolve
-
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
+    resolved = chosen_profile(profile, target, draft, set_, flags).profile
     if resolved.draft is None:
-        raise UsageError("the profile has no draft to analyse", "name one with [draft] in the profile or --set")
+        raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
     prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
     readings, facts, failures = _read(resolved, prompts, quiet, force)
     for identity, reason in failures.items():

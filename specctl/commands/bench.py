@@ -9,6 +9,7 @@ import typer
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     InputOption,
     JsonOption,
@@ -20,6 +21,8 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
+    chosen_profile,
     chosen_prompts,
     sampling_flags,
 )
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 def bench(
     profile: ProfileOptions = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -115,11 +120,11 @@ def bench(
 
         from specctl.benchmark.plan import Plan
         from specctl.observing.field import competing_drafts, field_of
-        from specctl.profile import parse_policy, resolve
+        from specctl.profile import parse_policy
         from specctl.profile.schema import PolicyTable
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-        profiles = [resolve(name, overrides=set_ or (), flags=flags).profile for name in profile or (None,)]
+        profiles = [chosen_profile(name, target, draft, set_, flags).profile for name in profile or (None,)]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
         competing = competing_drafts(profiles, policies)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)

@@ -9,6 +9,7 @@ import typer
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     InputOption,
     JsonOption,
@@ -18,6 +19,8 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
+    chosen_profile,
     chosen_prompts,
     sampling_flags,
     warn,
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 def calibrate(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +106,6 @@ def calibrate(
     from specctl.calibration.earlier_trace import require_depth, require_same_pair
     from specctl.calibration.search import search
     from specctl.policies import SIGNALS
-    from specctl.profile import resolve
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import read_traces
@@ -114,23 +118,23 @@ def calibrate(
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     given = heads_in(head or [])
     try:
-        resolved = resolve(profile, overrides=set_ or (), flags=flags)
+        resolved = chosen_profile(profile, target, draft, set_, flags)
     except ProfileError:
         if not given:
             raise
         # The profile's policy may need a head that only --head names.
-        resolved = resolve(profile, overrides=set_ or (), flags={**flags, "draft.head": given[0]})
+        resolved = chosen_profile(profile, target, draft, set_, {**flags, "draft.head": given[0]})
     own = resolved.profile
     if own.draft is None:
-        raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
+        raise UsageError("the profile has no draft to calibrate", "name one with --draft or in the profile")
     heads = heads_among(given, own.draft)
-    draft = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
-    own = own.model_copy(update={"draft": draft})
+    drafting = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
+    own = own.model_copy(update={"draft": drafting})
     traces: TraceSet | None = None
     if from_ is not None:
         traces = read_traces(from_)
         require_same_pair(traces.header, own, heads, from_)
-    asked = contest(draft, policy, grid, heads, set(SIGNALS if traces is None else traces.header.signals))
+    asked = contest(drafting, policy, grid, heads, set(SIGNALS if traces is None else traces.header.signals))
     if from_ is not None and traces is not None:
         require_depth(traces.header, asked, from_)
     replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specctl.commands.options import JsonOption, ProfileOption, SetOption
+from specctl.commands.options import DraftOption, JsonOption, ProfileOption, SetOption, TargetOption, chosen_profile
 from specctl.errors import ModelError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ Facts = dict[str, str]
 
 def doctor(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -27,9 +29,7 @@ def doctor(
 
     Exits with 3 when the pair cannot be loaded.
     """
-    from specctl.profile import resolve
-
-    resolved = resolve(profile, overrides=set_ or ())
+    resolved = chosen_profile(profile, target, draft, set_)
     with Console(stderr=True).status("Examining the models"):
         from specctl.models.loading.diagnosis import diagnose
 

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specctl.commands.loading import load
-from specctl.commands.options import ForceOption, PolicyOption, ProfileOption, QuietOption, SetOption, sampling_flags
+from specctl.commands.options import (
+    DraftOption,
+    ForceOption,
+    PolicyOption,
+    ProfileOption,
+    QuietOption,
+    SetOption,
+    TargetOption,
+    chosen_profile,
+    sampling_flags,
+)
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import Finished, InputFormat, Record, drop_unfinished, read_records, result_line
@@ -35,6 +45,8 @@ def generate(
         ),
     ] = None,
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
     max_new_tokens: Annotated[
@@ -164,7 +176,7 @@ def generate(
     if resume and output == "-":
         raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
 
-    from specctl.profile import parse_policy, resolve
+    from specctl.profile import parse_policy
 
     flags = sampling_flags(
         max_new_tokens=max_new_tokens,
@@ -176,7 +188,7 @@ def generate(
         stop=stop or None,
     )
     flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
-    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
+    resolved = chosen_profile(profile, target, draft, set_, flags).profile
     only_prompts = not from_stream or input_format == "text"
     if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
         raise UsageError("a system prompt needs the chat template", "add --chat")

@@ -2,7 +2,9 @@
 
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +14,7 @@ from specctl.policies import POLICIES
 from specctl.profile.discovery import available
 
 if TYPE_CHECKING:
+    from specctl.profile import ResolvedProfile
     from specctl.prompts.suites import Suite
 
 
@@ -39,9 +42,28 @@ ProfileOption = Annotated[
         "--profile",
         "-p",
         metavar="NAME",
-        envvar="SPECCTL_PROFILE",
         autocompletion=_complete_profile,
-        help="Name or path of a profile: the model pair, its policy and settings. Default: the embedded models.",
+        help="Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target and "
+        "--draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
+    ),
+]
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="MODEL",
+        help="Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair is "
+        "--target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
+    ),
+]
+
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="Draft model, a folder or hub id. With --profile it replaces the profile's draft.",
     ),
 ]
 
@@ -130,6 +152,27 @@ ForceOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on standard error.")]
+
+
+def chosen_profile(
+    profile: str | None,
+    target: str | None,
+    draft: str | None,
+    set_: list[str] | None,
+    flags: Mapping[str, Any] = MappingProxyType({}),
+) -> "ResolvedProfile":
+    """The profile that the options of a command choose; warns of what it says about models that they replace.
+
+    Raises:
+        ProfileError: the profile cannot be found or read, or has mistakes.
+    """
+    from specctl.profile import resolve
+
+    models = {"target.model": target, "draft.model": draft}
+    resolved = resolve(profile, overrides=set_ or (), flags={**models, **flags})
+    for sentence in resolved.outdated:
+        warn(sentence)
+    return resolved
 
 
 def chosen_prompts(

@@ -8,7 +8,15 @@ from typing import Any
 
 import typer
 
-from specctl.commands.options import JsonOption, ProfileArgument, ProfileArguments, SetOption
+from specctl.commands.options import (
+    DraftOption,
+    JsonOption,
+    ProfileArgument,
+    ProfileArguments,
+    SetOption,
+    TargetOption,
+    chosen_profile,
+)
 from specctl.errors import ProfileError
 from specctl.profile import ResolvedProfile, resolve
 from specctl.profile.discovery import DEFAULT_PROFILE, available, display, find
@@ -34,9 +42,15 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def show(
+    name: ProfileArgument = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show all values of a profile, with the origin of each."""
-    resolved = resolve(name, overrides=overrides or ())
+    resolved = chosen_profile(name, target, draft, overrides)
     if as_json:
         _print_json(_document(resolved))
     else:
@@ -49,11 +63,11 @@ def check(names: ProfileArguments = None) -> None:
     wrong = []
     for name in names or available():
         try:
-            resolved = resolve(name, environ=_bare_environment())
+            resolve(name, environ=_bare_environment())
         except ProfileError as error:
             wrong.append(str(error))
         else:
-            print(f"{name}: ok ({display(resolved.source)})")
+            print(f"{name}: ok ({display(find(name))})")
     if wrong:
         raise ProfileError("\n".join(wrong))
 
@@ -90,7 +104,7 @@ def _document(resolved: ResolvedProfile) -> dict[str, Any]:
         model, dumped = model.draft, dumped["draft"]
     return {
         "name": resolved.name,
-        "path": str(resolved.source.absolute()),
+        "path": None if resolved.source is None else str(resolved.source.absolute()),
         "profile": table,
         "origins": resolved.origins,
     }

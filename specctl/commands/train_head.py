@@ -8,6 +8,7 @@ import typer
 
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     InputOption,
     JsonOption,
     LimitOption,
@@ -18,6 +19,8 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
+    chosen_profile,
     chosen_prompts,
     sampling_flags,
     warn,
@@ -34,6 +37,8 @@ def train_head(
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
     ],
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -96,10 +101,8 @@ def train_head(
     if examples is None and suite is None and input_ is None:
         # No default: a head trained on the prompts of bench would be evaluated on its own training data.
         raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
-    from specctl.profile import resolve
-
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    resolved = resolve(profile, overrides=set_ or (), flags=flags).profile
+    resolved = chosen_profile(profile, target, draft, set_, flags).profile
 
     from rich.console import Console
 

@@ -10,6 +10,9 @@ from specctl.profile.wording import Key, dotted
 
 ENVIRONMENT_PREFIX = "SPECCTL_"
 _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG"}
+PAIR_POLICY = "cost-optimal"
+"""The policy of a pair without a profile: it has no threshold to find for the pair, and where drafting does not pay it
+drafts next to nothing."""
 _FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
 
 
@@ -49,6 +52,19 @@ def set_layer(overrides: Sequence[str]) -> Layer:
             raise ProfileError(f"--set {text}: expected KEY=VALUE", "For example: --set sampling.temperature=0.7")
         entries.append((_key(parts), parse_value(value.strip()), "--set"))
     return _layer(entries)
+
+
+def pair_name(flags: Mapping[str, Any]) -> str | None:
+    """The flags that name a pair, for messages; None if they name no target."""
+    if flags.get("target.model") is None:
+        return None
+    return " ".join(f"{flag} {flags[key]}" for key, flag in _FLAG_NAMES.items() if flags.get(key) is not None)
+
+
+def pair_layer(flags: Mapping[str, Any]) -> Layer:
+    """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
+    drafts = flags.get("draft.model") is not None
+    return Layer({"draft": {"policy": {"name": PAIR_POLICY}}} if drafts else {}, lambda _: "default")
 
 
 def flag_layer(flags: Mapping[str, Any]) -> Layer:
