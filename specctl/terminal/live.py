@@ -22,6 +22,7 @@ REFRESHES_PER_SECOND = 12
 _FINISHED = {
     FinishReason.STOP: "stop (end of sequence or stop string)",
     FinishReason.LENGTH: "length (token limit reached)",
+    FinishReason.INTERRUPTED: "interrupted",
 }
 
 
