@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from specctl.decoding.answers import Answerer
     from specctl.profile.schema import Profile
-    from specctl.terminal.live import LiveView
 
 RECORDS = "Records"
 SHOWN = "What is shown"
@@ -219,8 +218,9 @@ def generate(
         from specctl.observing.record_stream import RecordStream, trace_alone, tracer
         from specctl.terminal.loading import resumable
 
+        view = partial(streaming.view_of, resolved, console)
         if source is not None:
-            watch = streaming.live_watch(answerer, partial(_view, resolved, console)) if live else trace_alone
+            watch = streaming.live_watch(answerer, view) if live else trace_alone
             answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
             silent = quiet or live or not console.is_terminal or (output == "-" and sys.stdout.isatty())
             total = streams.count_lines(input_)
@@ -238,7 +238,7 @@ def generate(
             write_line(sink, result_line(record, completions, rounds=rounds, token_ids=token_ids))
             return
         shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
-        streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
+        streaming.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
 
 
 def _load(
@@ -260,13 +260,3 @@ def _load(
     drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
     prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)
-
-
-def _view(profile: "Profile", console: "Console", prompt: str) -> "LiveView":
-    from specctl.terminal.live import LiveView
-
-    draft = profile.draft.at_work() if profile.draft is not None else None
-    levels = draft.levels if draft is not None else ()
-    models = [profile.target.model, *(level.model for level in levels)]
-    policies = [level.policy.name for level in levels] or ["none"]
-    return LiveView(console, " + ".join(models), " / ".join(policies), prompt, profile.sampling.max_new_tokens)

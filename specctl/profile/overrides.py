@@ -38,8 +38,8 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     )
 
 
-def set_layer(overrides: Sequence[str]) -> Layer:
-    """Values of ``--set KEY=VALUE`` in the order given; later ones win.
+def set_layer(overrides: Sequence[str], place: str = "--set") -> Layer:
+    """Values of ``--set KEY=VALUE`` in the order given; later ones win. ``place`` is their source, for messages.
 
     Raises:
         ProfileError: a text is not KEY=VALUE, or one sets a value where another sets a table.
@@ -49,8 +49,8 @@ def set_layer(overrides: Sequence[str]) -> Layer:
         name, equals, value = text.partition("=")
         parts = [part.strip() for part in name.split(".")]
         if not equals or not all(parts):
-            raise ProfileError(f"--set {text}: expected KEY=VALUE", "For example: --set sampling.temperature=0.7")
-        entries.append((_key(parts), parse_value(value.strip()), "--set"))
+            raise ProfileError(f"{place} {text}: expected KEY=VALUE", f"For example: {place} sampling.temperature=0.7")
+        entries.append((_key(parts), parse_value(value.strip()), place))
     return _layer(entries)
 
 

@@ -96,6 +96,18 @@ def _default(flags: Mapping[str, Any]) -> str:
     return DEFAULT_PROFILE
 
 
+def changed(profile: Profile, override: str, place: str) -> Profile:
+    """The profile with one ``KEY=VALUE`` laid over it; ``place`` is the text's source, for messages.
+
+    Raises:
+        ProfileError: the text has another form, or the value is wrong.
+    """
+    layers = Layers()
+    for layer in (Layer(profile.model_dump(), lambda _: "profile"), set_layer([override], place)):
+        layers.lay(layer)
+    return validate(layers.table, lambda key: layers.origin(key) or place, place)
+
+
 def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
     """A policy table from ``NAME[:KEY=VALUE,...]``: the name and the given settings.
 
