@@ -56,7 +56,7 @@ def _print_tables(console: Console, report: "Diagnosis") -> None:
         table.add_row(name, *map(Text, rows.values()))
     console.print(table)
     console.print(Text(_versions(report), style="dim"))
-    for line, style in _verdict(report):
+    for line, style in verdict(report):
         console.print(Text(line, style=style))
 
 
@@ -66,7 +66,7 @@ def _plain(profile: str, report: "Diagnosis") -> list[str]:
         lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
-    return [*lines, "", _versions(report), "", *(line for line, _ in _verdict(report))]
+    return [*lines, "", _versions(report), "", *(line for line, _ in verdict(report))]
 
 
 def _model_rows(facts: "ModelFacts") -> Facts:
@@ -109,7 +109,7 @@ def _versions(report: "Diagnosis") -> str:
     return ", ".join(f"{name} {version}" for name, version in report.versions.items())
 
 
-def _verdict(report: "Diagnosis") -> list[tuple[str, str]]:
+def verdict(report: "Diagnosis") -> list[tuple[str, str]]:
     """The closing lines, each with its style."""
     lines = []
     if report.shared_vocabulary:

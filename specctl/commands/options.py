@@ -67,6 +67,23 @@ DraftOption = Annotated[
     ),
 ]
 
+DraftsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
+    ),
+]
+
+DraftsPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME:KEY=VALUE,...",
+        autocompletion=_complete_policy,
+        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
+    ),
+]
+
 ProfileOptions = Annotated[
     list[str] | None,
     typer.Option(

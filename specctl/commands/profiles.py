@@ -1,4 +1,4 @@
-"""``specctl profiles``: list, show, check and find profiles."""
+"""``specctl profiles``: list, show, check, find and write profiles."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from specctl.commands.new_profile import new
 from specctl.commands.options import (
     DraftOption,
     JsonOption,
@@ -23,7 +24,9 @@ from specctl.profile.discovery import DEFAULT_PROFILE, available, display, find
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
 
-app = typer.Typer(no_args_is_help=True, help="List, show and check profiles.")
+app = typer.Typer(no_args_is_help=True, help="List, show, check and write profiles.")
+
+app.command()(new)
 
 _COLUMNS = ("name", "target", "draft", "policy", "description", "path")
 

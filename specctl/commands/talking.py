@@ -16,6 +16,7 @@ from specctl.conversation.transcript import Turn
 from specctl.errors import SpecctlError, UsageError
 from specctl.printable import printable
 from specctl.records import FinishReason
+from specctl.terminal.echo import unechoed
 from specctl.terminal.line_input import LineInput, joined
 
 LEAVING = "Ctrl-C again or Ctrl-D leaves; /help shows what else there is"
@@ -96,7 +97,7 @@ class Talk:
         view = view_of(self.chat.profile, self._console, "") if self._live else None
         watcher = Watcher(self.chat.answerer, view, None, None if view is not None else self._sink)
         guard = interruptible() if self._person else nullcontext(_never)
-        with guard as enough, view or nullcontext():
+        with guard as enough, unechoed() if view is not None else nullcontext(), view or nullcontext():
             turn = self.chat.answer(watcher, enough)
         interrupted = turn is None or turn.finish_reason is FinishReason.INTERRUPTED
         if turn is not None:
@@ -119,7 +120,7 @@ class Talk:
             parts = [f"{len(done.tokens)} tokens", f"{len(done.tokens) / done.total_ms * 1e3:.1f} tokens/s"]
             parts += [f"acceptance rate {accepted / drafted:.1%}"] if drafted else []
         if turn.finish_reason is FinishReason.INTERRUPTED:
-            parts.append("interrupted; what was written stays in the conversation")
+            parts.append("interrupted; what was written stays")
         elif self.chat.fills_context(turn):
             parts.append(f"the context of {self.chat.pair.context} tokens is full; /undo or /reset makes room")
         elif turn.finish_reason is FinishReason.LENGTH:
@@ -127,11 +128,15 @@ class Talk:
         return " · ".join(parts)
 
     def _tell(self, text: str) -> None:
-        self._console.print(Text(printable(text), style="dim"), soft_wrap=True)
+        self._print(Text(printable(text), style="dim"))
 
     def _report(self, error: SpecctlError) -> None:
         self.failed = True
-        self._console.print(Text.assemble(("error:", "bold red"), f" {printable(str(error))}"), soft_wrap=True)
+        self._print(Text.assemble(("error:", "bold red"), f" {printable(str(error))}"))
+
+    def _print(self, text: Text) -> None:
+        # A terminal's own wrapping would break words; what is no terminal gets whole lines.
+        self._console.print(text, soft_wrap=not self._console.is_terminal)
 
 
 def _never() -> bool:

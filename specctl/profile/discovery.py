@@ -50,7 +50,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Pat
     Raises:
         ProfileError: there is no such file; the message suggests the nearest known profile.
     """
-    if _is_path(name):
+    if is_path(name):
         path = Path(name).expanduser()
         if extended_by is not None:
             path = extended_by.parent / path
@@ -70,7 +70,8 @@ def display(path: Path) -> str:
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether what names a profile is a path."""
     return name.endswith(".toml") or "/" in name or os.sep in name
 
 

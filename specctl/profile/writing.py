@@ -18,7 +18,11 @@ def write_profile(path: Path, table: Mapping[str, Any], *, overwrite: bool = Fal
     Raises:
         ProfileError: the file exists and ``overwrite`` is false, or it cannot be written.
     """
-    text = tomli_w.dumps(table)
+    write_text(path, tomli_w.dumps(table), overwrite=overwrite)
+
+
+def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
+    """As `write_profile`, for a profile that is text already."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
