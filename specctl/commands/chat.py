@@ -92,13 +92,13 @@ def chat(
         own = own.model_copy(update={"prompt": own.prompt.model_copy(update={"chat": template})})
     talk_with = Chat(pair, own)
     if person and not quiet:
-        note(console, f"{title_of(own)} · {talk_with.policy}; /help lists commands, Ctrl-D leaves")
+        note(console, f"{title_of(own)} · {talk_with.policy}; /help lists commands")
         if not own.prompt.chat:
             why = "turns are joined as plain text" if template else "the target has no chat template: plain text turns"
             note(console, why)
     shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
     with open_output("-") as sink:
-        talk = Talk(talk_with, console, sink, person=person, live=shown)
+        talk = Talk(talk_with, console, sink, person=person, live=shown, quiet=quiet)
         if person:
             talk.ask()
         else:

@@ -31,16 +31,17 @@ class Talk:
         sink: receives the answers.
         person: whether someone types; then Ctrl-C ends an answer instead of the program, and figures are shown.
         live: whether a panel follows each answer; else the text is written as it grows.
+        quiet: whether to leave out the figures of answers.
 
     Attributes:
         failed: whether a line could not be answered or carried out.
     """
 
-    def __init__(self, chat: Chat, console: Console, sink: IO[str], *, person: bool, live: bool) -> None:
+    def __init__(self, chat: Chat, console: Console, sink: IO[str], *, person: bool, live: bool, quiet: bool) -> None:
         self.chat = chat
         self.failed = False
         self._console, self._sink = console, sink
-        self._person, self._live = person, live
+        self._person, self._live, self._quiet = person, live, quiet
 
     def ask(self) -> None:
         """Take what a person types until they leave; two interrupts in a row raise KeyboardInterrupt."""
@@ -106,7 +107,7 @@ class Talk:
             self._sink.flush()
         if interrupted and not self._person:
             raise KeyboardInterrupt
-        if self._person:
+        if interrupted or (self._person and not self._quiet):
             self._tell(self._ending(turn))
 
     def _ending(self, turn: Turn | None) -> str:
