@@ -53,10 +53,11 @@ def chat(
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Talk with a pair; models are loaded once, and each turn reads only what is new.
+    """Talk with a pair: models are loaded once, and a turn reads only what is new.
 
-    In a terminal, /help lists what else can be typed. Without one, each line of standard input is a turn, and answers
-    go to standard output.
+    In a terminal, /help lists what else can be typed.
+
+    In a pipe, each line is a turn, and answers go to standard output.
 
     Examples:
 
@@ -76,29 +77,21 @@ def chat(
     from rich.console import Console
 
     from specctl.streams import open_output
-    from specctl.terminal.loading import note
 
     console = Console(stderr=True)
     own = resolved.profile
     pair = load(own, console, force=force, quiet=quiet)
 
-    from specctl.commands.streaming import title_of
     from specctl.commands.talking import Talk
     from specctl.conversation.chat import Chat
 
     # Conversations go through a template where there is one, unless someone said otherwise.
-    template = bool(pair.tokenizer.chat_template)
     if resolved.origins["prompt.chat"] == "default":
+        template = bool(pair.tokenizer.chat_template)
         own = own.model_copy(update={"prompt": own.prompt.model_copy(update={"chat": template})})
-    talk_with = Chat(pair, own)
-    if person and not quiet:
-        note(console, f"{title_of(own)} · {talk_with.policy}; /help lists commands")
-        if not own.prompt.chat:
-            why = "turns are joined as plain text" if template else "the target has no chat template: plain text turns"
-            note(console, why)
     shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
     with open_output("-") as sink:
-        talk = Talk(talk_with, console, sink, person=person, live=shown, quiet=quiet)
+        talk = Talk(Chat(pair, own), console, sink, person=person, live=shown, quiet=quiet)
         if person:
             talk.ask()
         else:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specctl.commands.interrupts import interruptible
-from specctl.commands.streaming import Watcher, view_of
+from specctl.commands.streaming import Watcher, title_of, view_of
 from specctl.conversation.chat import Chat
 from specctl.conversation.slash import ESCAPED, SLASHES, is_slash, run_slash
 from specctl.conversation.transcript import Turn
@@ -31,7 +31,7 @@ class Talk:
         sink: receives the answers.
         person: whether someone types; then Ctrl-C ends an answer instead of the program, and figures are shown.
         live: whether a panel follows each answer; else the text is written as it grows.
-        quiet: whether to leave out the figures of answers.
+        quiet: whether to leave out the opening lines and the figures of answers.
 
     Attributes:
         failed: whether a line could not be answered or carried out.
@@ -45,6 +45,8 @@ class Talk:
 
     def ask(self) -> None:
         """Take what a person types until they leave; two interrupts in a row raise KeyboardInterrupt."""
+        if not self._quiet:
+            self._introduce()
         lines = LineInput(SLASHES)
         interrupts = 0
         while True:
@@ -86,6 +88,13 @@ class Talk:
         except SpecctlError as error:
             self._report(error)
         return True
+
+    def _introduce(self) -> None:
+        self._tell(f"{title_of(self.chat.profile)} · {self.chat.policy}; /help lists commands")
+        if not self.chat.profile.prompt.chat:
+            missing = not self.chat.pair.tokenizer.chat_template
+            why = "the target has no chat template, so " if missing else ""
+            self._tell(f"{why}turns and answers are joined as plain text, one line break after each")
 
     def _lines(self) -> Iterator[str]:
         for raw in sys.stdin.buffer:

@@ -88,9 +88,7 @@ def test_three_models_a_policy_and_a_file(specctl: Specctl) -> None:
     assert [Path(level.model).name for level in profile.draft.levels] == ["mid", "small"]
     assert {level.policy.setting.label for level in profile.draft.levels} == {"adaedl:threshold=0.3"}
     assert profile.prompt.chat
-    assert tomllib.loads((tmp_path / "trio.toml").read_text())["description"].startswith(
-        "big drafted by mid drafted by"
-    )
+    assert profile.description == "big drafted by mid drafted by small, adaedl"
 
 
 def test_an_existing_file_is_replaced_only_with_force(specctl: Specctl, tmp_path: Path) -> None:
