@@ -53,7 +53,7 @@ def new(
     if name is not None and output is not None:
         raise UsageError("NAME and --output exclude each other", "leave one of them out")
     asks = target is None or not drafts
-    if asks and not sys.stdin.isatty():
+    if asks and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(f"{'--target' if target is None else '--draft'} is missing", "name a folder or hub id")
     settings = parse_policy(policy) if policy is not None else None
     path = output if name is None else _path_of(name, force)

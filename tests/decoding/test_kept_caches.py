@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.session import Session, build_drafter
-from specctl.models.loading.pair import Pair
+from specctl.models.loading.pair import Pair, load_pair
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import EagerRunner, Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
+from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason
 
@@ -177,6 +178,20 @@ def test_sampling_draws_as_in_a_fresh_session() -> None:
     kept, fresh = Chat(), Chat()
     kept.say(OPENING)
     assert kept.session.generate(prompt, table).tokens == fresh.session.generate(prompt, table).tokens
+
+
+def test_deterministic_turns_are_the_same_whatever_the_policy_in_bfloat16() -> None:
+    changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", "deterministic=true", "sampling.max_new_tokens=40"]
+    profile = resolve("embedded", overrides=changes).profile
+    pair = load_pair(profile)
+    found = set()
+    for name in ("none", "constant", "svip"):
+        session = Session(pair, build_drafter(pair, Setting(name)), keep_caches=True)
+        text = pair.tokenizer.encode("Once upon a time")
+        for more in ("Tom was sad.", "The next day,", ""):
+            text += [*session.generate(text, profile.sampling).tokens, *pair.tokenizer.encode(more)]
+        found.add(tuple(text))
+    assert len(found) == 1
 
 
 def test_every_model_of_a_hierarchy_keeps_its_cache() -> None:
