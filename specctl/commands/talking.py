@@ -112,7 +112,7 @@ class Talk:
         interrupted = turn is None or turn.finish_reason is FinishReason.INTERRUPTED
         if turn is not None:
             text = (turn.answer or "")[watcher.written :]
-            self._sink.write((printable(text) if self._live else text) + "\n")
+            self._sink.write((printable(text) if self._sink.isatty() else text) + "\n")
             self._sink.flush()
         if interrupted and not self._person:
             raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from checkpoints import tiny_tokenizer
+from recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
 from toys import STOPPING, Replays, noisy_copy, random_model, seeded
 from transformers import PreTrainedModel
 
@@ -61,7 +62,8 @@ class Chat:
     """A session with counted runners, and a fresh one at each prompt to compare with."""
 
     def __init__(self, engine: str = "eager", family: str = "llama", policy: str = "svip") -> None:
-        models = random_model(family), noisy_copy(family)
+        exact, noisy = (recurrent_model, noisy_recurrent) if family in FAMILIES else (random_model, noisy_copy)
+        models = exact(family), noisy(family)
         make = ENGINES[engine]
         self.target, self.draft = (Counting(make(model)) for model in models)
         self.pair = Pair(self.target, (self.draft,), TOKENIZER, frozenset(), 1 << 31, (), ({},))
@@ -95,6 +97,17 @@ def test_a_turn_reads_only_what_is_new(engine: str, family: str, policy: str) ->
         (ahead,), (draft_ahead,) = chat.taken()
         assert ahead == len(NEXT)  # the answer's last token takes the place of the prompt's, which the round reads
         assert draft_ahead < 2 * len(NEXT)  # with it what the target wrote when there was no room for a draft
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba", "lfm2"])
+def test_a_recurrent_state_goes_on_from_the_last_turn(family: str) -> None:
+    chat = Chat(family=family)
+    answer = chat.say(OPENING)
+    chat.taken()
+    chat.say([*OPENING, *answer, *NEXT])
+    assert chat.target.taken() == [len(NEXT)]
+    chat.say([*OPENING, *NEXT])  # taken back: further than its saved states may reach
+    chat.say(OPENING)
 
 
 def test_without_keeping_every_prompt_is_read_whole() -> None:
