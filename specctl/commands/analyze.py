@@ -11,6 +11,7 @@ from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -24,6 +25,7 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 def analyze(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
@@ -75,6 +79,8 @@ def analyze(
     """
     if from_:
         unused = {
+            "--target": target,
+            "--draft": draft,
             "--set": set_,
             "--suite": suite,
             "--data": data,
@@ -100,10 +106,10 @@ def analyze(
             _show(read_traces(from_), None, None, sources, report, json_, quiet)
         return
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     if resolved.draft is None:
-        raise UsageError("the profile has no draft to analyse", "name one with [draft] in the profile or --set")
+        raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
     with Outputs(force=force) as outputs:
         outputs.reads("input", input_)
         outputs.reads("data", data)

@@ -12,6 +12,7 @@ from specctl.commands import profiles
 from specctl.commands.analyze import analyze
 from specctl.commands.bench import bench
 from specctl.commands.calibrate import calibrate
+from specctl.commands.chat import chat
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
 from specctl.commands.train_head import train_head
@@ -71,6 +72,7 @@ def specctl(
 
 # Every command, in the order help lists them.
 app.command()(generate)
+app.command()(chat)
 app.command()(bench)
 app.command()(calibrate)
 app.command()(analyze)

@@ -11,6 +11,7 @@ from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     CheckOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -24,6 +25,7 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 def bench(
     ctx: typer.Context,
     profile: ProfileOptions = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -150,7 +154,10 @@ def bench(
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
         flags |= {"check": check or None}
-        found = [resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code) for name in profile or (None,)]
+        found = [
+            resolve_profile(name, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+            for name in profile or (None,)
+        ]
         profiles = [each.profile for each in found]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
         competing = competing_drafts(profiles, policies)

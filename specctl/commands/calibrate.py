@@ -1,6 +1,8 @@
 """`specctl calibrate`: the fastest policy and threshold for this pair, this machine and these prompts."""
 
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +12,7 @@ from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -21,6 +24,7 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 
 def calibrate(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -114,7 +120,7 @@ def calibrate(
     """
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
-    from specctl.calibration.contest import contest, heads_among
+    from specctl.calibration.contest import contest, heads_among, heads_in
     from specctl.calibration.earlier_trace import require_fits
     from specctl.policies import SIGNALS
     from specctl.prompts.suites import sample
@@ -122,13 +128,15 @@ def calibrate(
     from specctl.replay.trace_files import TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    resolved, given = _resolved(profile, set_, flags, head or [], trust_remote_code)
+    given = heads_in(head or [])
+    choose = partial(resolve_profile, profile, set_, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    resolved = _resolved(choose, flags, given)
     own = resolved.profile
     if own.draft is None:
-        raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
+        raise UsageError("the profile has no draft to calibrate", "name one with --draft or in the profile")
     heads = heads_among(given, own.draft)
-    draft = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
-    own = own.model_copy(update={"draft": draft})
+    drafting = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
+    own = own.model_copy(update={"draft": drafting})
     with Outputs(force=force) as outputs:
         outputs.reads("input", input_)
         outputs.reads("data", data)
@@ -145,7 +153,7 @@ def calibrate(
         elif traced is not None and TRACES.continues(traced):
             earlier = read_traces(traced.path)
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else set(SIGNALS)
-        asked = contest(draft, policy, grid, heads, recorded)
+        asked = contest(drafting, policy, grid, heads, recorded)
         prompts = None
         if from_ is None:
             whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
@@ -176,20 +184,15 @@ def calibrate(
 
 
 def _resolved(
-    name: str | None, set_: list[str] | None, flags: dict[str, Any], head: list[str], trust_remote_code: bool
-) -> "tuple[ResolvedProfile, list[str]]":
-    """The profile, and the heads that --head names."""
-    from specctl.calibration.contest import heads_in
-
-    given = heads_in(head)
+    choose: "Callable[[Mapping[str, Any]], ResolvedProfile]", flags: dict[str, Any], heads: list[str]
+) -> "ResolvedProfile":
+    """The profile, whose policy may need a head that only --head names."""
     try:
-        return resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code), given
+        return choose(flags)
     except ProfileError:
-        if not given:
+        if not heads:
             raise
-        # The profile's policy may need a head that only --head names.
-        flags = {**flags, "draft.head": given[0]}
-        return resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code), given
+        return choose({**flags, "draft.head": heads[0]})
 
 
 def _calibrate(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specctl.commands.files import resolve_profile
-from specctl.commands.options import JsonOption, ProfileOption, SetOption, TrustOption
+from specctl.commands.options import DraftOption, JsonOption, ProfileOption, SetOption, TargetOption, TrustOption
 from specctl.errors import ModelError
 from specctl.files import write_line
 from specctl.terminal.loading import loading
@@ -25,6 +25,8 @@ Facts = dict[str, str]
 
 def doctor(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     run: Annotated[
         bool,
@@ -41,7 +43,9 @@ def doctor(
 
     Exits with 3 when the pair cannot be loaded.
     """
-    resolved = resolve_profile(profile, set_, {"check": run or None}, trust_remote_code=trust_remote_code)
+    resolved = resolve_profile(
+        profile, set_, {"check": run or None}, target=target, draft=draft, trust_remote_code=trust_remote_code
+    )
     with loading(Console(stderr=True), "examining the models"):
         from specctl.models.loading.diagnosis import diagnose
 
@@ -95,7 +99,7 @@ def _print_tables(console: Console, report: "Diagnosis", tried: "Trial | None") 
         table.add_row(cell(name), *map(cell, rows.values()))
     console.print(table)
     console.print(cell(_versions(report), "dim"))
-    for line, style in _verdict(report, tried):
+    for line, style in verdict(report, tried):
         console.print(cell(line, style))
 
 
@@ -105,7 +109,7 @@ def _plain(profile: str, report: "Diagnosis", tried: "Trial | None") -> list[str
         lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
-    return [*lines, "", _versions(report), "", *(line for line, _ in _verdict(report, tried))]
+    return [*lines, "", _versions(report), "", *(line for line, _ in verdict(report, tried))]
 
 
 def _model_rows(facts: "ModelFacts") -> Facts:
@@ -149,7 +153,7 @@ def _versions(report: "Diagnosis") -> str:
     return ", ".join(f"{name} {version}" for name, version in report.versions.items())
 
 
-def _verdict(report: "Diagnosis", tried: "Trial | None") -> list[tuple[str, str]]:
+def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str, str]]:
     """The closing lines, each with its style."""
     lines = []
     if report.shared_vocabulary:

@@ -11,6 +11,7 @@ from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CheckOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     PolicyOption,
@@ -18,6 +19,7 @@ from specctl.commands.options import (
     ProgressOption,
     QuietOption,
     SetOption,
+    TargetOption,
     TrustOption,
     sampling_flags,
 )
@@ -27,11 +29,8 @@ from specctl.jsonl import Finished, InputFormat, Record, finished_rounds, read_r
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specctl.decoding.answers import Answerer
     from specctl.profile.schema import Profile
-    from specctl.terminal.live import LiveView
     from specctl.terminal.loading import TerminalProgress
 
 RECORDS = "Records"
@@ -48,6 +47,8 @@ def generate(
         ),
     ] = None,
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
     max_new_tokens: Annotated[
@@ -194,7 +195,7 @@ def generate(
     )
     flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
     flags |= {"check": check or None}
-    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     only_prompts = not from_stream or input_format == "text"
     if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
@@ -232,8 +233,9 @@ def generate(
 
         from specctl.observing.record_stream import RecordStream, trace_alone, tracer
 
+        view = partial(streaming.view_of, resolved, console)
         if source is not None:
-            watch = streaming.live_watch(answerer, partial(_view, resolved, console)) if live else trace_alone
+            watch = streaming.live_watch(answerer, view) if live else trace_alone
             answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
             # Results and panels on the same terminal show the progress themselves.
             silent = live or (output == "-" and sys.stdout.isatty())
@@ -253,7 +255,7 @@ def generate(
             write_line(sink, result_line(record, completions, rounds=rounds, token_ids=token_ids))
             return
         shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
-        streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
+        streaming.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
 
 
 def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> list[Record]:
@@ -294,13 +296,3 @@ def _load(
     drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
     prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)
-
-
-def _view(profile: "Profile", console: "Console", prompt: str) -> "LiveView":
-    from specctl.terminal.live import LiveView
-
-    draft = profile.draft.at_work() if profile.draft is not None else None
-    levels = draft.levels if draft is not None else ()
-    models = [profile.target.model, *(level.model for level in levels)]
-    policies = [level.policy.name for level in levels] or ["none"]
-    return LiveView(console, " + ".join(models), " / ".join(policies), prompt, profile.sampling.max_new_tokens)

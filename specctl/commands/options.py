@@ -42,9 +42,45 @@ ProfileOption = Annotated[
         "--profile",
         "-p",
         metavar="NAME",
-        envvar="SPECCTL_PROFILE",
         autocompletion=_complete_profile,
-        help="Name or path of a profile: the model pair, its policy and settings. Default: the embedded models.",
+        help="Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target and "
+        "--draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
+    ),
+]
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="MODEL",
+        help="Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair is "
+        "--target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
+    ),
+]
+
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="Draft model, a folder or hub id. With --profile it replaces the profile's draft.",
+    ),
+]
+
+DraftsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
+    ),
+]
+
+DraftsPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME:KEY=VALUE,...",
+        autocompletion=_complete_policy,
+        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
     ),
 ]
 

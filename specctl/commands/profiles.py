@@ -1,4 +1,4 @@
-"""``specctl profiles``: list, show, check and find profiles."""
+"""``specctl profiles``: list, show, check, find and write profiles."""
 
 import json
 import os
@@ -9,16 +9,25 @@ from typing import Any
 import typer
 
 from specctl.commands.files import resolve_profile
-from specctl.commands.options import JsonOption, ProfileArgument, ProfileArguments, SetOption
+from specctl.commands.new_profile import new
+from specctl.commands.options import (
+    DraftOption,
+    JsonOption,
+    ProfileArgument,
+    ProfileArguments,
+    SetOption,
+    TargetOption,
+)
 from specctl.errors import ProfileError
-from specctl.printable import one_line
 from specctl.profile import ResolvedProfile, resolve
-from specctl.profile.discovery import available, chosen, display
+from specctl.profile.discovery import available, chosen, display, find
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
 from specctl.terminal.output import write_json, write_out
 
-app = typer.Typer(no_args_is_help=True, help="List, show and check profiles.")
+app = typer.Typer(no_args_is_help=True, help="List, show, check and write profiles.")
+
+app.command()(new)
 
 _COLUMNS = ("name", "target", "draft", "policy", "description", "path")
 
@@ -33,13 +42,21 @@ def list_(as_json: JsonOption = False) -> None:
         _print_table(rows)
     else:
         for row in rows:
-            write_out("\t".join(" ".join(one_line(str(row[column] or "")).split()) for column in _COLUMNS))
+            line = "\t".join(" ".join(str(row[column] or "").split()) for column in _COLUMNS)
+            write_out(line.encode(errors="replace").decode())  # the name of a file need not be text
 
 
 @app.command()
-def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def show(
+    name: ProfileArgument = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show all values of a profile, with the origin of each."""
-    resolved = resolve_profile(name, overrides, trust_remote_code=True)  # shows it, and runs nothing
+    # It is shown, and runs nothing.
+    resolved = resolve_profile(name, overrides, target=target, draft=draft, trust_remote_code=True)
     if as_json:
         _print_json(_document(resolved))
     else:
@@ -52,11 +69,11 @@ def check(names: ProfileArguments = None) -> None:
     wrong = []
     for name in names or available():
         try:
-            resolved = resolve(name, environ=_bare_environment(), trust_remote_code=True)
+            resolve(name, environ=_bare_environment(), trust_remote_code=True)
         except ProfileError as error:
             wrong.append(str(error))
         else:
-            write_out(f"{name}: ok ({display(resolved.source)})")
+            write_out(f"{name}: ok ({display(find(name))})")
     if wrong:
         raise ProfileError("\n".join(wrong))
 
@@ -93,7 +110,7 @@ def _document(resolved: ResolvedProfile) -> dict[str, Any]:
         model, dumped = model.draft, dumped["draft"]
     return {
         "name": resolved.name,
-        "path": str(resolved.source.absolute()),
+        "path": None if resolved.source is None else str(resolved.source.absolute()),
         "profile": table,
         "origins": resolved.origins,
     }

@@ -5,6 +5,8 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from specctl.jsonl import Record
 from specctl.metrics import Metrics
 from specctl.outputs import Sink
@@ -16,6 +18,7 @@ from specctl.terminal.output import write_text
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
     from specctl.observing.record_stream import RecordStream, Watch
+    from specctl.profile import Profile
 
 ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BONUS}
 
@@ -56,6 +59,19 @@ def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch"
             yield Watcher(answerer, panel, trace)
 
     return watch
+
+
+def title_of(profile: "Profile") -> str:
+    """The names of the models that take part."""
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    return " + ".join([profile.target.model, *(level.model for level in (draft.levels if draft is not None else ()))])
+
+
+def view_of(profile: "Profile", console: Console, prompt: str) -> LiveView:
+    """A panel for one generation of a profile's pair, which continues ``prompt``."""
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    policies = [level.policy.name for level in draft.levels] if draft is not None else ["none"]
+    return LiveView(console, title_of(profile), " / ".join(policies), prompt, profile.sampling.max_new_tokens)
 
 
 def _opening(record: Record) -> str:

@@ -9,6 +9,7 @@ import typer
 from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     InputOption,
     JsonOption,
@@ -21,6 +22,7 @@ from specctl.commands.options import (
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -39,6 +41,8 @@ def train_head(
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
     ],
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -114,7 +118,7 @@ def train_head(
         # No default: a head trained on the prompts of bench would be evaluated on its own training data.
         raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console
 

@@ -19,6 +19,7 @@ __all__ = ["LiveView", "Origin", "Piece", "loading"]
 _FINISHED = {
     FinishReason.STOP: "stop (end of sequence or stop string)",
     FinishReason.LENGTH: "length (token limit reached)",
+    FinishReason.INTERRUPTED: "interrupted",
 }
 
 

@@ -65,7 +65,7 @@ def test_the_last_line_is_the_verdict(whole):
 
 def test_quiet_leaves_out_what_was_written(whole, tmp_path):
     assert bench("--from", whole[0], "--spec-bench-out", tmp_path, "-q").stderr == ""
-    assert bench("--from", whole[0], "--spec-bench-out", tmp_path).stderr.startswith("wrote ")
+    assert bench("--from", whole[0], "--spec-bench-out", tmp_path, "--force").stderr.startswith("wrote ")
 
 
 def test_a_prompt_that_does_not_fit_is_left_out_with_a_message(whole):
