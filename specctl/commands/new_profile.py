@@ -60,6 +60,8 @@ def new(
     settings = parse_policy(policy) if policy is not None else None
     path = output if name is None else _path_of(name, force)
     if output is not None:
+        if not output.parent.is_dir():
+            raise UsageError(f"cannot write {display(output)}: there is no such folder")
         _require_new(output, force)
     if target is None:
         target = _ask("Target model, a folder or hub id")
