@@ -6,13 +6,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from specctl.errors import OutputError, SpecctlError
+from specctl.errors import OutputError, SpecctlError, reason
 from specctl.outputs.file import name_standard_output
 from specctl.streams import Closed, replace_closed
+from specctl.terminal.output import tell
 
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -47,8 +47,8 @@ def _run() -> int:
         _report(error, error.message, error.hint)
         return error.exit_code
     except Exception as error:
-        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+        said = reason(error)
+        message = f"{type(error).__name__}: {said}" if said else type(error).__name__
         _report(error, message, "Set SPECCTL_DEBUG=1 to see where it happened.")
         return 1
     return 0
@@ -63,7 +63,7 @@ def _exit_code(stop: SystemExit) -> int:
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             return INTERRUPTED
     if isinstance(stop.code, str):
-        _print(stop.code)
+        tell(stop.code)
         return 1
     return stop.code or 0
 
@@ -82,15 +82,8 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 def _report(error: Exception, message: str, hint: str) -> None:
     if os.environ.get("SPECCTL_DEBUG", "0") not in {"", "0"}:
-        traceback.print_exception(error)
-    colour = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    label = "\033[1;31merror:\033[0m" if colour else "error:"
-    _print(f"{label} {message}\n{hint}".rstrip("\n"))
-
-
-def _print(text: str) -> None:
-    with suppress(OSError):  # stderr may be closed
-        print(text, file=sys.stderr, flush=True)
+        tell("".join(traceback.format_exception(error)).rstrip("\n"))
+    tell(f"{message}\n{hint}".rstrip("\n"), "error", "1;31")
 
 
 def _flush(*, silent: bool) -> int:

@@ -1,6 +1,13 @@
 """Errors for users: what is wrong, how to fix it, and the exit code."""
 
 
+def reason(error: BaseException) -> str:
+    """What an exception says, in one line: its first line, with those that it announces by a colon at its end."""
+    lines = [stripped for line in str(error).splitlines() if (stripped := line.strip())]
+    count = next((number for number, line in enumerate(lines, start=1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:count])
+
+
 class SpecctlError(Exception):
     """A problem that the user can fix; shown as a message without a traceback.
 

@@ -10,23 +10,16 @@ from enum import StrEnum
 from functools import cached_property, reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from specctl.errors import UsageError
 from specctl.nesting import too_deep
-from specctl.outputs import OutputFile
+from specctl.outputs import OutputFile, Sink
+from specctl.printable import escaped
 
 T = TypeVar("T")
-
-
-class Sink(Protocol):
-    """What lines are written to: an output or a text stream."""
-
-    def write(self, text: str, /) -> int: ...
-
-    def flush(self) -> None: ...
 
 
 class Content(StrEnum):
@@ -69,13 +62,13 @@ def _content(line: bytes) -> Content:
 
 
 def write_line(stream: Sink, value: Mapping[str, Any]) -> None:
-    """Write one object as one line and flush, so that readers see it at once."""
+    """Write one object as one line and flush, so that readers see it at once. A terminal gets more of it escaped."""
     line = json.dumps(value, ensure_ascii=False)
     try:
         line.encode()
     except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
         line = json.dumps(value)
-    stream.write(line + "\n")
+    stream.write((escaped(line) if stream.isatty() else line) + "\n")
     stream.flush()
 
 

@@ -1,21 +1,32 @@
 """Text from models and files, made safe to show in a terminal."""
 
+import json
 import unicodedata
+from collections.abc import Set
+
+_JOINERS = frozenset({0x200C, 0x200D})
+"""Characters of Persian, of Indic scripts and of emoji that are format characters but move nothing."""
 
 
-class _Printable(dict[int, str]):
-    """Translation of characters that could command a terminal or whose width terminals disagree on."""
+class _Translation(dict[int, str]):
+    """Translation of characters that could command a terminal or deceive its reader; filled in as they occur."""
+
+    def __init__(self, own: dict[int, str], dropped: Set[str], replaced: Set[str]) -> None:
+        super().__init__(own)
+        self._dropped, self._replaced = dropped, replaced
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
         category = unicodedata.category(char)
         if code < 0x20:
             shown = chr(0x2400 + code)
-        elif category in ("Cc", "Cs", "Co", "Cn"):
+        elif code == 0x7F:
+            shown = "\N{SYMBOL FOR DELETE}"
+        elif category in self._replaced:
             shown = "\N{REPLACEMENT CHARACTER}"
         elif category in ("Zl", "Zp"):
             shown = "\n"
-        elif category == "Cf" or 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF:
+        elif category in self._dropped:
             shown = ""
         else:
             shown = char
@@ -23,18 +34,37 @@ class _Printable(dict[int, str]):
         return shown
 
 
-_PRINTABLE = _Printable({ord("\n"): "\n", ord("\r"): "", ord("\t"): "    "})
+_SELECTORS = dict.fromkeys([*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)], "")
+_CELLS = _Translation(
+    {ord("\n"): "\n", ord("\r"): "", ord("\t"): "    "} | _SELECTORS, {"Cf"}, {"Cc", "Cs", "Co", "Cn"}
+)
+_TEXT = _Translation(
+    {ord("\n"): "\n", ord("\r"): "", ord("\t"): "\t"} | {code: chr(code) for code in _JOINERS}, {"Cf"}, {"Cc", "Cs"}
+)
 
 
 def printable(text: str) -> str:
-    """The text without anything a terminal would obey; line feeds are the only controls left.
+    """The text without anything a terminal would obey or whose width terminals disagree on, ready to be laid out.
 
-    Control characters become visible symbols, tabs four spaces; bidirectional and other format characters and
-    variation selectors vanish, lone surrogates become U+FFFD.
+    Line feeds are the only controls left. Control characters become visible symbols, tabs four spaces; bidirectional
+    and other format characters and variation selectors vanish, lone surrogates become U+FFFD.
     """
-    return text.translate(_PRINTABLE)
+    return text.translate(_CELLS)
 
 
 def one_line(text: str) -> str:
     """`printable` with line feeds turned into spaces."""
     return printable(text).replace("\n", " ")
+
+
+def harmless(text: str) -> str:
+    """The text without anything a terminal would obey, but with tabs, joiners and all that only needs a good font.
+
+    For running text that nobody measures. Each character is treated by itself, so a text may be cleaned in pieces.
+    """
+    return text.translate(_TEXT)
+
+
+def escaped(document: str) -> str:
+    """The same JSON with what `harmless` would change written as escapes; line feeds between values stay."""
+    return "".join(char if harmless(char) == char else json.dumps(char)[1:-1] for char in document)

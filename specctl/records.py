@@ -25,10 +25,11 @@ class ExtraToken(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended: at an end-of-sequence token or stop string, or at the token limit."""
+    """Why a completion ended: at an end-of-sequence token or stop string, at the token limit, or by the user."""
 
     STOP = "stop"
     LENGTH = "length"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations(config.getoption("--strict-durations")))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quick_machine() -> Iterator[None]:
+    """However slow the machine, no command takes so long that it begins to write how far it is."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("specctl.terminal.loading.PATIENCE", 1e6)
+        yield
+
+
 def cpu_seconds() -> float:
     """Of this process and of the children it has waited for."""
     spent = os.times()

@@ -1,6 +1,6 @@
 """Target and draft read what the target wrote: both distributions at every token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.observing.answering import answer_each
+from specctl.observing.progress import Advance, ignored
 from specctl.observing.results import Skipped
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
@@ -28,7 +29,7 @@ def read_prompts(
     prompts: Sequence[SuitePrompt],
     settings: SamplingTable,
     prompt_format: PromptFormat,
-    advance: Callable[[], None] = lambda: None,
+    advance: Advance = ignored,
 ) -> tuple[Readings | None, dict[str, str]]:
     """Answer every prompt with the target and read each answer with both models.
 

@@ -169,9 +169,13 @@ def _here(model: CostModel | None, chain: Sequence[int]) -> tuple[float, float] 
 
 def _map(axes: "Axes", across: Floats, up: Floats, gain: Floats) -> None:
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogFormatter
 
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):  # plain numbers: our style reads no mathematics in labels
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter())
     spread = max(float(np.abs(np.log(gain)).max()), 1e-3)
     shades = np.exp(np.linspace(-spread, spread, 13))
     axes.contourf(across, up, gain, levels=shades, cmap="PuOr_r", norm=LogNorm(shades[0], shades[-1]), alpha=0.7)

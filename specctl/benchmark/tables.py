@@ -6,6 +6,7 @@ from typing import Any
 from specctl.benchmark.cost_tables import cost_table, level_table
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
+from specctl.benchmark.verdict import verdict
 from specctl.observing.results import OF_HIERARCHIES, RESULTS, as_record
 from specctl.reporting.plain import plain
 from specctl.reporting.table import UNKNOWN, Table
@@ -33,6 +34,7 @@ def as_json(digest: Digest) -> dict[str, Any]:
     """Every number of the tables and its provenance, rounded to six decimals."""
     document: dict[str, Any] = {
         "provenance": {**as_record(digest.results.header), "schema_version": RESULTS.version},
+        "verdict": verdict(digest),
         "runs": len(digest.results.runs),
         "expected_runs": digest.expected_runs,
         "overall": digest.overall,

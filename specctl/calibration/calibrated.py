@@ -16,7 +16,7 @@ MOST_RUNNER_UPS = 5
 def calibrated_profile(
     resolved: ResolvedProfile, found: Calibration, costs: CostTable, facts: Mapping[str, Any], output: Path
 ) -> dict[str, Any]:
-    """The contents of a profile file that extends the resolved profile.
+    """The contents of a profile file that extends the resolved profile, if that is a file.
 
     Changes by flags, ``--set`` and the environment are written into it, because they were in force in the calibration.
 
@@ -31,8 +31,9 @@ def calibrated_profile(
     table: dict[str, Any] = {
         "schema_version": 1,
         "description": f"{resolved.profile.description or resolved.name}, calibrated: {verdict(found)}",
-        "extends": _parent(resolved, output),
     }
+    if resolved.source is not None:
+        table["extends"] = _parent(resolved, resolved.source, output)
     for key, origin in resolved.origins.items():
         path = key.split(".")
         if not _of_file(origin) and "policy" not in path and path[0] != "provenance":
@@ -79,11 +80,11 @@ def draft_table(setting: Setting, drafts: int) -> dict[str, Any]:
     return table
 
 
-def _parent(resolved: ResolvedProfile, output: Path) -> str:
+def _parent(resolved: ResolvedProfile, source: Path, output: Path) -> str:
     """How the new file names the old profile: by name, or by path if the old profile was given by path."""
-    if resolved.name == resolved.source.stem and output.stem != resolved.source.stem:
+    if resolved.name == source.stem and output.stem != source.stem:
         return resolved.name
-    return str(resolved.source.resolve())
+    return str(source.resolve())
 
 
 def _of_file(origin: str) -> bool:

@@ -63,7 +63,9 @@ def ranking(found: Calibration) -> Picture:
             fontsize=8,
         )
     chosen = found.winner.score.setting
-    names = [entry.score.setting.label + (" *" if entry.score.setting == chosen else "") for entry in entries]
+    names = [
+        shorten(entry.score.setting.label, 60) + (" *" if entry.score.setting == chosen else "") for entry in entries
+    ]
     axes.set_yticks(range(len(entries)), names)
     axes.set_ylim(-0.6, len(entries) - 0.2)
     axes.axvline(1, color=FAINT, linewidth=0.8, linestyle=":")

@@ -1,6 +1,6 @@
 """Runs the most important settings of a calibration live, to compare predicted and measured speed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from specctl.calibration.search import Calibration
@@ -19,6 +19,9 @@ from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import Interval
 
+FAR_OFF = 0.25
+"""How far measured speed may be from predicted before the user is warned: prompts alone make less of a difference."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -35,6 +38,18 @@ class Measured:
     predicted: float | None
     measured: float
     speedup: Interval | None
+
+
+def doubts(measured: Sequence[Measured]) -> list[str]:
+    """A warning where live runs took much longer or shorter than predicted, else nothing."""
+    off = {one.setting.label: one.measured / one.predicted for one in measured if one.predicted and one.measured > 0}
+    label, worst = max(off.items(), key=lambda item: max(item[1], 1 / item[1]), default=("", 1.0))
+    if max(worst, 1 / worst) <= 1 + FAR_OFF:
+        return []
+    return [
+        f"measured speed is far from predicted ({label}: {worst - 1:+.0%}), so this machine was faster or slower when "
+        "its costs were measured; calibrate again while nothing else runs"
+    ]
 
 
 def check_live(
@@ -74,8 +89,10 @@ def check_live(
     settings = profile.sampling.model_copy(update={"stop": []})
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("live runs", len(prompts) * len(field.candidates)) as advance:
-        for _ in RoundRobin(_with_heads(pair, field), results, prompts, settings, prompt_format, lambda _: None).run():
-            advance()
+        for run in RoundRobin(
+            _with_heads(pair, field), results, prompts, settings, prompt_format, lambda _: None
+        ).run():
+            advance(run.tokens)
     return list(_measured(results, predicted, labels))
 
 

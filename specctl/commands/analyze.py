@@ -11,6 +11,7 @@ from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -18,11 +19,13 @@ from specctl.commands.options import (
     LimitOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SamplesOption,
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -30,6 +33,7 @@ from specctl.commands.options import (
 )
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.analysis.readings import Judged, Readings
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 
 def analyze(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     from_: Annotated[
         list[Path] | None,
@@ -52,9 +58,10 @@ def analyze(
     samples_per_category: SamplesOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
@@ -62,6 +69,7 @@ def analyze(
     foreign_head: ForeignHeadOption = False,
     trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
@@ -71,6 +79,8 @@ def analyze(
     """
     if from_:
         unused = {
+            "--target": target,
+            "--draft": draft,
             "--set": set_,
             "--suite": suite,
             "--data": data,
@@ -96,17 +106,17 @@ def analyze(
             _show(read_traces(from_), None, None, sources, report, json_, quiet)
         return
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     if resolved.draft is None:
-        raise UsageError("the profile has no draft to analyse", "name one with [draft] in the profile or --set")
+        raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
     with Outputs(force=force) as outputs:
         outputs.reads("input", input_)
         outputs.reads("data", data)
         spare_profile(outputs, found)
         open_report(outputs, report)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
-        readings, facts, failures = _read(resolved, prompts, quiet, foreign_head)
+        readings, facts, failures = _read(resolved, prompts, quiet, progress, foreign_head)
         for identity, reason in failures.items():
             warn(f"prompt {identity} is left out: {reason}")
         if readings is None:
@@ -124,7 +134,7 @@ def _command() -> str:
 
 
 def _read(
-    profile: "Profile", suite: "Suite", quiet: bool, foreign_head: bool
+    profile: "Profile", suite: "Suite", quiet: bool, shown: bool | None, foreign_head: bool
 ) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
     """Run the prompts: readings (None without any), facts of the run, and by prompt id why a prompt failed."""
     from rich.console import Console
@@ -132,9 +142,10 @@ def _read(
     from specctl.terminal.loading import TerminalProgress
 
     console = Console(stderr=True, quiet=quiet)
+    progress = TerminalProgress(console, shown)
     # In a hierarchy only the draft that the target verifies is analysed.
     drafts = [profile.draft] if profile.draft is not None else []
-    pair = load(profile, console, drafts=drafts, foreign_head=foreign_head)
+    pair = load(profile, console, drafts=drafts, foreign_head=foreign_head, progress=progress)
 
     from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
@@ -142,7 +153,7 @@ def _read(
 
     facts = gather(pair, profile, suite)
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with TerminalProgress(console).counting("prompts", len(suite.prompts)) as advance:
+    with progress.counting("prompts", len(suite.prompts)) as advance:
         readings, failures = read_prompts(pair, suite.prompts, profile.sampling, prompt_format, advance)
     names = ("created", "suite", "sampling", "devices", "versions", "profile")
     return readings, {name: getattr(facts, name) for name in names}, failures
@@ -181,4 +192,4 @@ def _show(
             "Draft signals and acceptance", shown, draw_analysis(analysis, judged, readings), sources, report
         ):
             if not quiet:
-                print(f"wrote {path}", file=sys.stderr)
+                tell(f"wrote {path}")

@@ -1,20 +1,49 @@
 """The command line as a whole. Command modules are thin: torch is imported inside their bodies."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from specctl import __version__
 from specctl.commands import profiles
 from specctl.commands.analyze import analyze
 from specctl.commands.bench import bench
 from specctl.commands.calibrate import calibrate
+from specctl.commands.chat import chat
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
 from specctl.commands.train_head import train_head
+from specctl.printable import one_line
+
+
+class _Commands(TyperGroup):
+    """Shows the words of the command line that a usage error quotes without anything a terminal would obey."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _clean_usage_errors():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _clean_usage_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _clean_usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer exports no class of usage errors
+            error.message = one_line(error.message)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     name="specctl",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -43,6 +72,7 @@ def specctl(
 
 # Every command, in the order help lists them.
 app.command()(generate)
+app.command()(chat)
 app.command()(bench)
 app.command()(calibrate)
 app.command()(analyze)

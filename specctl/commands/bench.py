@@ -11,6 +11,7 @@ from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     CheckOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -18,31 +19,35 @@ from specctl.commands.options import (
     LimitOption,
     MaxNewTokensOption,
     ProfileOptions,
+    ProgressOption,
     QuietOption,
     SamplesOption,
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
 )
 from specctl.errors import UsageError
 from specctl.outputs import OutputFile, Outputs
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specctl.benchmark.plan import Plan
     from specctl.observing.field import Field
     from specctl.observing.results import RunSet
     from specctl.profile import Profile
     from specctl.prompts.suites import Suite
+    from specctl.terminal.loading import TerminalProgress
 
 
 def bench(
     ctx: typer.Context,
     profile: ProfileOptions = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,12 +64,13 @@ def bench(
     limit: LimitOption = None,
     category: CategoryOption = None,
     samples_per_category: SamplesOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How many times to run every prompt.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="How many times to run every prompt.")] = 1,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Token limits; every prompt runs once with each.")
     ] = None,
@@ -116,6 +122,7 @@ def bench(
     foreign_head: ForeignHeadOption = False,
     trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt."""
@@ -143,10 +150,14 @@ def bench(
         from specctl.observing.field import competing_drafts, field_of
         from specctl.profile import parse_policy
         from specctl.profile.schema import PolicyTable
+        from specctl.terminal.loading import TerminalProgress
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
         flags |= {"check": check or None}
-        found = [resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code) for name in profile or (None,)]
+        found = [
+            resolve_profile(name, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+            for name in profile or (None,)
+        ]
         profiles = [each.profile for each in found]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
         competing = competing_drafts(profiles, policies)
@@ -160,8 +171,8 @@ def bench(
         file = outputs.file("output", output, resumed=resume)
         open_report(outputs, report)
         outputs.folder("answers", spec_bench_out, ANSWER_FILES)
-        console = Console(stderr=True, quiet=quiet)
-        results = _run(profiles[0], field, prompts, plan, file, console, foreign_head=foreign_head)
+        shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
+        results = _run(profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head)
         _show(results, report, spec_bench_out, json_, quiet)
 
 
@@ -189,16 +200,17 @@ def _run(
     suite: "Suite",
     plan: "Plan",
     output: OutputFile | None,
-    console: "Console",
+    progress: "TerminalProgress",
     *,
     foreign_head: bool,
 ) -> "RunSet":
     """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
     from specctl.benchmark.plan import require_same
     from specctl.observing.results import BASELINE, RESULTS, read_results
-    from specctl.terminal.loading import TerminalProgress, note, resumable
+    from specctl.terminal.loading import note, resumable
     from specctl.terminal.progress import BenchProgress
 
+    console = progress.console
     earlier = None
     if output is not None and RESULTS.continues(output):
         earlier = read_results(output.path)
@@ -211,15 +223,15 @@ def _run(
         drafts=field.drafts,
         heads=field.heads,
         foreign_head=foreign_head,
+        progress=progress,
     )
 
     from specctl.benchmark.run import run_benchmark
 
     def watch(results: "RunSet", total: int) -> BenchProgress:
         labels = [candidate.label for candidate in results.header.candidates]
-        return BenchProgress(console, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
+        return BenchProgress(progress, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
-    progress = TerminalProgress(console)
     with resumable(console, output and output.path):
         results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, earlier)
     if (seconds := pair.preparing_seconds) is not None:
@@ -229,13 +241,11 @@ def _run(
 
 def _compare(a: Path, b: Path, as_document: bool) -> None:
     from rich.console import Console
-    from rich.text import Text
 
     from specctl.benchmark.comparison import compare_files
     from specctl.benchmark.comparison_tables import comparison_json, comparison_tables
     from specctl.files import write_line
-    from specctl.printable import one_line
-    from specctl.reporting.console import print_tables
+    from specctl.reporting.console import cell, print_tables
 
     comparison = compare_files(a, b)
     if as_document:
@@ -244,9 +254,9 @@ def _compare(a: Path, b: Path, as_document: bool) -> None:
     console = Console()
     print_tables(console, comparison_tables(comparison))
     if not console.is_terminal:
-        print()
+        write_out("")
     for compared in comparison.candidates:
-        console.print(Text(one_line(compared.verdict), style="bold"), soft_wrap=True)
+        console.print(cell(compared.verdict, "bold"), soft_wrap=True)
 
 
 def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool, quiet: bool) -> None:
@@ -254,6 +264,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
 
     from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
+    from specctl.benchmark.verdict import verdict
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
@@ -262,6 +273,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
         write_line(sys.stdout, tables.as_json(whole))
     else:
         print_tables(Console(), tables.tables(whole))
+        write_out(verdict(whole))
     written: list[Path] = []
     if report is not None:
         from specctl.benchmark.report import write_report
@@ -272,4 +284,4 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
 
         written += write_answers(results, answers)
     for path in written if not quiet else []:
-        print(f"wrote {path}", file=sys.stderr)
+        tell(f"wrote {path}")

@@ -1,6 +1,8 @@
 """`specctl calibrate`: the fastest policy and threshold for this pair, this machine and these prompts."""
 
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,16 +12,19 @@ from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
     JsonOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -27,6 +32,7 @@ from specctl.commands.options import (
 )
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import OutputFile, Outputs
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.calibration.contest import Contest
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
 
 def calibrate(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +73,10 @@ def calibrate(
     input_: InputOption = None,
     category: CategoryOption = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="Prompts that choose the setting; the same number is held out to report on.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Prompts that choose the setting; the same number is held out to report on."
+        ),
     ] = 8,
     grid: Annotated[
         Literal["paper", "dense"],
@@ -73,9 +84,10 @@ def calibrate(
     ] = "dense",
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float | None, typer.Option("-t", "--temperature", min=0, help="Sampling temperature; 0 is greedy decoding.")
+        float | None,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
     ] = None,
@@ -98,6 +110,7 @@ def calibrate(
     foreign_head: ForeignHeadOption = False,
     trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
+    progress_: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
@@ -107,7 +120,7 @@ def calibrate(
     """
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
-    from specctl.calibration.contest import contest, heads_among
+    from specctl.calibration.contest import contest, heads_among, heads_in
     from specctl.calibration.earlier_trace import require_fits
     from specctl.policies import SIGNALS
     from specctl.prompts.suites import sample
@@ -115,13 +128,15 @@ def calibrate(
     from specctl.replay.trace_files import TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    resolved, given = _resolved(profile, set_, flags, head or [], trust_remote_code)
+    given = heads_in(head or [])
+    choose = partial(resolve_profile, profile, set_, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    resolved = _resolved(choose, flags, given)
     own = resolved.profile
     if own.draft is None:
-        raise UsageError("the profile has no draft to calibrate", "name one with [draft] in the profile or --set")
+        raise UsageError("the profile has no draft to calibrate", "name one with --draft or in the profile")
     heads = heads_among(given, own.draft)
-    draft = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
-    own = own.model_copy(update={"draft": draft})
+    drafting = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
+    own = own.model_copy(update={"draft": drafting})
     with Outputs(force=force) as outputs:
         outputs.reads("input", input_)
         outputs.reads("data", data)
@@ -138,7 +153,7 @@ def calibrate(
         elif traced is not None and TRACES.continues(traced):
             earlier = read_traces(traced.path)
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else set(SIGNALS)
-        asked = contest(draft, policy, grid, heads, recorded)
+        asked = contest(drafting, policy, grid, heads, recorded)
         prompts = None
         if from_ is None:
             whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
@@ -160,6 +175,7 @@ def calibrate(
             replays_old=replays_old,
             verify=verify,
             foreign_head=foreign_head,
+            shown=progress_,
             quiet=quiet,
         )
         _show(resolved, *found, calibrated, report, json_, quiet)
@@ -168,20 +184,15 @@ def calibrate(
 
 
 def _resolved(
-    name: str | None, set_: list[str] | None, flags: dict[str, Any], head: list[str], trust_remote_code: bool
-) -> "tuple[ResolvedProfile, list[str]]":
-    """The profile, and the heads that --head names."""
-    from specctl.calibration.contest import heads_in
-
-    given = heads_in(head)
+    choose: "Callable[[Mapping[str, Any]], ResolvedProfile]", flags: dict[str, Any], heads: list[str]
+) -> "ResolvedProfile":
+    """The profile, whose policy may need a head that only --head names."""
     try:
-        return resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code), given
+        return choose(flags)
     except ProfileError:
-        if not given:
+        if not heads:
             raise
-        # The profile's policy may need a head that only --head names.
-        flags = {**flags, "draft.head": given[0]}
-        return resolve_profile(name, set_, flags, trust_remote_code=trust_remote_code), given
+        return choose({**flags, "draft.head": heads[0]})
 
 
 def _calibrate(
@@ -195,6 +206,7 @@ def _calibrate(
     replays_old: bool,
     verify: bool,
     foreign_head: bool,
+    shown: bool | None,
     quiet: bool,
 ) -> "tuple[TraceSet, Calibration, CostTable, list[Measured]]":
     """Collect the traces of the prompts, if there are any, search, and run the winner live."""
@@ -204,10 +216,10 @@ def _calibrate(
     from specctl.terminal.loading import TerminalProgress, resumable
 
     console = Console(stderr=True, quiet=quiet)
-    progress = TerminalProgress(console)
+    progress = TerminalProgress(console, shown)
     pair: Pair | None = None
     if prompts is not None or verify:
-        pair = load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head)
+        pair = load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head, progress=progress)
     traces = earlier
     if pair is not None and prompts is not None:
         from specctl.replay.collecting import collect_traces
@@ -224,9 +236,10 @@ def _calibrate(
         found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
     measured: list[Measured] = []
     if verify and pair is not None:
-        from specctl.calibration.live_check import check_live
+        from specctl.calibration.live_check import check_live, doubts
 
         measured = check_live(pair, own, traces, found, asked.old, progress)
+        found.warnings.extend(doubts(measured))
     return traces, found, traces.costs, measured
 
 
@@ -265,16 +278,16 @@ def _show(
         write_line(sys.stdout, {"provenance": facts, **as_document(found, costs, measured)})
     else:
         print_tables(Console(), shown)
-        print(verdict(found))
+        write_out(verdict(found))
         if output is None:
             drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            print(f"\n{tomli_w.dumps({'draft': draft_table(found.winner.score.setting, drafts)})}", end="")
+            write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
     for warning in found.warnings:
         warn(warning)
     if output is not None:
         output.replace(tomli_w.dumps(calibrated_profile(resolved, found, costs, facts, output.path)))
         if not quiet:
-            print(f"wrote {output.path}; use it with: specctl generate -p {output.path}", file=sys.stderr)
+            tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
     if report is not None:
         from specctl.calibration.figures import draw_calibration
         from specctl.reporting.document import write_document
@@ -283,4 +296,4 @@ def _show(
             "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report
         )
         for path in paths if not quiet else []:
-            print(f"wrote {path}", file=sys.stderr)
+            tell(f"wrote {path}")

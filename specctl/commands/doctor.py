@@ -1,17 +1,19 @@
 """``specctl doctor``: whether a pair can run on this machine, and if not, why."""
 
-import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from specctl.commands.files import resolve_profile
-from specctl.commands.options import JsonOption, ProfileOption, SetOption, TrustOption
+from specctl.commands.options import DraftOption, JsonOption, ProfileOption, SetOption, TargetOption, TrustOption
 from specctl.errors import ModelError
+from specctl.files import write_line
+from specctl.terminal.loading import loading
+from specctl.terminal.output import write_out
 
 if TYPE_CHECKING:
     from specctl.models.loading.diagnosis import Diagnosis, ModelFacts
@@ -23,6 +25,8 @@ Facts = dict[str, str]
 
 def doctor(
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     run: Annotated[
         bool,
@@ -39,8 +43,10 @@ def doctor(
 
     Exits with 3 when the pair cannot be loaded.
     """
-    resolved = resolve_profile(profile, set_, {"check": run or None}, trust_remote_code=trust_remote_code)
-    with Console(stderr=True).status("Examining the models"):
+    resolved = resolve_profile(
+        profile, set_, {"check": run or None}, target=target, draft=draft, trust_remote_code=trust_remote_code
+    )
+    with loading(Console(stderr=True), "examining the models"):
         from specctl.models.loading.diagnosis import diagnose
 
         report = diagnose(resolved.profile)
@@ -49,11 +55,11 @@ def doctor(
         document: dict[str, object] = {"profile": resolved.name, "ready": report.ready, **asdict(report)}
         if tried is not None:
             document["run"] = asdict(tried)
-        typer.echo(json.dumps(document, ensure_ascii=False))
+        write_line(sys.stdout, document)
     elif (console := Console()).is_terminal:
         _print_tables(console, report, tried)
     else:
-        typer.echo("\n".join(_plain(resolved.name, report, tried)))
+        write_out("\n".join(_plain(resolved.name, report, tried)))
     if not report.ready:
         raise typer.Exit(ModelError.exit_code)
 
@@ -80,19 +86,21 @@ def _run_line(tried: "Trial") -> str:
 
 
 def _print_tables(console: Console, report: "Diagnosis", tried: "Trial | None") -> None:
+    from specctl.reporting.console import cell
+
     models = {facts.key: _model_rows(facts) for facts in report.models}
     table = Table("", *models, title="Models", title_justify="left")
     for name in next(iter(models.values())):
-        table.add_row(name, *(Text(rows[name]) for rows in models.values()))
+        table.add_row(name, *(cell(rows[name]) for rows in models.values()))
     console.print(table)
     devices = _device_rows(report)
     table = Table("device", *next(iter(devices.values())), title="Devices", title_justify="left")
     for name, rows in devices.items():
-        table.add_row(name, *map(Text, rows.values()))
+        table.add_row(cell(name), *map(cell, rows.values()))
     console.print(table)
-    console.print(Text(_versions(report), style="dim"))
-    for line, style in _verdict(report, tried):
-        console.print(Text(line, style=style))
+    console.print(cell(_versions(report), "dim"))
+    for line, style in verdict(report, tried):
+        console.print(cell(line, style))
 
 
 def _plain(profile: str, report: "Diagnosis", tried: "Trial | None") -> list[str]:
@@ -101,7 +109,7 @@ def _plain(profile: str, report: "Diagnosis", tried: "Trial | None") -> list[str
         lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
-    return [*lines, "", _versions(report), "", *(line for line, _ in _verdict(report, tried))]
+    return [*lines, "", _versions(report), "", *(line for line, _ in verdict(report, tried))]
 
 
 def _model_rows(facts: "ModelFacts") -> Facts:
@@ -145,7 +153,7 @@ def _versions(report: "Diagnosis") -> str:
     return ", ".join(f"{name} {version}" for name, version in report.versions.items())
 
 
-def _verdict(report: "Diagnosis", tried: "Trial | None") -> list[tuple[str, str]]:
+def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str, str]]:
     """The closing lines, each with its style."""
     lines = []
     if report.shared_vocabulary:

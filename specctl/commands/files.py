@@ -18,13 +18,19 @@ def resolve_profile(
     overrides: Sequence[str] | None,
     flags: Mapping[str, Any] = MappingProxyType({}),
     *,
+    target: str | None,
+    draft: str | None,
     trust_remote_code: bool,
 ) -> "ResolvedProfile":
-    """`specctl.profile.resolve`, with a warning where a profile of ./profiles hides another."""
+    """`specctl.profile.resolve` with the models of --target and --draft.
+
+    Warns where a profile of ./profiles hides another, and of what a profile says about models that the flags replace.
+    """
     from specctl.profile import resolve
 
+    flags = {"target.model": target, "draft.model": draft, **flags}
     resolved = resolve(name, overrides=overrides or (), flags=flags, trust_remote_code=trust_remote_code)
-    for note in resolved.notes:
+    for note in (*resolved.notes, *resolved.outdated):
         warn(note)
     return resolved
 

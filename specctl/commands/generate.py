@@ -11,12 +11,15 @@ from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     CheckOption,
+    DraftOption,
     ForceOption,
     ForeignHeadOption,
     PolicyOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SetOption,
+    TargetOption,
     TrustOption,
     sampling_flags,
 )
@@ -26,11 +29,9 @@ from specctl.jsonl import Finished, InputFormat, Record, finished_rounds, read_r
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specctl.decoding.answers import Answerer
     from specctl.profile.schema import Profile
-    from specctl.terminal.live import LiveView
+    from specctl.terminal.loading import TerminalProgress
 
 RECORDS = "Records"
 SHOWN = "What is shown"
@@ -46,6 +47,8 @@ def generate(
         ),
     ] = None,
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
     max_new_tokens: Annotated[
@@ -143,6 +146,7 @@ def generate(
     force: ForceOption = False,
     foreign_head: ForeignHeadOption = False,
     trust_remote_code: TrustOption = False,
+    progress: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Generate text: exactly what the target alone would write, but faster.
@@ -191,7 +195,7 @@ def generate(
     )
     flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
     flags |= {"check": check or None}
-    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     only_prompts = not from_stream or input_format == "text"
     if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
@@ -201,8 +205,10 @@ def generate(
 
     from specctl import streams
     from specctl.commands import streaming
+    from specctl.terminal.loading import TerminalProgress, resumable
 
     console = Console(stderr=True)
+    shown_progress = TerminalProgress(console, False if quiet else progress)
     with ExitStack() as stack:
         outputs = stack.enter_context(Outputs(force=force))
         outputs.reads("input", (input_ or "-") if from_stream or prompt == "-" else None)
@@ -219,24 +225,26 @@ def generate(
         expected = (streams.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
         traces = traced is not None
         answerer = _load(
-            resolved, console, quiet=quiet, traced=traces, foreign_head=foreign_head, expected_tokens=expected
+            resolved, shown_progress, quiet=quiet, traced=traces, foreign_head=foreign_head, expected_tokens=expected
         )
         sink.begin()
         if traced is not None:
             traced.begin(rounds_kept)
 
         from specctl.observing.record_stream import RecordStream, trace_alone, tracer
-        from specctl.terminal.loading import resumable
 
+        view = partial(streaming.view_of, resolved, console)
         if source is not None:
-            watch = streaming.live_watch(answerer, partial(_view, resolved, console)) if live else trace_alone
+            watch = streaming.live_watch(answerer, view) if live else trace_alone
             answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
-            silent = quiet or live or not console.is_terminal or (output == "-" and sys.stdout.isatty())
+            # Results and panels on the same terminal show the progress themselves.
+            silent = live or (output == "-" and sys.stdout.isatty())
+            bar = TerminalProgress(console, False) if silent else shown_progress
             total = streams.count_lines(input_)
             records = read_records(source, input_format)
             kept = None if quiet or output == "-" else output
             with resumable(console, kept):
-                complete = streaming.answer_records(answers, records, total, None if silent else console)
+                complete = streaming.answer_records(answers, records, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
@@ -247,7 +255,7 @@ def generate(
             write_line(sink, result_line(record, completions, rounds=rounds, token_ids=token_ids))
             return
         shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
-        streaming.show_prompt(answerer, record, sink, on_round, _view(resolved, console, text) if shown else None)
+        streaming.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
 
 
 def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> list[Record]:
@@ -256,7 +264,13 @@ def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -
 
 
 def _load(
-    profile: "Profile", console: "Console", *, quiet: bool, traced: bool, foreign_head: bool, expected_tokens: int
+    profile: "Profile",
+    progress: "TerminalProgress",
+    *,
+    quiet: bool,
+    traced: bool,
+    foreign_head: bool,
+    expected_tokens: int,
 ) -> "Answerer":
     """Load the models that the profile's policies use, ready to answer records."""
     draft = profile.draft.at_work() if profile.draft is not None else None
@@ -265,11 +279,12 @@ def _load(
     with_heads = traced or any(level.needs_head for level in levels)
     pair = load(
         profile,
-        console,
+        progress.console,
         expected_tokens=expected_tokens,
         with_heads=with_heads,
         foreign_head=foreign_head,
         quiet=quiet,
+        progress=progress,
     )
 
     from specctl.decoding.answers import Answerer
@@ -281,13 +296,3 @@ def _load(
     drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
     prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
     return Answerer(Session(pair, drafter), prompts, profile.sampling)
-
-
-def _view(profile: "Profile", console: "Console", prompt: str) -> "LiveView":
-    from specctl.terminal.live import LiveView
-
-    draft = profile.draft.at_work() if profile.draft is not None else None
-    levels = draft.levels if draft is not None else ()
-    models = [profile.target.model, *(level.model for level in levels)]
-    policies = [level.policy.name for level in levels] or ["none"]
-    return LiveView(console, " + ".join(models), " / ".join(policies), prompt, profile.sampling.max_new_tokens)

@@ -1,7 +1,6 @@
 """Loads a profile's models for a command and shows the progress. Torch is imported when a function runs."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from specctl.commands.options import warn
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.pair import Pair
     from specctl.profile import Profile
     from specctl.profile.schema import ModelTable
+    from specctl.terminal.loading import TerminalProgress
 
 
 def load(
@@ -24,6 +24,7 @@ def load(
     with_heads: bool = True,
     foreign_head: bool = False,
     quiet: bool = False,
+    progress: "TerminalProgress | None" = None,
 ) -> "Pair":
     """Load the pair of a profile; compile or capture its passes where the profile wants that.
 
@@ -34,10 +35,12 @@ def load(
         drafts, heads, with_heads: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
         quiet: show only warnings.
+        progress: shows what is loaded; None for a new one on the console.
     """
-    from specctl.terminal.loading import loading, note
+    from specctl.terminal.loading import TerminalProgress, note
 
-    with nullcontext(lambda _: None) if quiet else loading(console, "starting") as show:
+    progress = progress or TerminalProgress(console, False if quiet else None)
+    with progress.doing("starting") as show:
         from specctl.decoding.session import warm_up
         from specctl.models.loading.head_checkpoint import locate_head
         from specctl.models.loading.pair import load_pair

@@ -9,7 +9,9 @@ import typer
 
 from specctl.errors import UsageError
 from specctl.policies import POLICIES
+from specctl.printable import one_line
 from specctl.profile.discovery import available
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
@@ -25,7 +27,7 @@ def _description(path: Path) -> str:
         description = tomllib.loads(path.read_text(encoding="utf-8") if path.is_file() else "").get("description", "")
     except (OSError, ValueError, RecursionError):
         return ""  # a shell that completes a name cannot show an error
-    return " ".join(str(description).split())
+    return " ".join(one_line(str(description)).split())
 
 
 def _complete_policy(incomplete: str) -> list[tuple[str, str]]:
@@ -40,9 +42,45 @@ ProfileOption = Annotated[
         "--profile",
         "-p",
         metavar="NAME",
-        envvar="SPECCTL_PROFILE",
         autocompletion=_complete_profile,
-        help="Name or path of a profile: the model pair, its policy and settings. Default: the embedded models.",
+        help="Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target and "
+        "--draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
+    ),
+]
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="MODEL",
+        help="Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair is "
+        "--target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
+    ),
+]
+
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="Draft model, a folder or hub id. With --profile it replaces the profile's draft.",
+    ),
+]
+
+DraftsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
+    ),
+]
+
+DraftsPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME:KEY=VALUE,...",
+        autocompletion=_complete_policy,
+        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
     ),
 ]
 
@@ -94,7 +132,9 @@ ProfileArguments = Annotated[
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded."
+        "--suite",
+        metavar="NAME",
+        help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.",
     ),
 ]
 
@@ -109,7 +149,7 @@ InputOption = Annotated[
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.")]
 
 CategoryOption = Annotated[
-    list[str] | None, typer.Option("--category", help="Use only prompts of this category; repeatable.")
+    list[str] | None, typer.Option("--category", metavar="NAME", help="Use only prompts of this category; repeatable.")
 ]
 
 SamplesOption = Annotated[
@@ -121,7 +161,9 @@ SamplesOption = Annotated[
 
 MaxNewTokensOption = Annotated[
     int | None,
-    typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens to generate for each prompt."),
+    typer.Option(
+        "--max-new-tokens", "-n", min=1, metavar="N", help="Maximum number of tokens to generate for each prompt."
+    ),
 ]
 
 CheckOption = Annotated[
@@ -147,6 +189,16 @@ TrustOption = Annotated[
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+ProgressOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress",
+        help="Show progress on standard error: bars on a terminal, elsewhere a line every few seconds, by default once "
+        "10 seconds have passed.",
+        show_default=False,
+    ),
+]
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on standard error.")]
 
@@ -187,4 +239,4 @@ def sampling_flags(**values: Any) -> dict[str, Any]:
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    print(f"warning: {text}", file=sys.stderr)
+    tell(text, "warning")

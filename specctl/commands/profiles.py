@@ -1,4 +1,4 @@
-"""``specctl profiles``: list, show, check and find profiles."""
+"""``specctl profiles``: list, show, check, find and write profiles."""
 
 import json
 import os
@@ -9,15 +9,25 @@ from typing import Any
 import typer
 
 from specctl.commands.files import resolve_profile
-from specctl.commands.options import JsonOption, ProfileArgument, ProfileArguments, SetOption
+from specctl.commands.new_profile import new
+from specctl.commands.options import (
+    DraftOption,
+    JsonOption,
+    ProfileArgument,
+    ProfileArguments,
+    SetOption,
+    TargetOption,
+)
 from specctl.errors import ProfileError
-from specctl.printable import one_line
 from specctl.profile import ResolvedProfile, resolve
-from specctl.profile.discovery import available, chosen, display
+from specctl.profile.discovery import available, chosen, display, find
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
+from specctl.terminal.output import write_json, write_out
 
-app = typer.Typer(no_args_is_help=True, help="List, show and check profiles.")
+app = typer.Typer(no_args_is_help=True, help="List, show, check and write profiles.")
+
+app.command()(new)
 
 _COLUMNS = ("name", "target", "draft", "policy", "description", "path")
 
@@ -32,17 +42,25 @@ def list_(as_json: JsonOption = False) -> None:
         _print_table(rows)
     else:
         for row in rows:
-            print("\t".join(" ".join(one_line(str(row[column] or "")).split()) for column in _COLUMNS))
+            line = "\t".join(" ".join(str(row[column] or "").split()) for column in _COLUMNS)
+            write_out(line.encode(errors="replace").decode())  # the name of a file need not be text
 
 
 @app.command()
-def show(name: ProfileArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def show(
+    name: ProfileArgument = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show all values of a profile, with the origin of each."""
-    resolved = resolve_profile(name, overrides, trust_remote_code=True)  # shows it, and runs nothing
+    # It is shown, and runs nothing.
+    resolved = resolve_profile(name, overrides, target=target, draft=draft, trust_remote_code=True)
     if as_json:
         _print_json(_document(resolved))
     else:
-        print(annotated(resolved), end="")
+        write_out(annotated(resolved).rstrip("\n"))
 
 
 @app.command()
@@ -51,11 +69,11 @@ def check(names: ProfileArguments = None) -> None:
     wrong = []
     for name in names or available():
         try:
-            resolved = resolve(name, environ=_bare_environment(), trust_remote_code=True)
+            resolve(name, environ=_bare_environment(), trust_remote_code=True)
         except ProfileError as error:
             wrong.append(str(error))
         else:
-            print(f"{name}: ok ({display(resolved.source)})")
+            write_out(f"{name}: ok ({display(find(name))})")
     if wrong:
         raise ProfileError("\n".join(wrong))
 
@@ -63,7 +81,7 @@ def check(names: ProfileArguments = None) -> None:
 @app.command()
 def path(name: ProfileArgument = None) -> None:
     """Print the path of a profile's file."""
-    print(chosen(name).absolute())
+    write_out(str(chosen(name).absolute()))
 
 
 def _bare_environment() -> dict[str, str]:
@@ -92,33 +110,24 @@ def _document(resolved: ResolvedProfile) -> dict[str, Any]:
         model, dumped = model.draft, dumped["draft"]
     return {
         "name": resolved.name,
-        "path": str(resolved.source.absolute()),
+        "path": None if resolved.source is None else str(resolved.source.absolute()),
         "profile": table,
         "origins": resolved.origins,
     }
 
 
 def _print_json(document: Any) -> None:
-    text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
-    # The name of a file need not be text.
-    print(text if _is_text(text) else json.dumps(document, indent=2, default=str))
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    write_json(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def _print_table(rows: list[dict[str, str | None]]) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from specctl.reporting.console import cell
 
     columns = _COLUMNS[:-1]
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(row[column] or "-") for column in columns))
+        table.add_row(*(cell(row[column] or "-") for column in columns))
     Console().print(table)

@@ -6,42 +6,43 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from specctl.files import Sink
 from specctl.jsonl import Record
 from specctl.metrics import Metrics
+from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.live import LiveView, Origin, Piece
+from specctl.terminal.loading import TerminalProgress
+from specctl.terminal.output import write_text
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
     from specctl.observing.record_stream import RecordStream, Watch
+    from specctl.profile import Profile
 
 ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BONUS}
 
 
 def answer_records(
-    stream: "RecordStream", records: Iterable[Record], total: int | None, console: Console | None
+    stream: "RecordStream", records: Iterable[Record], total: int | None, progress: TerminalProgress
 ) -> bool:
-    """Answer all records and show a progress bar; return whether all could be answered.
+    """Answer all records and show the progress; return whether all could be answered.
 
     Args:
         stream: answers them.
         records: in order.
         total: number of records; None if unknown.
-        console: shows the bar; None for none.
+        progress: shows the records that are done.
     """
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    text = TextColumn("{task.description}")
-    with Progress(*columns, text, console=console, disable=console is None) as progress:
-        task = progress.add_task("", total=total)
+    known = 0
+    with progress.counting("records", total) as advance:
 
-        def advance(metrics: Metrics) -> None:
-            rate = f"{metrics.tokens_per_second:.0f} tokens/s" if metrics.sequences else ""
-            progress.update(task, advance=1, description=rate)
+        def count(metrics: Metrics) -> None:
+            nonlocal known
+            advance(metrics.generated_tokens - known)
+            known = metrics.generated_tokens
 
-        return stream.run(records, advance)
+        return stream.run(records, count)
 
 
 def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch":
@@ -58,6 +59,19 @@ def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch"
             yield Watcher(answerer, panel, trace)
 
     return watch
+
+
+def title_of(profile: "Profile") -> str:
+    """The names of the models that take part."""
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    return " + ".join([profile.target.model, *(level.model for level in (draft.levels if draft is not None else ()))])
+
+
+def view_of(profile: "Profile", console: Console, prompt: str) -> LiveView:
+    """A panel for one generation of a profile's pair, which continues ``prompt``."""
+    draft = profile.draft.at_work() if profile.draft is not None else None
+    policies = [level.policy.name for level in draft.levels] if draft is not None else ["none"]
+    return LiveView(console, title_of(profile), " / ".join(policies), prompt, profile.sampling.max_new_tokens)
 
 
 def _opening(record: Record) -> str:
@@ -103,7 +117,7 @@ class Watcher:
         if self._sink is not None and not any(stop in self.shown for stop in self._stops):
             held = max((len(stop) - 1 for stop in self._stops), default=0)
             safe = max(self.written, len(self.shown) - held)
-            self._sink.write(self.shown[self.written : safe])
+            write_text(self._sink, self.shown[self.written : safe])
             self._sink.flush()
             self.written = safe
 
@@ -128,5 +142,5 @@ def show_prompt(
                 view.finish(completion)
     finally:
         text = watcher.shown + watcher.rest() if completion is None else completion.text
-        sink.write(text[watcher.written :] + "\n" * bool(text or completion))
+        write_text(sink, text[watcher.written :] + "\n" * bool(text or completion))
         sink.flush()

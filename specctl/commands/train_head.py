@@ -9,17 +9,20 @@ import typer
 from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.options import (
     CategoryOption,
+    DraftOption,
     ForceOption,
     InputOption,
     JsonOption,
     LimitOption,
     MaxNewTokensOption,
     ProfileOption,
+    ProgressOption,
     QuietOption,
     SamplesOption,
     SetOption,
     SuiteDataOption,
     SuiteOption,
+    TargetOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -38,6 +41,8 @@ def train_head(
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
     ],
     profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     set_: SetOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -47,19 +52,24 @@ def train_head(
     samples_per_category: SamplesOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: Annotated[
-        float, typer.Option("-t", "--temperature", min=0, help="Temperature of answers and draft tokens.")
+        float, typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of answers and draft tokens.")
     ] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Top-k of answers and draft tokens; 0 keeps all.")] = 50,
+    top_k: Annotated[
+        int, typer.Option(min=0, metavar="K", help="Top-k of answers and draft tokens; 0 keeps all.")
+    ] = 50,
     examples_only: Annotated[bool, typer.Option("--examples-only", help="Collect training examples and stop.")] = False,
     examples: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Examples of an earlier run; the target is not loaded.")
     ] = None,
-    depth: Annotated[int, typer.Option(min=0, help="Residual blocks; 0 is a linear head.")] = 3,
+    depth: Annotated[int, typer.Option(min=0, metavar="N", help="Residual blocks; 0 is a linear head.")] = 3,
     reject_weight: Annotated[
-        float, typer.Option(help="Weight of a rejection in the loss; an acceptance weighs 1.")
+        float, typer.Option(metavar="X", help="Weight of a rejection in the loss; an acceptance weighs 1.")
     ] = 6.0,
     mix: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Share of the target's tokens in the text that the draft reads.")
+        float,
+        typer.Option(
+            min=0, max=0.99, metavar="X", help="Share of the target's tokens in the text that the draft reads."
+        ),
     ] = 0.15,
     signals: Annotated[
         bool,
@@ -68,10 +78,14 @@ def train_head(
             help="Let the head read the draft's entropy and probabilities too, unlike in the paper.",
         ),
     ] = False,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, each with a new mix.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Answers per step.")] = 32,
-    lr: Annotated[float, typer.Option(help="Adam's initial learning rate; it falls to 0 along a cosine.")] = 5e-5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of answers, draft tokens, mixing and the head.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data, each with a new mix.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Answers per step.")] = 32,
+    lr: Annotated[
+        float, typer.Option(metavar="X", help="Adam's initial learning rate; it falls to 0 along a cosine.")
+    ] = 5e-5,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Seed of answers, draft tokens, mixing and the head.")
+    ] = 0,
     sweep: Annotated[
         bool,
         typer.Option("--sweep", help="Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder."),
@@ -80,6 +94,7 @@ def train_head(
     force: ForceOption = False,
     trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
+    progress_: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train a head on the draft that predicts acceptance (SpecDec++), for the policy specdec++.
@@ -103,13 +118,13 @@ def train_head(
         # No default: a head trained on the prompts of bench would be evaluated on its own training data.
         raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    found = resolve_profile(profile, set_, flags, trust_remote_code=trust_remote_code)
+    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console
 
     from specctl.terminal.loading import TerminalProgress, resumable
 
-    progress = TerminalProgress(Console(stderr=True, quiet=quiet))
+    progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
     with progress.doing("starting"):
         from specctl.heads import workshop
         from specctl.heads.report import sweep_recipes

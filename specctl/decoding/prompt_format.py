@@ -61,12 +61,16 @@ class PromptFormat:
         """
         asked = turns[: len(answers) + 1]
         if not self.tokenizer.chat_template and self._system is None:
-            lines = [text for pair in zip(asked, [*answers, ""], strict=True) for text in pair][:-1]
-            return self._ids("\n".join(lines) + "\n")
+            return self.plain(asked, answers)
         messages = [{"role": "user", "content": asked[0]}]
         for answer, turn in zip(answers, asked[1:], strict=True):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
         return self.messages(messages)
+
+    def plain(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
+        """Ids of turns, each but the last with its answer, joined with one line break after each."""
+        lines = [text for pair in zip(turns, [*answers, ""], strict=True) for text in pair][:-1]
+        return self._ids("\n".join(lines) + "\n")
 
     def _ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         try:

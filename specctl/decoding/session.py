@@ -125,12 +125,17 @@ class Session:
 
     Args:
         pair: loaded models.
-        drafter: from `build_drafter`, or None for target-only decoding.
+        drafter: from `build_drafter`, or None for target-only decoding. Another may take its place between prompts.
+        keep_caches: whether a prompt that begins like the last one and its completion, as the next turn of a
+            conversation does, is read only from where they differ. Otherwise every prompt is read from its beginning,
+            so that neither its times nor the rounding of its logits depend on the prompts before it.
     """
 
-    def __init__(self, pair: Pair, drafter: Drafter | None) -> None:
+    def __init__(self, pair: Pair, drafter: Drafter | None, *, keep_caches: bool = False) -> None:
         self.pair = pair
-        self._drafter = drafter
+        self.drafter = drafter
+        self._keeps = keep_caches
+        self._cached: tuple[int, ...] = ()  # all runners of the pair have cached a part of it, from the start
 
     def generate(
         self,
@@ -139,6 +144,7 @@ class Session:
         *,
         seed_offset: int = 0,
         on_round: Callable[[Round], None] | None = None,
+        enough: Callable[[], bool] = lambda: False,
     ) -> Completion:
         """Complete one prompt; a token limit beyond the context is lowered to it.
 
@@ -147,11 +153,12 @@ class Session:
             settings: the sampling table in force.
             seed_offset: added to the seed, so that each record of a stream has its own randomness whatever came before.
             on_round: called with each round as it ends; its own time is not counted.
+            enough: asked after each round whether to end the completion there.
 
         Raises:
             RecordError: the prompt fills the context.
         """
-        pair, drafter = self.pair, self._drafter
+        pair, drafter = self.pair, self.drafter
         limit = min(settings.max_new_tokens, pair.room(prompt))
         # torch takes seeds of 64 bits; a profile or record may have a longer one.
         seed = (settings.seed + seed_offset) % (1 << 64)
@@ -161,11 +168,10 @@ class Session:
         tokens: list[int] = []
         text: str | None = None
         arrivals: list[float] = []
+        interrupted = False
         watching = 0.0  # seconds in on_round
         with torch.inference_mode():
-            pair.target.rollback(0)
-            if drafter is not None:
-                drafter.rollback(0)
+            self._roll_back(prompt)
             began = perf_counter()
             prefill(pair.target, drafter, prompt)
             prefilled = perf_counter()
@@ -182,17 +188,33 @@ class Session:
                     count, text = found
                     del tokens[count:]
                     break
+                if interrupted := enough():
+                    break
             ended = perf_counter()
+        if self._keeps:
+            self._cached = (*prompt, *tokens[:-1])  # the last token need not be cached yet
         stopped = text is not None or (bool(tokens) and tokens[-1] in eos)
+        unfinished = FinishReason.INTERRUPTED if interrupted and len(tokens) < limit else FinishReason.LENGTH
         return Completion(
             prompt=tuple(prompt),
             seed=seed,
             tokens=tuple(tokens),
             text=decode_after(pair.tokenizer, prompt, tokens) if text is None else text,
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            finish_reason=FinishReason.STOP if stopped else unfinished,
             rounds=tuple(rounds),
             prefill_seconds=prefilled - began,
             total_seconds=ended - began - watching,
             first_token_seconds=arrivals[0] if arrivals else prefilled - began,
             arrivals=tuple(arrivals),
         )
+
+    def _roll_back(self, prompt: Sequence[int]) -> None:
+        """Roll all caches back to what they share with a prompt."""
+        shared = next((n for n, (old, new) in enumerate(zip(self._cached, prompt, strict=False)) if old != new), None)
+        length = min(len(self._cached), len(prompt)) if shared is None else shared
+        self._cached = ()  # so that nothing is trusted if this prompt ends in an exception
+        # Those of models that do not draft at the moment too: they would miss how the text went on without them.
+        for runner in (self.pair.target, *self.pair.drafts):
+            runner.rollback(length)
+        if self.drafter is not None:
+            self.drafter.rollback(length)

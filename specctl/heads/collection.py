@@ -1,6 +1,6 @@
 """Collecting examples: the target answers prompts, and the draft drafts one token at every position of the answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.head_checkpoint import weights_hash
 from specctl.models.loading.pair import Pair
 from specctl.observing.answering import answer_each
+from specctl.observing.progress import Advance, ignored
 from specctl.observing.results import Skipped
 from specctl.policies import Setting
 from specctl.profile.schema import Profile, SamplingTable
@@ -31,7 +32,7 @@ def collect(
     settings: SamplingTable,
     policy: Setting,
     prompt_format: PromptFormat,
-    advance: Callable[[], None] = lambda: None,
+    advance: Advance = ignored,
 ) -> None:
     """Answer the prompts that the folder has no answers to, and add their examples shard by shard.
 

@@ -166,7 +166,7 @@ def train_heads(
 
 def _draft(profile: Profile) -> DraftTable:
     if profile.draft is None:
-        hint = "add a [draft] table to the profile, or use --set draft.model=MODEL"
+        hint = "name one with --draft or in the profile"
         raise UsageError("the profile has no draft to train a head on", hint)
     return profile.draft
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from specctl.decoding.answers import Answerer
 from specctl.errors import RecordError
+from specctl.observing.progress import Advance, ignored
 from specctl.observing.results import Skipped
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
@@ -30,7 +31,7 @@ def answer_each(
     answerer: Answerer | Callable[[], Answerer],
     prompts: Sequence[SuitePrompt],
     done: Container[str] = (),
-    advance: Callable[[], None] = lambda: None,
+    advance: Advance = ignored,
     *,
     first: int = 0,
 ) -> Iterator[Answered | Skipped]:
@@ -43,10 +44,11 @@ def answer_each(
             nothing over from one prompt to the next.
         prompts: in order.
         done: ids that need no answer.
-        advance: called after each prompt, answered or not.
+        advance: called after each prompt, answered or not, with the number of tokens generated.
         first: index of the first prompt in its suite.
     """
     for number, prompt in enumerate(prompts, start=first):
+        tokens = 0
         if prompt.id not in done:
             current = answerer if isinstance(answerer, Answerer) else answerer()
             record = prompt.record(number + 1)
@@ -55,5 +57,6 @@ def answer_each(
             except RecordError as error:
                 yield Skipped(prompt.id, error.message)
             else:
+                tokens = sum(len(completion.tokens) for completion in completions)
                 yield Answered(number, prompt, current.settings_of(record), completions)
-        advance()
+        advance(tokens)

@@ -5,13 +5,23 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 
+class Advance(Protocol):
+    """Counts one more of the counted things, and the tokens that were generated for it."""
+
+    def __call__(self, tokens: int = 0) -> None: ...
+
+
+def ignored(tokens: int = 0) -> None:
+    """An `Advance` for work that nobody watches."""
+
+
 class Progress(Protocol):
     """Receives progress; `specctl.terminal.loading.TerminalProgress` shows it, `SILENT` ignores it."""
 
     def doing(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
         """Show ``what`` while the block runs; yields a function that replaces the description."""
 
-    def counting(self, what: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[], None]]:
+    def counting(self, what: str, total: int, done: int = 0) -> AbstractContextManager[Advance]:
         """Show a count up to ``total`` while the block runs; yields a function that adds 1 to the count.
 
         Args:
@@ -30,8 +40,8 @@ class _Silent:
         yield lambda _: None
 
     @contextmanager
-    def counting(self, what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:  # noqa: ARG002
-        yield lambda: None
+    def counting(self, what: str, total: int, done: int = 0) -> Iterator[Advance]:  # noqa: ARG002
+        yield ignored
 
     def say(self, text: str) -> None:
         pass

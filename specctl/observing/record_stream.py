@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from specctl.decoding.answers import Answerer, OnRound
 from specctl.errors import RecordError
-from specctl.files import Sink, write_line
+from specctl.files import write_line
 from specctl.jsonl import Finished, Record, error_line, result_line
 from specctl.metrics import Metrics
+from specctl.outputs import Sink
 from specctl.round_trace import trace_line
 
 Watch = Callable[[Record, OnRound | None], AbstractContextManager[OnRound | None]]

@@ -7,11 +7,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from specctl.errors import OutputError
 
 STDOUT = "standard output"
 _BLOCK = 1 << 16
+
+
+class Sink(Protocol):
+    """What text is written to: an output or a text stream."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool: ...
 
 
 @contextmanager
@@ -117,6 +128,10 @@ class OutputFile:
             self.write(text)
         else:
             write_whole(self.path.resolve(), text)
+
+    def isatty(self) -> bool:
+        """Whether a terminal shows what is written."""
+        return sys.stdout.isatty() if self._descriptor is None else os.isatty(self._descriptor)
 
     def flush(self) -> None:
         if self._descriptor is None:

@@ -35,6 +35,12 @@ class Outputs:
             if kind is not None:
                 self._made.close()
 
+    def further(self) -> "Outputs":
+        """Outputs that end before these, and are none of these nor of their inputs."""
+        further = Outputs(force=self._force)
+        further._roles = dict(self._roles)
+        return further
+
     def reads(self, role: str, path: str | Path | None) -> None:
         """Note an input; ``-`` is standard input, None nothing. Raises UsageError if there is no such file."""
         if path is None:

@@ -10,6 +10,8 @@ from specctl.profile.wording import Key
 
 _WHOLE_VALUES = {"device", "max_memory", "provenance"}
 """Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
+OF_ONE_MODEL = ("head", "revision", "trust_remote_code")
+"""Keys that say something about one checkpoint: they go when a later layer names another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,13 @@ class Layers:
         """Merge a layer on top, table by table.
 
         A policy table that names another policy replaces the earlier policy table. A table that names another model
-        drops the earlier head, which was trained for the earlier model.
+        drops what was said about the earlier one: its head, its revision and the permission to run its code.
         """
         self._merge(self.table, layer.table, (), layer.place)
+
+    def copy(self) -> "Layers":
+        """The values so far, which later layers leave as they are."""
+        return Layers(deepcopy(self.table), dict(self.origins))
 
     def drop(self, key: Key) -> None:
         """Remove a top-level key."""
@@ -50,9 +56,10 @@ class Layers:
         return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
-        if "head" in below and above.get("model", below.get("model")) != below.get("model"):
-            del below["head"]
-            self._forget((*at, "head"))
+        if above.get("model", below.get("model")) != below.get("model"):
+            for name in OF_ONE_MODEL:
+                below.pop(name, None)
+                self._forget((*at, name))
         for name, value in above.items():
             key = (*at, name)
             old = below.get(name)

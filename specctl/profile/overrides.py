@@ -13,6 +13,9 @@ ENVIRONMENT_PREFIX = "SPECCTL_"
 _LONGEST_NUMBER = 20
 """Characters of an integer of 64 bits."""
 _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG"}
+PAIR_POLICY = "cost-optimal"
+"""The policy of a pair without a profile: it has no threshold to find for the pair, and where drafting does not pay it
+drafts next to nothing."""
 _FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
 
 
@@ -40,8 +43,8 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     )
 
 
-def set_layer(overrides: Sequence[str]) -> Layer:
-    """Values of ``--set KEY=VALUE`` in the order given; later ones win.
+def set_layer(overrides: Sequence[str], place: str = "--set") -> Layer:
+    """Values of ``--set KEY=VALUE`` in the order given; later ones win. ``place`` is their source, for messages.
 
     Raises:
         ProfileError: a text is not KEY=VALUE, or one sets a value where another sets a table.
@@ -51,9 +54,22 @@ def set_layer(overrides: Sequence[str]) -> Layer:
         name, equals, value = text.partition("=")
         parts = [part.strip() for part in name.split(".")]
         if not equals or not all(parts):
-            raise ProfileError(f"--set {text}: expected KEY=VALUE", "For example: --set sampling.temperature=0.7")
-        entries.append((_key(parts), parse_value(value.strip()), "--set"))
+            raise ProfileError(f"{place} {text}: expected KEY=VALUE", f"For example: {place} sampling.temperature=0.7")
+        entries.append((_key(parts), parse_value(value.strip()), place))
     return _layer(entries)
+
+
+def pair_name(flags: Mapping[str, Any]) -> str | None:
+    """The flags that name a pair, for messages; None if they name no target."""
+    if flags.get("target.model") is None:
+        return None
+    return " ".join(f"{flag} {flags[key]}" for key, flag in _FLAG_NAMES.items() if flags.get(key) is not None)
+
+
+def pair_layer(flags: Mapping[str, Any]) -> Layer:
+    """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
+    drafts = flags.get("draft.model") is not None
+    return Layer({"draft": {"policy": {"name": PAIR_POLICY}}} if drafts else {}, lambda _: "default")
 
 
 def flag_layer(flags: Mapping[str, Any]) -> Layer:

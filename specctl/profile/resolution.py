@@ -21,7 +21,8 @@ from specctl.profile.discovery import (
 )
 from specctl.profile.document import Document, read
 from specctl.profile.layers import Layer, Layers
-from specctl.profile.overrides import environment_layer, flag_layer, parse_value, set_layer
+from specctl.profile.overrides import environment_layer, flag_layer, pair_layer, pair_name, parse_value, set_layer
+from specctl.profile.replaced_models import outdated, replaced_models
 from specctl.profile.schema import Profile
 from specctl.profile.validation import check_policy, validate
 from specctl.profile.wording import Key, brief, dotted, shown
@@ -32,19 +33,21 @@ class ResolvedProfile:
     """A checked profile and where its values came from.
 
     Attributes:
-        name: the name or path that was requested.
-        source: the profile file.
+        name: the name or path that was requested; the flags of a pair without a profile.
+        source: the profile file; None for a pair without a profile.
         profile: the checked values.
         origins: for each dotted key where its value came from: ``file:line``, ``environment NAME``, ``--set``,
             ``flag --NAME`` or ``default``.
+        outdated: sentences about what the files say of a model that an override replaces, and no longer applies.
         files: the profile file and those it extends.
         notes: what a user should know about where the files were found.
     """
 
     name: str
-    source: Path
+    source: Path | None
     profile: Profile
     origins: dict[str, str]
+    outdated: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -68,10 +71,12 @@ def resolve(
 ) -> ResolvedProfile:
     """Find a profile, apply the overrides and check the result.
 
-    Flags win over ``--set``, ``--set`` wins over the environment, and the environment wins over the file.
+    Flags win over ``--set``, ``--set`` wins over the environment, and the environment wins over the file. Where an
+    override names another model, what the file says about that checkpoint alone is left out.
 
     Args:
-        name: a name or a path; by default the value of ``SPECCTL_PROFILE``, else the packaged profile ``embedded``.
+        name: a name or a path. By default flags that name a target are the whole pair; without them it is the value of
+            ``SPECCTL_PROFILE``, else the packaged profile ``embedded``.
         overrides: ``KEY=VALUE`` texts of ``--set``.
         flags: values by dotted key; None means not given. A value may be a table, such as ``parse_policy`` returns.
         environ: environment variables; those that start with ``SPECCTL_`` are overrides.
@@ -81,18 +86,34 @@ def resolve(
         ProfileError: the profile cannot be found or read, or has mistakes, all of which are listed; or it was found in
             ./profiles, sets ``trust_remote_code``, and is not trusted.
     """
-    source = chosen(name, environ)
-    name = name or environ.get("SPECCTL_PROFILE") or DEFAULT_PROFILE
     layers = Layers()
-    chain = list(_chain(source, is_path(name), environ))
+    source: Path | None = None
+    chain: list[_Found] = []
+    pair = None if name else pair_name(flags)
+    if pair is not None:
+        layers.lay(pair_layer(flags))
+        name = pair
+    else:
+        source = chosen(name, environ)
+        name = name or environ.get("SPECCTL_PROFILE") or _default(flags)
+        chain = list(_chain(source, is_path(name), environ))
     for document in (found.document for found in reversed(chain)):
         layers.drop(("provenance",))  # describes one file, not the files that extend it
         table = {key: value for key, value in document.table.items() if key != "extends"}
         layers.lay(Layer(table, document.place))
+    files = layers.copy()
     above = [environment_layer(environ), set_layer(overrides), flag_layer(flags)]
     for layer in above:
         layers.lay(layer)
-    profile = validate(layers.table, lambda key: layers.origin(key) or display(source), f"profile '{name}'")
+    if replaced_models(files, layers):
+        layers.drop(("provenance",))  # describes another pair
+    left_out = outdated(files, layers)
+    place = name if source is None else display(source)
+    try:
+        profile = validate(layers.table, lambda key: layers.origin(key) or place, f"profile '{name}'")
+    except ProfileError as error:
+        alone = pair is not None and flags.get("draft.model") is None and "draft" in layers.table
+        raise ProfileError(error.message, "Add --draft MODEL." if alone else "\n".join(left_out)) from error
     origins = {dotted(key): layers.origins.get(key, "default") for key in _leaves(profile.model_dump())}
     if not trust_remote_code:
         _require_trust(layers, above, chain)
@@ -101,7 +122,27 @@ def resolve(
         for found in chain
         if found.shadows is not None
     )
-    return ResolvedProfile(name, source, profile, origins, tuple(found.document.path for found in chain), notes)
+    paths = tuple(found.document.path for found in chain)
+    return ResolvedProfile(name, source, profile, origins, tuple(left_out), paths, notes)
+
+
+def _default(flags: Mapping[str, Any]) -> str:
+    """The profile used without a name; raises ProfileError for a draft that no target was named for."""
+    if flags.get("draft.model") is not None:
+        raise ProfileError("--draft names a draft without a target", "Add --target MODEL, or --profile NAME.")
+    return DEFAULT_PROFILE
+
+
+def changed(profile: Profile, override: str, place: str) -> Profile:
+    """The profile with one ``KEY=VALUE`` laid over it; ``place`` is the text's source, for messages.
+
+    Raises:
+        ProfileError: the text has another form, or the value is wrong.
+    """
+    layers = Layers()
+    for layer in (Layer(profile.model_dump(), lambda _: "profile"), set_layer([override], place)):
+        layers.lay(layer)
+    return validate(layers.table, lambda key: layers.origin(key) or place, place)
 
 
 def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:

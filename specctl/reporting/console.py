@@ -23,12 +23,17 @@ def print_tables(console: Console, shown: Iterable[Table]) -> None:
         return
     for table in shown:
         style = "bold red" if table.alarm else "bold"
-        console.print(Text(one_line(table.title), style=style), soft_wrap=True)
+        console.print(cell(table.title, style), soft_wrap=True)
         if table.columns:
             console.print(*_fitting(table, console.width), sep="\n")
         if table.note:
-            console.print(Text(one_line(table.note), style="bold red" if table.alarm else "dim"))
+            console.print(cell(table.note, "bold red" if table.alarm else "dim"))
         console.print()
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Text of a table, with nothing in it that a terminal or rich's markup would obey."""
+    return Text(one_line(text), style=style)
 
 
 def _fitting(table: Table, width: int) -> Iterator[RichTable]:
@@ -57,11 +62,11 @@ def _rich(table: Table, columns: Iterable[int], widths: Sequence[int]) -> RichTa
     columns = list(columns)
     for index in columns:
         justify: JustifyMethod = "left" if index < table.labels else "right"
-        shown.add_column(table.columns[index], justify=justify, width=widths[index], overflow="fold")
+        shown.add_column(cell(table.columns[index]), justify=justify, width=widths[index], overflow="fold")
     above: Sequence[str] = ()
     for row in table.rows:
         if table.labels > 1 and above and row[0] != above[0]:
             shown.add_section()
-        shown.add_row(*(Text(one_line(row[index])) for index in columns))
+        shown.add_row(*(cell(row[index]) for index in columns))
         above = row
     return shown

@@ -15,6 +15,7 @@ from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
 from specctl.outputs import naming, write_whole
+from specctl.printable import escaped
 from specctl.reporting.style import Picture, style
 from specctl.reporting.table import Table, as_markdown, inert
 
@@ -94,7 +95,7 @@ def write_document(
         _Part("## Where the numbers come from\n\n" + "\n".join(_item(*pair) for pair in provenance.items())),
     ]
     if profile is not None:
-        resolved = json.dumps(profile, indent=2, ensure_ascii=False, default=str)
+        resolved = escaped(json.dumps(profile, indent=2, ensure_ascii=False, default=str))
         folded = "<details><summary>Resolved profile</summary>"
         parts.append(_Part(f"```json\n{resolved}\n```", folded, "</details>"))
     files = {

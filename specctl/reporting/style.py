@@ -1,16 +1,17 @@
 """The look that all figures share: page, colours, labels that do not overlap."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import UsageError
+from specctl.printable import one_line
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -52,6 +53,7 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "svg.fonttype": "path",
     "svg.hashsalt": "specctl",
+    "text.parse_math": False,  # a $ in a name is a $
 }
 
 
@@ -61,8 +63,11 @@ def require_matplotlib() -> None:
         raise UsageError("figures need matplotlib", "Install it with: pip install 'specctl[report]'")
 
 
-def style() -> "AbstractContextManager[None]":
+@contextmanager
+def style() -> Iterator[None]:
     """A context in which figures have our look, whatever the user's own matplotlib settings.
+
+    Characters that the font lacks are drawn as boxes without a warning, since the tables have them too.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -72,7 +77,9 @@ def style() -> "AbstractContextManager[None]":
 
     settings: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
     settings.update(_STYLE)
-    return matplotlib.rc_context(settings)
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from")
+        yield
 
 
 class MissingDataError(Exception):
@@ -100,8 +107,8 @@ def page(name: str, title: str, caption: str, height: float) -> Picture:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height + 0.7), layout="constrained", facecolor="white")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    figure.supxlabel(fill(caption, 125), x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    figure.suptitle(one_line(title), x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.supxlabel(fill(one_line(caption), 125), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     return Picture(name, title, caption, figure)
 
 
@@ -121,7 +128,8 @@ def panels(picture: Picture, count: int, columns: int, across: str, up: str = ""
 
 
 def shorten(text: str, limit: int = 30) -> str:
-    line = " ".join(text.split()).replace("$", r"\$")
+    """The text on one line, without control characters, which no SVG file may contain, and cut to the limit."""
+    line = " ".join(one_line(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -135,6 +143,7 @@ def label_points(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> No
     left, bottom, right, top = 72 * axes.get_window_extent().transformed(inches.inverted()).get_points().ravel()
     taken: list[_Box] = [(across - 7, up - 7, across + 7, up + 7) for across, up in spots]
     for (x, y, text), (across, up) in zip(points, spots, strict=True):
+        text = one_line(text)
         width = 4.6 * len(text)
         best, fewest = (0.0, 0.0), 10**6
         for shift in _shifts(width):
@@ -162,7 +171,7 @@ def label_ends(axes: "Axes", ends: Iterable[tuple[float, float, str, str]]) -> N
     for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
         height = max(y, height + gap)
         axes.annotate(
-            text,
+            one_line(text),
             (x, y),
             xytext=(1.04, height),
             textcoords=axes.get_yaxis_transform(),

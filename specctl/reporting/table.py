@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from tabulate import tabulate
 
+from specctl.printable import one_line
 from specctl.statistics.intervals import Interval
 
 UNKNOWN = "-"
@@ -13,6 +15,10 @@ UP, DOWN = " ↑", " ↓"
 """Mark the heading of a column in which higher, or lower, is better."""
 DEFINITIONS = "Columns: docs/words.md."
 """Stands in the note of the first table of a command."""
+WIDE = 120
+"""Characters of a plain line from which on headings are broken into several lines."""
+_JOINED = "\N{NO-BREAK SPACE}"
+"""Keeps an arrow on the line of its heading's last word."""
 _MARKUP = re.compile(r"[\\`*|]|<(?=[\w/!?])|\](?=[(:])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])|#$")
 """Characters that would begin or end code, emphasis, a cell, a heading, HTML, a link or an entity."""
 _BLOCK_START = re.compile(r"^(\d*)([-#+=~.)>])")
@@ -56,7 +62,7 @@ def as_text(shown: Iterable[Table]) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """The table with its note, without its title. Whatever the cells and the note contain is shown literally."""
+    """The table with its note, without its title. Whatever cells and note contain is shown literally."""
     parts = []
     if table.columns:
         headings, *rows = ([_escaped(cell) for cell in row] for row in table.grid)
@@ -75,9 +81,28 @@ def inert(text: str) -> str:
 def _text_lines(table: Table) -> Iterator[str]:
     yield f"!!! {table.title} !!!" if table.alarm else table.title
     if table.columns:
-        yield from (line.rstrip() for line in _aligned(table.grid, table, "plain").splitlines())
+        lines = _plain_lines(table, [[heading] for heading in table.grid[0]])
+        if max(map(len, lines)) > WIDE:
+            lines = _plain_lines(table, [_narrowed(*column) for column in zip(*table.grid, strict=True)])
+        yield from lines
     if table.note:
         yield table.note
+
+
+def _plain_lines(table: Table, headings: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of the table with the lines of each heading, which end above the first row."""
+    height = max(map(len, headings))
+    above = zip(*([""] * (height - len(lines)) + [*lines] for lines in headings), strict=True)
+    grid = [*map(list, above), *table.grid[1:]]
+    return [line.rstrip() for line in _aligned(grid, table, "plain").splitlines()]
+
+
+def _narrowed(heading: str, *cells: str) -> list[str]:
+    """A heading broken between words to the width of its column's cells."""
+    joined = heading.replace(UP, f"{_JOINED}{UP[1:]}").replace(DOWN, f"{_JOINED}{DOWN[1:]}")
+    room = max(1, *map(len, (*cells, *joined.split(" "))))
+    lines = wrap(joined, room, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_JOINED, " ") for line in lines] or [""]
 
 
 def _aligned(grid: Sequence[Sequence[str]], table: Table, form: str, headings: Sequence[str] = ()) -> str:
@@ -86,7 +111,7 @@ def _aligned(grid: Sequence[Sequence[str]], table: Table, form: str, headings: S
 
 
 def _escaped(text: str) -> str:
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", text)
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", one_line(text))
 
 
 def _one_line(cell: str) -> str:

@@ -1,1 +1,1 @@
-"""Views of records on a terminal, drawn by rich. Imports records, metrics and printable only."""
+"""What a terminal or a log shows: text, messages, progress, records. Imports records, metrics and printable only."""

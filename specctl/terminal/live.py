@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, ConsoleRenderable
-from rich.control import Control
-from rich.live import Live
-from rich.segment import ControlType
+from rich.console import Console
 
 from specctl.metrics import Metrics
 from specctl.records import Completion, FinishReason, Round
+from specctl.terminal.display import FullScreen
 from specctl.terminal.loading import loading
 from specctl.terminal.numbers import Figure, flow, running_figures
 from specctl.terminal.panel import GenerationPanel
@@ -18,10 +16,10 @@ from specctl.terminal.tail import Origin, Piece
 
 __all__ = ["LiveView", "Origin", "Piece", "loading"]
 
-REFRESHES_PER_SECOND = 12
 _FINISHED = {
     FinishReason.STOP: "stop (end of sequence or stop string)",
     FinishReason.LENGTH: "length (token limit reached)",
+    FinishReason.INTERRUPTED: "interrupted",
 }
 
 
@@ -43,26 +41,25 @@ class LiveView:
         self._console = console
         self._max_new_tokens = max_new_tokens
         self._panel = GenerationPanel(title, policy, prompt, max_new_tokens)
-        self._live = ResizableLive(self._panel, console)
+        self._display = FullScreen(console, lambda: self._panel)
 
     def __enter__(self) -> Self:
-        if self._console.is_interactive:
-            self._live.start(refresh=True)
+        self._display.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._live.stop()
+        self._display.stop()
 
     def on_round(self, round_: Round, pieces: Sequence[Piece]) -> None:
         """Count a round and the text it added; cheap, since another thread draws."""
-        if self._live.is_started:
+        if self._display.started:
             self._panel.add(round_, pieces)
 
     def finish(self, completion: Completion) -> None:
         """Remove the panel and print the summary of the whole generation."""
-        self._live.stop()
+        self._display.stop()
         if not self._console.is_terminal:
             return
         metrics = Metrics.of([completion])
@@ -76,29 +73,3 @@ class LiveView:
         ]
         for line in (self._panel.heading, *flow(figures, self._console.width)):
             self._console.print(line, no_wrap=True, overflow="ellipsis", highlight=False)
-
-
-class ResizableLive(Live):
-    """A transient display that is erased completely even if the terminal gets narrower.
-
-    A terminal that gets narrower wraps the lines already drawn, so that the last drawing takes more rows than before.
-    """
-
-    def __init__(self, panel: GenerationPanel, console: Console) -> None:
-        super().__init__(
-            panel,
-            console=console,
-            transient=True,
-            refresh_per_second=REFRESHES_PER_SECOND,
-            redirect_stdout=False,
-        )
-        self._panel = panel
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        rows_each = -(-self._panel.drawn_width // self.console.width)
-        processed = super().process_renderables(renderables)
-        if rows_each > 1 and self.console.is_interactive:
-            wrapped = self._panel.drawn_height * (rows_each - 1)
-            climb = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * wrapped
-            processed.insert(1, Control(*climb))
-        return processed

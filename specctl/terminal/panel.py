@@ -32,16 +32,10 @@ class GenerationPanel:
     """Draws the text coloured by origin, the last rounds and the running figures, fitted to the terminal.
 
     One thread may call `add` while another draws: rounds wait in a queue until the next drawing counts them.
-
-    Attributes:
-        drawn_width: width of the last drawing in cells; 0 before the first.
-        drawn_height: height of the last drawing in rows.
     """
 
     def __init__(self, title: str, policy: str, prompt: str, max_new_tokens: int) -> None:
         self.heading = Text.assemble((one_line(title), "not dim bold"), (f" · {one_line(policy)}", "dim"))
-        self.drawn_width = 0
-        self.drawn_height = 0
         self._max_new_tokens = max_new_tokens
         self._arrived: deque[tuple[Round, Sequence[Piece]]] = deque()
         self._tail = TextTail(prompt)
@@ -55,13 +49,9 @@ class GenerationPanel:
         self._take_in(console)
         width, height = options.max_width, _panel_height(console.height)
         if width < _SMALLEST_FRAMED[0] or height < _SMALLEST_FRAMED[1]:
-            body = self._tail.lines(console, max(2, width), height)
-            self.drawn_width, self.drawn_height = width, len(body)
-            yield _block(body)
-            return
-        panel, self.drawn_height = self._framed(console, width - _FRAME, height - 2)
-        self.drawn_width = width
-        yield panel
+            yield _block(self._tail.lines(console, max(2, width), height))
+        else:
+            yield self._framed(console, width - _FRAME, height - 2)
 
     def _take_in(self, console: Console) -> None:
         while self._arrived:
@@ -70,13 +60,13 @@ class GenerationPanel:
             self._rounds.append(round_)
             self._tail.append(console, pieces)
 
-    def _framed(self, console: Console, width: int, height: int) -> tuple[Panel, int]:
+    def _framed(self, console: Console, width: int, height: int) -> Panel:
         below = self._below(width, height)
         rule: list[RenderableType] = [Rule(style="dim")] if height >= 10 else []
         text = self._tail.lines(console, width, height - len(below) - len(rule))
         for line in below:
             line.truncate(width, overflow="ellipsis")
-        panel = Panel(
+        return Panel(
             Group(_block(text), *rule, *below),
             title=self.heading,
             title_align="left",
@@ -84,7 +74,6 @@ class GenerationPanel:
             subtitle_align="right",
             border_style="dim",
         )
-        return panel, len(text) + len(rule) + len(below) + 2
 
     def _below(self, width: int, height: int) -> list[Text]:
         """Figures and strip: side by side if they fit, else the figures above the strip."""
@@ -110,5 +99,5 @@ def _legend() -> Text:
 
 
 def _panel_height(console_height: int) -> int:
-    """Most rows of the panel: two thirds of a tall screen, and one less than the screen, so that it never scrolls."""
-    return max(1, min(console_height - 1, max(22, console_height * 2 // 3)))
+    """Most rows of the panel: one less than the screen, so that it never scrolls."""
+    return max(1, console_height - 1)

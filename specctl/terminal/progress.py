@@ -1,21 +1,23 @@
 """A table on the terminal that fills in while a benchmark runs."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from time import monotonic
 from types import TracebackType
 from typing import Protocol, Self
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from specctl.metrics import Metrics
 from specctl.printable import one_line
 from specctl.records import CompletionSummary
-
-_UNKNOWN = "-"
+from specctl.terminal.display import FullScreen
+from specctl.terminal.loading import TerminalProgress
+from specctl.terminal.numbers import UNKNOWN
+from specctl.terminal.progress_lines import Count
 
 
 class FinishedRun(Protocol):
@@ -36,11 +38,11 @@ class FinishedRun(Protocol):
 class BenchProgress:
     """A table that fills in as runs finish, with the time left; a context manager.
 
-    It draws only when a run is added, never from another thread, so that drawing does not slow the measured runs. It
-    disappears at the end, and stays after an error or an interrupt. If the console is not a terminal, nothing is drawn.
+    It draws only when a run begins or is added, so that drawing does not slow the measured runs. It disappears at the
+    end, and stays after an error or an interrupt. Where there is no terminal, it writes a line every few seconds.
 
     Args:
-        console: draws the table; should write to standard error.
+        progress: shows it.
         candidates: labels in the order of the rows.
         baseline: label of the candidate that the others are compared with.
         total: number of runs of the whole benchmark.
@@ -50,39 +52,39 @@ class BenchProgress:
 
     def __init__(
         self,
-        console: Console,
+        progress: TerminalProgress,
         candidates: Sequence[str],
         baseline: str,
         total: int,
         done: Iterable[FinishedRun] = (),
         greedy: bool = False,
     ) -> None:
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-        self._watched = console.is_interactive
+        self._display = FullScreen(progress.console, self._view, refreshes_per_second=0)
+        self._progress = progress
         self._baseline = baseline
         self._rows = {label: _Row() for label in candidates}
         self._by_question: dict[tuple[str, int, int], dict[str, FinishedRun]] = {}
-        self._total = total
+        self._lines = ExitStack()
         self._current = ""
         self._greedy = greedy
         for run in done:
-            self._count(run)
-        self._resumed = self._finished
-        self._began = monotonic()
+            self._add(run)
+        self._count = Count("runs", total, sum(row.runs for row in self._rows.values()))
 
     def __enter__(self) -> Self:
-        self._began = monotonic()
-        if self._watched:
-            self._live.start()
-            self._draw()
+        self._count.began = monotonic()
+        if self._progress.draws:
+            self._display.start()
+        elif self._progress.lines is not None:
+            self._lines.enter_context(self._progress.lines.during(self._status))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # The result tables will not come; what has been measured so far must not disappear.
-        self._live.transient = error is None
-        self._live.stop()
+        self._display.stop(keep=error is not None)
+        self._lines.close()
 
     def start(self, candidate: str, prompt: str) -> None:
         """Show the run that starts now; call before its clock starts."""
@@ -91,14 +93,11 @@ class BenchProgress:
 
     def add(self, run: FinishedRun) -> None:
         """Count a finished run."""
-        self._count(run)
+        self._add(run)
+        self._count.advance(sum(len(turn.tokens) for turn in run.turns))
         self._draw()
 
-    @property
-    def _finished(self) -> int:
-        return sum(row.runs for row in self._rows.values())
-
-    def _count(self, run: FinishedRun) -> None:
+    def _add(self, run: FinishedRun) -> None:
         self._rows[run.candidate].add(run)
         answers = self._by_question.setdefault((run.prompt, run.repeat, run.length), {})
         answers[run.candidate] = run
@@ -109,8 +108,7 @@ class BenchProgress:
             self._rows[run.candidate].pair(run, baseline)
 
     def _draw(self) -> None:
-        if self._live.is_started:
-            self._live.update(self._view(), refresh=True)
+        self._display.refresh()
 
     def _view(self) -> RenderableType:
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -122,18 +120,13 @@ class BenchProgress:
         for label, row in self._rows.items():
             differ = Text(str(row.differing), style="bold red" if row.differing else "")
             table.add_row(Text(one_line(label)), *row.cells(), *([differ] if self._greedy else []))
-        finished = self._finished
-        status = f"{finished} of {self._total} runs · {self._time_left(finished)}"
-        current = [Text(one_line(self._current), style="dim", no_wrap=True)] if self._current else []
-        return Group(table, Text(status, style="bold"), *current)
+        status = f"{self._count.done} of {self._count.total} runs · {self._count.left or 'time left unknown'}"
+        current = Text(one_line(self._current), style="dim", no_wrap=True, overflow="ellipsis")
+        # On top, where they are seen on a low terminal too.
+        return Group(Text(status, style="bold"), current, table)
 
-    def _time_left(self, finished: int) -> str:
-        new = finished - self._resumed
-        if not new:
-            return "time left unknown"
-        minutes, seconds = divmod(round((monotonic() - self._began) / new * (self._total - finished)), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02} left"
+    def _status(self) -> str:
+        return f"{self._count}{', '[: 2 * bool(self._current)]}{self._current}"
 
 
 class _Row:
@@ -159,8 +152,8 @@ class _Row:
         metrics, baseline = self._all, self._baseline.tokens_per_second
         return (
             str(self.runs),
-            f"{metrics.tokens_per_second:.1f}" if self.runs else _UNKNOWN,
-            f"{self._paired.tokens_per_second / baseline:.2f}" if baseline else _UNKNOWN,
-            f"{metrics.mean_acceptance_length:.2f}" if metrics.rounds else _UNKNOWN,
-            f"{metrics.acceptance_rate:.1%}" if metrics.drafted else _UNKNOWN,
+            f"{metrics.tokens_per_second:.1f}" if self.runs else UNKNOWN,
+            f"{self._paired.tokens_per_second / baseline:.2f}" if baseline else UNKNOWN,
+            f"{metrics.mean_acceptance_length:.2f}" if metrics.rounds else UNKNOWN,
+            f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN,
         )

@@ -1,9 +1,11 @@
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set, write_report
+from hostile import HOSTILE, commands
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
 from specctl.benchmark.looks import looks
@@ -136,3 +138,29 @@ def test_settings_of_one_policy_share_a_hue_and_the_baseline_is_grey() -> None:
     assert len({seen.colour for seen in look.values()}) == 4
     assert look["a"].marker == look["b"].marker != look["c"].marker
     assert len({look["none"].colour[start : start + 2] for start in (1, 3, 5)}) == 1
+
+
+def hostile() -> RunSet:
+    """Whatever a user or a model can name is hostile; some of it the font lacks."""
+    names = ["none", f"svip {HOSTILE} 木"]
+    candidates = [candidate(names[0]), candidate(names[1], "svip", threshold=0.3, cap=40)]
+    runs: list[Run] = []
+    for number in range(4):
+        where = {"category": f"{HOSTILE} 木{number % 2}"}
+        prompt = f"{HOSTILE} 木{number}"
+        runs += [plain_run(prompt, 9 + number, **where), drafted_run(names[1], prompt, ROUNDS, **where)]
+    noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
+    runs.append(drafted_run(names[1], HOSTILE, ROUNDS, difference=noted))
+    return run_set(candidates, runs, costs=PassTimes(1.9, {1: 9.0, 8: 10.0}))
+
+
+def test_a_hostile_report_is_clean_and_well_formed(tmp_path: Path) -> None:
+    written = write_report(hostile(), tmp_path)
+    texts = {path: path.read_text(encoding="utf-8") for path in written if path.suffix != ".png"}
+    assert {path.stem for path in texts if path.suffix == ".svg"} == ALWAYS
+    for path, text in texts.items():
+        assert commands(text) == set(), path
+        if path.suffix == ".svg":
+            ElementTree.fromstring(text)
+    Page(texts[tmp_path / "report.html"])
+    assert "[red]x[/]" in texts[tmp_path / "report.html"]

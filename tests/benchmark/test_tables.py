@@ -12,6 +12,7 @@ from specctl.observing.identity import compare
 from specctl.observing.results import RESULTS, Difference, Run, RunSet, read_results
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table, as_markdown, as_text
+from specctl.terminal.loading import TerminalProgress
 from specctl.terminal.progress import BenchProgress
 
 CANDIDATES = [candidate("none"), candidate("svip", threshold=0.3), peer("hf")]
@@ -183,13 +184,15 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     runs = some_runs()
     runs[3] = plain_run("b", 8)
-    with BenchProgress(console, ["none", "svip", "hf"], "none", len(runs), done=runs[:3], greedy=True) as progress:
+    with BenchProgress(
+        TerminalProgress(console), ["none", "svip", "hf"], "none", len(runs), done=runs[:3], greedy=True
+    ) as progress:
         for run in (runs[4], runs[3], runs[5]):
             progress.start(run.candidate, run.prompt)
             progress.add(run)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    last = text[text.rindex("candidate") :]
+    last = text[text.rindex("\x1b[H") :].replace("\x1b[K", "")
     svip = next(line for line in last.splitlines() if "svip" in line)
     assert svip.split() == ["svip", "2", "152.5", "1.62", "3.00", "50.0%", "1"]
     assert "time left unknown" in text
@@ -201,18 +204,17 @@ def test_progress_stays_on_the_terminal_after_an_interrupt_or_an_error(error: Ba
     out = io.StringIO()
     expected = nullcontext() if error is None else pytest.raises(type(error))
     console = Console(file=out, force_terminal=True, color_system=None)
-    with expected, BenchProgress(console, ["none"], "none", 2) as progress:
+    with expected, BenchProgress(TerminalProgress(console), ["none"], "none", 2) as progress:
         progress.add(plain_run("a", 3))
         if error is not None:
             raise error
-    erases = "\x1b[2K"
-    last = out.getvalue().rpartition("1 of 2 runs")[2]
-    assert (erases in last) == (error is None)
+    left = out.getvalue().rpartition("\x1b[?1049l")[2]
+    assert ("1 of 2 runs" in left) == (error is not None)
 
 
 def test_progress_is_silent_without_a_terminal() -> None:
     out = io.StringIO()
-    with BenchProgress(Console(file=out), ["none"], "none", 1) as progress:
+    with BenchProgress(TerminalProgress(Console(file=out)), ["none"], "none", 1) as progress:
         progress.start("none", "a")
         progress.add(plain_run("a", 3))
     assert out.getvalue() == ""

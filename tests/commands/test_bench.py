@@ -58,6 +58,16 @@ def test_greedy_output_is_the_targets_own(whole):
     assert "All 9 runs gave exactly the tokens of none." in whole[1]
 
 
+def test_the_last_line_is_the_verdict(whole):
+    assert whole[1].splitlines()[-1].startswith("verdict: ")
+    assert whole[1].count("verdict: ") == 1
+
+
+def test_quiet_leaves_out_what_was_written(whole, tmp_path):
+    assert bench("--from", whole[0], "--spec-bench-out", tmp_path, "-q").stderr == ""
+    assert bench("--from", whole[0], "--spec-bench-out", tmp_path, "--force").stderr.startswith("wrote ")
+
+
 def test_a_prompt_that_does_not_fit_is_left_out_with_a_message(whole):
     assert list(read_results(whole[0]).skipped) == ["long"]
     assert "1 of 4 prompts could not be run" in whole[1]

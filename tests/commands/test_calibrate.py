@@ -101,6 +101,16 @@ def test_the_profile_extends_the_old_one_and_records_its_provenance(folder):
     assert found.target == resolve("embedded").profile.target
 
 
+def test_the_profile_of_a_pair_without_one_stands_alone(folder, tmp_path):
+    pair = ["--target", "embedded:target", "--draft", "embedded:draft"]
+    path = tmp_path / "fast.toml"
+    calibrate(*pair, "--from", folder / "trace.jsonl", "--no-verify", "--policy", "svip", "-n", "16", "-o", path, "-q")
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert "extends" not in table
+    assert (table["target"], table["draft"]["model"]) == ({"model": "embedded:target"}, "embedded:draft")
+    assert resolve(str(path)).profile.draft.policy.name == "svip"
+
+
 def test_the_report_contains_its_figures(folder):
     names = {path.name for path in (folder / "report").iterdir()}
     assert {"report.md", "report.html", "ranking.png", "ranking.svg"} <= names

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from hostile import HOSTILE, commands
 
+from specctl import __main__ as entry
 from specctl import __version__
 from specctl.commands.app import app
 
@@ -62,6 +65,8 @@ assert not heavy, heavy
     done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage: specctl" in done.stdout
+    typed = re.findall(r"--[\w-]+.*(?:<(?:str|int|float|list|Path)\b|INTEGER|FLOAT)", done.stdout)
+    assert not typed, "a type tells nobody what to give"
 
 
 @pytest.mark.parametrize("program", [[str(SPECCTL)], [sys.executable, "-m", "specctl"]], ids=["script", "module"])
@@ -95,6 +100,11 @@ def test_debug_adds_the_traceback():
     assert done.returncode == 3
     assert "Traceback" in done.stderr
     assert done.stderr.endswith("error: does not fit\n")
+
+
+def test_an_announced_reason_is_told():
+    done = probe("raise ValueError('Validation failed for heads:\\n\\n  in config.json:\\n 64 % 7 != 0\\nmore')")
+    assert done.stderr.startswith("error: ValueError: Validation failed for heads: in config.json: 64 % 7 != 0\n")
 
 
 def test_unexpected_errors_are_one_line_and_advice():
@@ -168,3 +178,38 @@ def test_packages_for_quantised_weights_say_nothing_on_import():
     done = probe("import transformers.modeling_utils\nimport torchao.quantization")
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["generate", "--bogus{}"],
+        ["generate", "hi", "more{}"],
+        ["bogus{}"],
+        ["generate", "-p", "x{}", "hi"],
+        ["generate", "--policy", "x{}", "hi"],
+        ["bench", "--lengths", "x{}"],
+        ["profiles", "bogus{}"],
+    ],
+    ids=" ".join,
+)
+def test_a_quoted_argument_is_clean(capsys, monkeypatch, line):
+    monkeypatch.setattr(sys, "argv", ["specctl", *(word.format(HOSTILE) for word in line)])
+    monkeypatch.setenv("COLUMNS", "500")
+    assert entry._run() == 2
+    said = capsys.readouterr().err
+    assert commands(said) == set()
+    unwrapped = re.sub(r"[│\s]", "", said)
+    assert "PWNED" in unwrapped
+    assert "[red]x[/]" in unwrapped
+
+
+def test_a_traceback_is_clean(capsys, monkeypatch):
+    monkeypatch.setenv("SPECCTL_DEBUG", "1")
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        entry._report(error, HOSTILE, HOSTILE)
+    said = capsys.readouterr().err
+    assert said.count("PWNED") == 3
+    assert commands(said) == set()

@@ -345,7 +345,7 @@ def trace_of(folder):
 
 def start(*arguments, **streams):
     return subprocess.Popen(
-        [SPECCTL, "generate", *map(str, arguments)], env=ENVIRONMENT, stderr=subprocess.PIPE, **streams
+        [SPECCTL, "generate", "--no-progress", *map(str, arguments)], env=ENVIRONMENT, stderr=subprocess.PIPE, **streams
     )
 
 

@@ -24,6 +24,7 @@ PROMPT = "Once upon a time"
 LENGTH = 40
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;\d)[\d;]*m")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+SECOND_SCREEN = re.compile(r"\x1b\[\?1049h.*?\x1b\[\?1049l", re.DOTALL)
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 SEVERAL = """
@@ -48,7 +49,8 @@ def spawn(command, arguments, columns=80, **variables):
 
 
 def screen(output):
-    """The final lines on a terminal that is too wide to wrap them."""
+    """The final lines on a terminal that is too wide to wrap them; what was on its second screen is gone."""
+    output = SECOND_SCREEN.sub("", output)
     lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", output):
         if part == "\r":
@@ -145,7 +147,7 @@ def test_an_interrupt_leaves_what_was_generated_and_a_sane_terminal(tmp_path):
     assert output.rindex(SHOW) > output.rindex(HIDE)
     assert not COLOUR.search(output)
     assert "Traceback" not in output
-    text = output[output.rindex("\x1b[2K") + len("\x1b[2K") :]
+    text = CONTROL.sub("", output[output.rindex("\x1b[?1049l") :])
     assert "╭" not in text
     assert len(text) > 2, "what was generated until then"
     assert text.endswith("\r\n"), "the shell's prompt begins a line of its own"

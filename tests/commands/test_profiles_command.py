@@ -1,11 +1,13 @@
 import json
 import os
+import re
 import subprocess
 import sysconfig
 from pathlib import Path
 
 import pexpect
 import pytest
+from hostile import HOSTILE, commands
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 
@@ -121,3 +123,32 @@ def test_names_complete(specctl, shell):
     )
     assert "embedded-constant" in done.stdout
     assert "pythia" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["list", "show mine", "check", "check wrong", "list --json", "show mine --json"],
+)
+def test_a_terminal_obeys_nothing_in_other_peoples_profiles(tmp_path, environment, line):
+    text = json.dumps(HOSTILE)
+    own_profile(tmp_path, f"schema_version = 1\ndescription = {text}\n[target]\nmodel = {text}\n")
+    wrong = f"schema_version = 1\n[target]\nmodel = {text}\n{text} = 1\n"
+    (tmp_path / "profiles" / "wrong.toml").write_text(wrong)
+    (tmp_path / "profiles" / "\x1b]0;PWNED\x07.toml").write_text(wrong)
+    output = pexpect.run(
+        f"{SPECCTL} profiles {line}",
+        cwd=tmp_path,
+        env=environment | {"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"},
+        encoding="utf-8",
+    )
+    assert "PWNED" in output
+    assert commands(re.sub(r"\x1b\[[0-9;]*m", "", output)) <= {"\r"}
+    assert "\x1b[31m" not in output
+    assert "[red]x[/]" in output
+
+
+def test_a_pipe_gets_other_peoples_profiles_as_they_are(tmp_path, specctl):
+    own_profile(tmp_path, f"schema_version = 1\ndescription = {json.dumps('a' + HOSTILE)}\n[target]\nmodel = 'x'\n")
+    assert json.loads(specctl("profiles", "show", "mine", "--json").stdout)["profile"]["description"] == "a" + HOSTILE
+    (line,) = (line for line in specctl("profiles", "list").stdout.split("\n") if line.startswith("mine\t"))
+    assert line.split("\t")[4] == " ".join(f"a{HOSTILE}".split())

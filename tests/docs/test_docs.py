@@ -21,14 +21,15 @@ from typing import NamedTuple
 import pytest
 
 from specctl import __main__ as entry
+from specctl.conversation.slash import SLASHES
 from specctl.policies import POLICIES
 from specctl.profile.embedded import model_path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = ("generate", "bench", "calibrate", "analyze", "train-head", "doctor", "profiles")
-SUBCOMMANDS = ("list", "show", "check", "path")
+COMMANDS = ("generate", "chat", "bench", "calibrate", "analyze", "train-head", "doctor", "profiles")
+SUBCOMMANDS = ("list", "show", "check", "path", "new")
 DIALECT = r"\b(foretell\w*|foretold|refus\w+|so many|beside|likewise|in law)\b"
 _MARKED = re.compile(r"^<!-- (\w+)(?:: (\S+))? -->\n```(\w*)\n(.*?)^```$", re.M | re.S)
 _FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
@@ -237,6 +238,12 @@ def test_settings_are_those_of_the_policies() -> None:
             if field.init and field.default is not MISSING
         ]
         assert sorted(written[name].split(", ")) == sorted(defaults or ["(none)"]), name
+
+
+def test_every_slash_command_is_listed_as_help_shows_it() -> None:
+    rows = next(rows for headings, rows in tables(ROOT / "docs/chat.md") if headings[0] == "command")
+    shown = [f"{name} {slash.argument}".rstrip() for name, slash in SLASHES.items()]
+    assert [name for row in rows for name in quoted(row[0])] == shown
 
 
 def test_every_profile_that_ships_is_listed() -> None:

@@ -192,6 +192,95 @@ class TestPolicies:
         assert str(caught.value).startswith(f"--policy {text}:")
 
 
+class TestPairsWithoutAProfile:
+    def test_the_pair_is_the_whole_profile(self, environ, write):
+        write("own", PAIR + "[sampling]\ntop_k = 3\n")
+        environ |= {"SPECCTL_PROFILE": "own", "SPECCTL_SAMPLING__TOP_P": "0.5"}
+        resolved = resolve(environ=environ, flags={"target.model": "a/b", "draft.model": "./small"})
+        profile = resolved.profile
+        assert (profile.target.model, profile.draft.model, profile.draft.head) == ("a/b", "./small", None)
+        assert profile.draft.policy.name == "cost-optimal"
+        assert (profile.sampling.top_k, profile.sampling.top_p) == (0, 0.5)
+        assert (resolved.name, resolved.source) == ("--target a/b --draft ./small", None)
+        origins = {key: resolved.origins[key] for key in ("target.model", "draft.model", "draft.policy.name")}
+        assert list(origins.values()) == ["flag --target", "flag --draft", "default"]
+
+    def test_another_policy_takes_the_place_of_the_default(self, environ):
+        flags = {"target.model": "a", "draft.model": "b"}
+        named = resolve(environ=environ, flags={**flags, "draft.policy": parse_policy("svip:threshold=0.4")})
+        assert named.profile.draft.policy.setting.all_values["threshold"] == 0.4
+        assert (
+            resolve(environ=environ, flags=flags, overrides=["policy.max_draft=9"]).profile.draft.policy.max_draft == 9
+        )
+
+    def test_a_target_alone_has_no_draft(self, environ):
+        assert resolve(environ=environ, flags={"target.model": "a", "draft.model": None}).profile.draft is None
+        with pytest.raises(ProfileError, match=r"draft\.model: is required\nAdd --draft MODEL"):
+            resolve(environ=environ, flags={"target.model": "a"}, overrides=["policy.name=svip"])
+
+    def test_a_draft_alone_needs_a_profile(self, environ, write):
+        write("own", PAIR)
+        flags = {"draft.model": "other"}
+        with pytest.raises(ProfileError, match="a draft without a target"):
+            resolve(environ=environ, flags=flags)
+        for resolved in (
+            resolve("own", environ=environ, flags=flags),
+            resolve(environ=environ | {"SPECCTL_PROFILE": "own"}, flags=flags),
+        ):
+            assert (resolved.profile.target.model, resolved.profile.draft.model) == ("big", "other")
+
+    def test_mistakes_name_the_flag(self, environ):
+        with pytest.raises(ProfileError, match=r"^flag --target: target\.model: .*no embedded model 'tarjet'"):
+            resolve(environ=environ, flags={"target.model": "embedded:tarjet", "draft.model": "b"})
+
+
+class TestReplacedModels:
+    OWN = (
+        '[target]\nmodel = "big"\nrevision = "v1"\ntrust_remote_code = true\ndtype = "float16"\n'
+        '[draft]\nmodel = "small"\nhead = "a/head"\n[draft.policy]\nthreshold = 0.2\n[provenance]\nprompts = 3\n'
+    )
+
+    @pytest.fixture(autouse=True)
+    def own(self, write):
+        write("own", self.OWN)
+
+    def test_what_belongs_to_the_old_target_goes(self, environ):
+        """Above all the permission to run its code: it was not given for another model."""
+        resolved = resolve("own", environ=environ, flags={"target.model": "huge"})
+        target = resolved.profile.target
+        assert (target.revision, target.trust_remote_code, target.dtype) == (None, False, "float16")
+        assert resolved.profile.draft.head == "a/head"
+        assert resolved.profile.provenance is None
+        assert resolved.outdated == (
+            'profiles/own.toml:3: left out target.revision = "v1" and target.trust_remote_code = true: '
+            "meant for big, which flag --target replaces",
+            "profiles/own.toml:9: the settings of draft.policy were chosen for big with small; "
+            "`specctl calibrate` finds those of this pair",
+        )
+
+    def test_what_is_set_for_the_new_model_stays(self, environ):
+        resolved = resolve(
+            "profiles/own.toml",
+            environ=environ,
+            overrides=["draft.model=tiny", "draft.head=b/head", "policy.threshold=1"],
+        )
+        assert resolved.profile.draft.head == "b/head"
+        assert resolved.outdated == ()
+
+    def test_the_same_models_lose_nothing(self, environ):
+        resolved = resolve("profiles/own.toml", environ=environ, flags={"target.model": "big", "draft.model": "small"})
+        assert (resolved.outdated, resolved.profile.provenance) == ((), {"prompts": 3})
+
+    def test_another_policy_has_nothing_to_say_of_the_old_ones_settings(self, environ):
+        flags = {"draft.model": "tiny", "draft.policy": parse_policy("adaedl")}
+        (head,) = resolve("profiles/own.toml", environ=environ, flags=flags).outdated
+        assert 'draft.head = "a/head"' in head
+
+    def test_a_policy_that_needs_the_head_says_where_it_went(self, environ):
+        with pytest.raises(ProfileError, match=r"draft\.head: is required by .*\n.*flag --draft replaces"):
+            resolve("own", environ=environ, overrides=["policy.name=specdec++"], flags={"draft.model": "tiny"})
+
+
 class TestExtends:
     def test_tables_merge_deeply_and_origins_name_each_file(self, write, environ):
         write("base", PAIR + "[sampling]\ntop_k = 3\ntop_p = 0.5\n")

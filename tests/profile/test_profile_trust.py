@@ -104,6 +104,9 @@ def test_what_a_profile_found_here_extends_needs_trust_wherever_it_is(write, env
 def test_trust_in_an_own_profile_is_not_lent_to_another_model(write, environ):
     write("mine", EVIL, OWN)
     write("x", 'extends = "mine"\n[target]\nmodel = "./other"\n')
+    target = resolve("x", environ=environ).profile.target
+    assert (target.model, target.trust_remote_code) == ("./other", False)
+    write("x", 'extends = "mine"\n[target]\nmodel = "./other"\ntrust_remote_code = true\n')
     with pytest.raises(ProfileError, match=r'comes with "./other", and profiles/x\.toml was found'):
         resolve("x", environ=environ)
 

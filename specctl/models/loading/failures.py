@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, reason
 
 CONVERT = (
     "Convert it once on a machine where you trust the files: "
@@ -174,7 +174,4 @@ def similar_models(name: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of a message, and where that only announces the reason, ending in a colon, the next line too."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
-    return " ".join(lines[:count]).rstrip(".")
+    return (reason(error) or type(error).__name__).rstrip(".")

@@ -1,0 +1,187 @@
+"""`specctl profiles new`: a profile file for two or three models, after checking that they run together."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from specctl.commands.options import DraftsOption, DraftsPolicyOption, ForceOption
+from specctl.errors import ModelError, SpecctlError, UsageError
+from specctl.outputs import Outputs
+from specctl.profile import parse_policy
+from specctl.profile.discovery import available, display, is_path, user_directory
+from specctl.profile.model_names import short_name
+from specctl.profile.overrides import PAIR_POLICY
+from specctl.terminal.output import tell
+
+if TYPE_CHECKING:
+    from specctl.profile import Profile
+
+T = TypeVar("T")
+
+
+def new(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="What `--profile` will call it; the file goes to your own profiles. Default: the models' names.",
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", metavar="MODEL", help="A folder or hub id.")] = None,
+    drafts: DraftsOption = None,
+    policy: DraftsPolicyOption = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Whether prompts go through the target's chat template.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write this file instead of one for NAME.")
+    ] = None,
+    force: ForceOption = False,
+) -> None:
+    """Write a profile, after checking that its models have one tokenizer and fit this machine.
+
+    In a terminal, asks for the models if --target or --draft is missing. Nothing is written before everything is
+    known and checked; an existing file is replaced only with --force.
+
+    Example:
+
+    [cyan]specctl profiles new --target ./big --draft ./small[/]
+    """
+    if name is not None and output is not None:
+        raise UsageError("NAME and --output exclude each other", "leave one of them out")
+    asks = target is None or not drafts
+    if asks and not sys.stdin.isatty():
+        raise UsageError(f"{'--target' if target is None else '--draft'} is missing", "name a folder or hub id")
+    settings = parse_policy(policy) if policy is not None else None
+    path = output if name is None else _path_of(name, force)
+    if output is not None:
+        if not output.parent.is_dir():
+            raise UsageError(f"cannot write {display(output)}: there is no such folder")
+        _require_new(output, force)
+    if target is None:
+        target = _ask("Target model, a folder or hub id")
+    if not drafts:
+        drafts = [_ask("Draft model, a folder or hub id")]
+    if settings is None:
+        text = _ask("Policy", PAIR_POLICY, lambda text: parse_policy(text, "policy")) if asks else PAIR_POLICY
+        settings = parse_policy(text)
+
+    own = _name_for(target, drafts[0])
+    if path is None and not asks:
+        path = _path_of(own, force)
+
+    from specctl.profile.template import checked, new_profile
+
+    models = [_findable(model) for model in (target, *drafts)]
+    profile = checked(new_profile(models[0], models[1:], settings, chat=False), "the new profile")
+    _require_ready(profile)
+    if chat is None or chat:
+        chat = _wants_template(profile, chat, asks)
+    if path is None:
+        path = _path_of(_ask("Name", own, lambda text: _path_of(text, force)), force)
+    with Outputs(force=force) as outputs:
+        for model in models:
+            outputs.spare("model", model)
+        if output is None:
+            outputs.folder("profiles", path.parent, ())
+        outputs.file("profile", path).replace(new_profile(models[0], models[1:], settings, chat=chat))
+    _say_what_next(path)
+
+
+def _require_ready(profile: "Profile") -> None:
+    """Print doctor's verdict; raises ModelError if the models cannot run together on this machine."""
+    from rich.console import Console
+
+    from specctl.commands.doctor import verdict
+    from specctl.reporting.console import cell
+    from specctl.terminal.loading import loading
+
+    console = Console(stderr=True)
+    with loading(console, "examining the models"):
+        from specctl.models.loading.diagnosis import diagnose
+
+        report = diagnose(profile)
+    for line, style in verdict(report):
+        console.print(cell(line, style), soft_wrap=True)
+    if not report.ready:
+        raise ModelError("nothing was written", "`specctl doctor` with the same --target and --draft shows more")
+
+
+def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool:
+    from specctl.models.loading.model import load_tokenizer
+
+    if not load_tokenizer(profile.target).chat_template:
+        if chat:
+            raise UsageError("the target has no chat template", "leave --chat out")
+        return False
+    if chat or not asks:
+        return bool(chat)
+    return _answered(lambda: typer.confirm("Put prompts through the target's chat template?", default=True, err=True))
+
+
+def _ask(question: str, default: str | None = None, check: Callable[[str], object] = lambda _: None) -> str:
+    """Ask until the answer passes the check, which raises SpecctlError."""
+    while True:
+        answer: str = _answered(lambda: typer.prompt(question, default=default, err=True)).strip()
+        try:
+            check(answer)
+        except SpecctlError as error:
+            tell(error.message)
+        else:
+            return answer
+
+
+def _answered(ask: Callable[[], T]) -> T:
+    """Ask; an end of the input or an interrupt writes nothing, and says so."""
+    try:
+        return ask()
+    except typer.Abort as stop:
+        tell("")
+        if isinstance(stop.__context__, EOFError):
+            raise UsageError("the input ended before the last question; nothing was written") from None
+        tell("nothing was written")
+        raise KeyboardInterrupt from None
+
+
+def _findable(model: str) -> str:
+    """A folder as an absolute path, since a profile can be used from any directory; else the name itself."""
+    folder = Path(model).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else model
+
+
+def _name_for(target: str, draft: str) -> str:
+    names = f"{short_name(target.rstrip('/'))}-{short_name(draft.rstrip('/'))}"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", names).strip("-.") or "pair"
+
+
+def _path_of(name: str, force: bool) -> Path:
+    """Where a profile of this name goes; raises SpecctlError if it cannot."""
+    if is_path(name) or not name.strip():
+        raise UsageError(f"{name!r} is no name for a profile", "name a file with --output FILE")
+    path = user_directory() / f"{name}.toml"
+    other = available().get(name)
+    if other is not None and not (path.exists() and other.samefile(path)):
+        raise UsageError(f"{display(other)} has the name {name} already", "choose another, or name a file with -o FILE")
+    _require_new(path, force)
+    return path
+
+
+def _require_new(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise UsageError(f"{display(path)} exists already", "choose another name, or replace it with --force")
+
+
+def _say_what_next(path: Path) -> None:
+    import shlex
+
+    own = path.parent == user_directory()
+    shown = display(path)
+    name = shlex.quote(path.stem if own else shown if is_path(shown) else f"./{shown}")
+    tell(f"wrote {shown}; try it with:")
+    for command in (f'generate -p {name} "Once upon a time"', f"chat -p {name}", f"calibrate -p {name} -o fast.toml"):
+        tell(f"  specctl {command}")

@@ -1,0 +1,226 @@
+"""Drawings on a terminal that are redrawn while work goes on, and leave nothing behind."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import Event, RLock, Thread
+from types import TracebackType
+from typing import Self, TextIO, cast
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
+from rich.control import Control
+from rich.file_proxy import FileProxy
+from rich.segment import ControlType, Segment, Segments
+
+from specctl.terminal.job_control import in_foreground, obeyed
+
+REFRESHES_PER_SECOND = 12
+
+
+class Display(RenderHook):
+    """Draws something as long as it is started; a context manager. See `Bottom` and `FullScreen`.
+
+    It vanishes before Ctrl-Z stops the process, and stays away while a shell runs the process in the background. On a
+    console that is no terminal, or a dumb one, nothing is drawn.
+
+    Args:
+        console: draws; should write to standard error.
+        view: makes what is drawn, each time anew.
+        refreshes_per_second: how often a thread draws; 0 to draw on `refresh` only.
+    """
+
+    def __init__(
+        self, console: Console, view: Callable[[], RenderableType], refreshes_per_second: float = REFRESHES_PER_SECOND
+    ) -> None:
+        self.started = False
+        self._console, self._view = console, view
+        self._interval = 1 / refreshes_per_second if refreshes_per_second else None
+        self._visible = self._stopped = False
+        self._lock = RLock()
+        self._ended = Event()
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Draw for the first time."""
+        if self.started or not self._console.is_interactive:
+            return
+        self.started = True
+        if not isinstance(sys.stderr, FileProxy):
+            self._undo.callback(setattr, sys, "stderr", sys.stderr)
+            sys.stderr = cast(TextIO, FileProxy(self._console, sys.stderr))
+        self._console.push_render_hook(self)
+        self._undo.callback(self._console.pop_render_hook)
+        self._undo.enter_context(obeyed(self))
+        self.refresh()
+        if self._interval is not None:
+            Thread(target=self._keep_refreshing, args=(self._interval,), name="display", daemon=True).start()
+
+    def stop(self, *, keep: bool = False) -> None:
+        """End the drawing and erase it.
+
+        Args:
+            keep: print what it shows now, whole, and leave that.
+        """
+        self._ended.set()
+        with self._lock:
+            if not self.started:
+                return
+            self._vanish()
+            self.started = False
+            if keep:
+                self._console.print(self._view())
+        # Not under the lock: this waits for a thread that may wait for the lock.
+        self._undo.close()
+
+    def refresh(self) -> None:
+        """Draw the present state in the place of the last one."""
+        with self._lock:
+            if not self.started or self._stopped or not (self._visible or self._in_foreground()):
+                return
+            if not self._visible:
+                self._console.show_cursor(False)
+                self.appear()
+                self._visible = True
+            self._console.print(Control())
+
+    def hide(self) -> None:
+        with self._lock:
+            self._stopped = True
+            self._vanish()
+
+    def show(self) -> None:
+        with self._lock:
+            self._stopped = self._visible = False
+            self.refresh()
+
+    def resized(self) -> None:
+        self.refresh()
+
+    def appear(self) -> None:
+        """Prepare the terminal for the first drawing."""
+        raise NotImplementedError
+
+    def vanish(self) -> None:
+        """Erase the drawing."""
+        raise NotImplementedError
+
+    def draw(self, printed: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """What to print in order to draw, where other parts of the program print this just now."""
+        raise NotImplementedError
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Called by rich with whatever is printed on the console."""
+        with self._lock:
+            return self.draw(renderables) if self._visible else renderables
+
+    def _vanish(self) -> None:
+        if self._visible:
+            self._visible = False  # what is printed from here on does not draw
+            self.vanish()
+            self._console.show_cursor(True)
+
+    def _keep_refreshing(self, interval: float) -> None:
+        while not self._ended.wait(interval):
+            self.refresh()
+
+    def _in_foreground(self) -> bool:
+        try:
+            return in_foreground(self._console.file.fileno())
+        except (OSError, ValueError):  # drawn into memory
+            return True
+
+
+class Bottom(Display):
+    """A few lines below all other output; what is printed meanwhile appears above them.
+
+    A terminal that gets narrower wraps the lines already drawn; they are erased nevertheless. They should be shorter
+    than the terminal is wide, and few: lines that leave the screen cannot be erased.
+    """
+
+    def appear(self) -> None:
+        self._lines = _Lines(self._view)
+
+    def vanish(self) -> None:
+        self._console.print(self._erasing())
+
+    def draw(self, printed: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [self._erasing(), *printed, self._lines]
+
+    def _erasing(self) -> Segments:
+        width = max(1, self._console.width)
+        climb = sum(max(1, -(-cells // width)) for cells in self._lines.widths[:-1])
+        # Whole rows, one by one: erasing a screen from its top on makes tmux keep what was there in its history.
+        below = "\x1b[J" if max(self._lines.widths, default=0) > width else ""
+        return _control("\r" + below + "\x1b[2K" + "\x1b[1A\x1b[2K" * climb)
+
+
+class _Lines:
+    """The lines of a `Bottom`, and the width of each in cells once they are drawn."""
+
+    def __init__(self, view: Callable[[], RenderableType]) -> None:
+        self.widths: list[int] = []
+        self._view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._view(), options, pad=False)[: options.size.height]
+        self.widths = [Segment.get_line_length(line) for line in lines]
+        for number, line in enumerate(lines):
+            if number:
+                yield Segment.line()
+            yield from line
+        # What the terminal echoes, such as ^C, then begins in the first cell and takes no row of its own.
+        yield _control("\r")
+
+
+class FullScreen(Display):
+    """A drawing on the terminal's second screen, which most editors use too.
+
+    The first screen with the output so far stays as it is, and whatever happens to the size of the second, every cell
+    of it is drawn anew. What is printed meanwhile appears on the first screen at the end.
+    """
+
+    def appear(self) -> None:
+        self._held: list[ConsoleRenderable] = []
+        self._console.set_alt_screen(True)
+
+    def vanish(self) -> None:
+        self._console.set_alt_screen(False)
+        if self._held:
+            self._console.print(*self._held, sep="\n")
+
+    def draw(self, printed: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        self._held += (item for item in printed if not isinstance(item, Control))
+        return [_Screen(self._view)]
+
+
+class _Screen:
+    """Every cell of the screen, from its upper left corner on."""
+
+    def __init__(self, view: Callable[[], RenderableType]) -> None:
+        self._view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.size
+        lines = console.render_lines(self._view(), options, pad=False)[:height]
+        # A line drawn for a terminal that has just become narrower must not wrap and push the others out.
+        yield _control("\x1b[?7l\x1b[H")
+        for number, line in enumerate(lines):
+            if number:
+                yield Segment.line()
+            yield from line
+            if Segment.get_line_length(line) < width:  # behind a full line the cursor still is on its last cell
+                yield _control("\x1b[K")
+        yield _control("\r\n\x1b[J\x1b[?7h" if len(lines) < height else "\x1b[?7h")
+
+
+def _control(codes: str) -> Segments:
+    return Segments([Segment(codes, None, [(ControlType.CARRIAGE_RETURN,)])])

@@ -1,0 +1,80 @@
+"""What a terminal's owner does to it while something is drawn there: stops the program, goes on, changes the size."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread, current_thread, main_thread
+from typing import Protocol
+
+_STOP, _CONTINUE, _RESIZE = signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH
+
+
+class Drawn(Protocol):
+    """Something that is drawn on a terminal; its methods are called from a thread of their own."""
+
+    def hide(self) -> None:
+        """Erase it and leave the terminal as a shell wants it."""
+
+    def show(self) -> None:
+        """Draw it again at the cursor; what was drawn before may be anywhere."""
+
+    def resized(self) -> None:
+        """The terminal's size may have changed."""
+
+
+@contextmanager
+def obeyed(drawn: Drawn) -> Iterator[None]:
+    """Hide what is drawn before Ctrl-Z stops the process, show it when the process goes on in the foreground.
+
+    Python calls signal handlers in the main thread only, between two steps of Python code; during a long forward pass
+    the terminal would be left as it is until the pass ends. So a thread of our own reads the signals as they arrive.
+    Handlers can be set in the main thread only; in another one nothing is done.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    # Without a handler a signal is not reported. Where a parent has it ignored, it stays ignored.
+    handled = [number for number in (_STOP, _CONTINUE, _RESIZE) if signal.getsignal(number) is not signal.SIG_IGN]
+    earlier = {number: signal.signal(number, lambda *_: None) for number in handled}
+    earlier_fd = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = Thread(target=_obey, args=(reading, drawn), name="job control", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier_fd)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(writing)
+        thread.join()
+        os.close(reading)
+
+
+def in_foreground(terminal: int) -> bool:
+    """Whether this process may draw on the terminal of a file descriptor: a shell's background job may not."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # not this session's terminal, so no job control either
+        return True
+
+
+def _obey(reading: int, drawn: Drawn) -> None:
+    while numbers := os.read(reading, 64):
+        for number in numbers:
+            if number == _STOP and _stoppable():
+                drawn.hide()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif number == _CONTINUE:
+                drawn.show()
+            elif number == _RESIZE:
+                drawn.resized()
+
+
+def _stoppable() -> bool:
+    """Whether a shell is there that could continue this process: in the group of its session's leader none is."""
+    with suppress(OSError):
+        return os.getpgrp() != os.getsid(0)
+    return False

@@ -1,0 +1,50 @@
+"""Text on standard output and messages on standard error, without anything that a terminal would obey."""
+
+import os
+import sys
+from contextlib import suppress
+
+from specctl.outputs import Sink
+from specctl.printable import escaped, harmless, printable
+
+
+def write_text(sink: Sink, text: str) -> None:
+    """Write text that may come from a model or a file: cleaned for a terminal, as it is into a file or a pipe."""
+    sink.write(harmless(text) if sink.isatty() else text)
+
+
+def write_out(text: str) -> None:
+    """`write_text` on standard output, with a line feed behind it."""
+    if sys.stdout is not None:
+        write_text(sys.stdout, f"{text}\n")
+
+
+def write_json(document: str) -> None:
+    """`write_out` for a JSON document, in which a terminal gets escapes, so that it stays the same document.
+
+    So does anything else if the document has no UTF-8 form: the name of a file need not be text.
+    """
+    if sys.stdout is not None:
+        sys.stdout.write((escaped(document) if sys.stdout.isatty() or not _is_text(document) else document) + "\n")
+
+
+def _is_text(document: str) -> bool:
+    try:
+        document.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def tell(text: str, label: str = "", style: str = "") -> None:
+    """Write a message to standard error, cleaned even if it is a file: logs are read in terminals.
+
+    Args:
+        text: one or several lines.
+        label: stands before the text, with a colon.
+        style: parameters of the escape sequence that colours the label on a terminal.
+    """
+    colour = style and sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    start = f"\033[{style}m{label}:\033[0m " if colour else f"{label}: " if label else ""
+    with suppress(OSError):  # standard error may be closed
+        print(start + printable(text), file=sys.stderr, flush=True)

@@ -1,0 +1,170 @@
+"""``specctl profiles new``."""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from checkpoints import save_model
+
+from specctl import __main__ as entry
+from specctl.profile import resolve
+from specctl.profile.embedded import model_path
+
+
+class Ran(NamedTuple):
+    code: int
+    stderr: str
+
+
+class Typed(io.StringIO):
+    """Standard input that is a terminal; raises the exception it comes to."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Specctl = Callable[..., Ran]
+
+
+@pytest.fixture
+def specctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Specctl:
+    for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    for name, model in (("big", "target"), ("mid", "mid"), ("small", "draft")):
+        (tmp_path / name).symlink_to(model_path(model))
+
+    def run(*arguments: str, typed: str | None = None) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["specctl", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Typed(typed))
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+        return Ran(entry._run(), said.getvalue())
+
+    return run
+
+
+def own(tmp_path: Path, name: str = "big-small") -> Path:
+    return tmp_path / "config" / "specctl" / "profiles" / f"{name}.toml"
+
+
+PAIR = ("--target", "./big", "--draft", "./small")
+
+
+def test_it_writes_a_profile_that_is_found_by_name_from_anywhere(
+    specctl: Specctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = specctl("profiles", "new", *PAIR)
+    assert ran.code == 0, ran.stderr
+    assert "Verdict: ready." in ran.stderr
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert specctl("profiles", "check", "big-small").code == 0
+    profile = resolve("big-small").profile
+    assert profile.target.model == str(tmp_path / "big")
+    assert profile.draft is not None
+    assert (profile.draft.model, profile.draft.policy.name) == (str(tmp_path / "small"), "cost-optimal")
+    assert "# " in own(tmp_path).read_text()
+    commands = re.findall(r"^  specctl (.+)$", ran.stderr, re.M)
+    assert [command.split()[:3] for command in commands] == [
+        [name, "-p", "big-small"] for name in ("generate", "chat", "calibrate")
+    ]
+    assert specctl("generate", "-p", "big-small", "Once", "-n", "3").code == 0
+
+
+def test_three_models_a_policy_and_a_file(specctl: Specctl) -> None:
+    models = ("--target", "./big", "--draft", "./mid", "--draft", "./small")
+    ran = specctl("profiles", "new", *models, "--policy", "adaedl:threshold=0.3", "--chat", "-o", "trio.toml")
+    assert ran.code == 0, ran.stderr
+    assert "-p trio.toml" in ran.stderr
+    profile = resolve("trio.toml").profile
+    assert profile.draft is not None
+    assert [Path(level.model).name for level in profile.draft.levels] == ["mid", "small"]
+    assert {level.policy.setting.label for level in profile.draft.levels} == {"adaedl:threshold=0.3"}
+    assert profile.prompt.chat
+    assert profile.description == "big drafted by mid drafted by small, adaedl"
+
+
+def test_an_existing_file_is_replaced_only_with_force(specctl: Specctl, tmp_path: Path) -> None:
+    own(tmp_path).parent.mkdir(parents=True)
+    for arguments, path in (((), own(tmp_path)), (("-o", "file.toml"), tmp_path / "file.toml")):
+        path.write_text("# mine\n")
+        ran = specctl("profiles", "new", *PAIR, *arguments)
+        assert ran.code == 2
+        assert "exists already" in ran.stderr
+        assert path.read_text() == "# mine\n"
+        assert specctl("profiles", "new", *PAIR, *arguments, "--force").code == 0
+        assert "[target]" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "--target is missing"),
+        (("--target", "./big"), 2, "--draft is missing"),
+        (("embedded", *PAIR), 2, "has the name embedded already"),
+        (("a/b", *PAIR), 2, "is no name for a profile"),
+        (("name", "-o", "file.toml", *PAIR), 2, "exclude each other"),
+        ((*PAIR, "-o", "nowhere/file.toml"), 2, "there is no such folder"),
+        ((*PAIR, "-o", "big/config.json", "--force"), 2, "model and profile are the same file"),
+        ((*PAIR, "--policy", "svpi"), 2, "did you mean 'svip'"),
+        ((*PAIR, "--policy", "specdec++"), 2, "draft.head: is required"),
+        (("--target", "./big", "--draft", "./nothing"), 3, "there is no such folder"),
+        (("--target", "embedded:tarjet", "--draft", "./small"), 2, "no embedded model 'tarjet'"),
+    ],
+)
+def test_what_cannot_run_is_not_written(
+    specctl: Specctl, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    ran = specctl("profiles", "new", *arguments)
+    assert ran.code == code
+    assert message in ran.stderr
+    assert not list(tmp_path.rglob("*.toml"))
+
+
+def test_models_of_different_tokenizers_are_not_written(specctl: Specctl, tmp_path: Path) -> None:
+    save_model(tmp_path / "foreign")
+    ran = specctl("profiles", "new", "--target", "./big", "--draft", "./foreign", "-o", "pair.toml")
+    assert ran.code == 3
+    assert "The tokenizers differ" in ran.stderr
+    assert not (tmp_path / "pair.toml").exists()
+
+
+def test_a_terminal_is_asked_for_what_is_missing(specctl: Specctl) -> None:
+    answers = ["./big", "./small", "svpi", "svip:threshold=0.5", "y", "embedded", "mine"]
+    ran = specctl("profiles", "new", typed="\n".join(answers) + "\n")
+    assert ran.code == 0, ran.stderr
+    assert "did you mean 'svip'" in ran.stderr
+    assert "has the name embedded already" in ran.stderr
+    profile = resolve("mine").profile
+    assert profile.draft is not None
+    assert profile.draft.policy.setting.label == "svip:threshold=0.5"
+    assert profile.prompt.chat
+
+
+def test_empty_answers_take_what_is_offered(specctl: Specctl) -> None:
+    assert specctl("profiles", "new", "--target", "./big", typed="./small\n\n\n\n").code == 0
+    assert resolve("big-small").profile.prompt.chat
+
+
+def test_the_end_of_the_input_and_an_interrupt_write_nothing(
+    specctl: Specctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = specctl("profiles", "new", typed="./big\n")
+    assert ran.code == 2
+    assert "nothing was written" in ran.stderr
+
+    def interrupt(_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Typed, "readline", interrupt)
+    ran = specctl("profiles", "new", typed="./big\n")
+    assert ran.code == 130
+    assert "nothing was written" in ran.stderr
+    assert not list(tmp_path.rglob("*.toml"))

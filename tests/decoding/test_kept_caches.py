@@ -1,0 +1,221 @@
+"""A session that keeps its caches reads only what is new in a prompt, and writes what a fresh session writes."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from checkpoints import tiny_tokenizer
+from recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
+from toys import STOPPING, Replays, noisy_copy, random_model, seeded
+from transformers import PreTrainedModel
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.session import Session, build_drafter
+from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.graph import GraphRunner
+from specctl.models.running.runner import EagerRunner, Forward, Runner
+from specctl.models.running.static import StaticRunner
+from specctl.policies import POLICIES, Setting
+from specctl.profile import resolve
+from specctl.profile.schema import SamplingTable
+from specctl.records import Completion, FinishReason
+
+TOKENIZER = tiny_tokenizer()
+OPENING = torch.randint(1, 64, (70,), generator=seeded(5)).tolist()
+NEXT = [7, 3, 11, 20, 2]
+ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
+    "eager": lambda model: EagerRunner(model, 64),
+    "static": lambda model: StaticRunner(model, 64),
+    "graph": lambda model: GraphRunner(model, 64, Replays()),
+    "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
+}
+
+
+class Counting:
+    """A `Runner` that notes how many tokens are read before the first round, by passes without logits."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.read_ahead: list[int] = []
+        self.context, self.device = runner.context, runner.device
+
+    @property
+    def length(self) -> int:
+        return self.runner.length
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        if not keep:
+            self.read_ahead.append(len(tokens))
+        return self.runner.extend(tokens, keep, hidden=hidden)
+
+    def rollback(self, length: int) -> None:
+        self.runner.rollback(length)
+
+    def taken(self) -> list[int]:
+        found, self.read_ahead = self.read_ahead, []
+        return found
+
+
+class Chat:
+    """A session with counted runners, and a fresh one at each prompt to compare with."""
+
+    def __init__(self, engine: str = "eager", family: str = "llama", policy: str = "svip") -> None:
+        exact, noisy = (recurrent_model, noisy_recurrent) if family in FAMILIES else (random_model, noisy_copy)
+        models = exact(family), noisy(family)
+        make = ENGINES[engine]
+        self.target, self.draft = (Counting(make(model)) for model in models)
+        self.pair = Pair(self.target, (self.draft,), TOKENIZER, frozenset(), 1 << 31, (), ({},))
+        self.drafter = ModelDrafter(self.draft, POLICIES[policy](**STOPPING.get(policy, {})))
+        self.session = Session(self.pair, self.drafter, keep_caches=True)
+        self._plain = Session(Pair(make(models[0]), (), TOKENIZER, frozenset(), 1 << 31, (), ()), None)
+
+    def say(self, prompt: Sequence[int], **settings: object) -> list[int]:
+        """The completion, after comparing it with the target's own."""
+        table = SamplingTable(max_new_tokens=16, **settings)  # type: ignore[arg-type]
+        tokens = self.session.generate(prompt, table).tokens
+        assert tokens == self._plain.generate(prompt, table).tokens
+        return list(tokens)
+
+    def taken(self) -> tuple[list[int], list[int]]:
+        return self.target.taken(), self.draft.taken()
+
+
+@pytest.mark.parametrize("policy", ["constant", "svip"])
+@pytest.mark.parametrize(
+    ("engine", "family"), [*((engine, "llama") for engine in ENGINES), ("eager", "gemma2"), ("eager", "mistral")]
+)
+def test_a_turn_reads_only_what_is_new(engine: str, family: str, policy: str) -> None:
+    chat = Chat(engine, family, policy)
+    text = OPENING
+    answer = chat.say(text)
+    assert chat.taken() == ([69], [69])
+    for _ in range(2):
+        text = [*text, *answer, *NEXT]
+        answer = chat.say(text)
+        (ahead,), (draft_ahead,) = chat.taken()
+        assert ahead == len(NEXT)  # the answer's last token takes the place of the prompt's, which the round reads
+        assert draft_ahead < 2 * len(NEXT)  # with it what the target wrote when there was no room for a draft
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba", "lfm2"])
+def test_a_recurrent_state_goes_on_from_the_last_turn(family: str) -> None:
+    chat = Chat(family=family)
+    answer = chat.say(OPENING)
+    chat.taken()
+    chat.say([*OPENING, *answer, *NEXT])
+    assert chat.target.taken() == [len(NEXT)]
+    chat.say([*OPENING, *NEXT])  # taken back: further than its saved states may reach
+    chat.say(OPENING)
+
+
+def test_without_keeping_every_prompt_is_read_whole() -> None:
+    chat = Chat()
+    chat.session = Session(chat.pair, chat.drafter)
+    answer = chat.say(OPENING)
+    chat.taken()
+    chat.say([*OPENING, *answer, *NEXT])
+    assert chat.target.taken() == [69 + 16 + 5]
+
+
+def test_what_differs_is_read_again_from_there() -> None:
+    chat = Chat()
+    chat.say(OPENING)
+    chat.taken()
+    chat.say([*OPENING[:40], *NEXT, *NEXT])
+    assert chat.taken() == ([9], [9])
+    chat.say(OPENING[:30])  # less than is cached: the last token runs again, for its logits
+    assert chat.taken() == ([], [])
+
+
+def test_a_draft_that_paused_does_not_keep_what_was_taken_back() -> None:
+    chat = Chat()
+    answer = chat.say(OPENING)
+    chat.session.drafter = None
+    other = [*OPENING[:50], *NEXT]
+    chat.say(other)
+    assert chat.draft.length == 50
+    chat.session.drafter = chat.drafter
+    assert chat.say([*OPENING, *answer[:3]]) != []
+    chat.taken()
+
+
+def test_nothing_is_trusted_after_an_exception() -> None:
+    chat = Chat()
+
+    def fail(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chat.session.generate(OPENING, SamplingTable(), on_round=fail)
+    chat.taken()
+    chat.say(OPENING)
+    assert chat.taken() == ([69], [69])
+
+
+def test_a_completion_that_was_ended_early_is_kept_and_goes_on() -> None:
+    chat = Chat()
+    whole = chat.say(OPENING)
+    rounds: list[object] = []
+    done: Completion = chat.session.generate(
+        OPENING, SamplingTable(max_new_tokens=16), on_round=rounds.append, enough=lambda: len(rounds) == 2
+    )
+    assert done.finish_reason is FinishReason.INTERRUPTED
+    assert 2 <= len(done.tokens) < 16
+    assert list(done.tokens) == whole[: len(done.tokens)]
+    chat.taken()
+    assert chat.say([*OPENING, *done.tokens])[: 16 - len(done.tokens)] == whole[len(done.tokens) :]
+    assert chat.target.taken() == []
+
+
+def test_the_limit_ends_a_completion_even_if_it_is_enough_then() -> None:
+    done = Chat().session.generate(OPENING, SamplingTable(max_new_tokens=1), enough=lambda: True)
+    assert done.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_string_leaves_no_token_behind_it_in_the_caches() -> None:
+    chat = Chat()
+    said = chat.say(OPENING)
+    text = TOKENIZER.decode(said[4:6])
+    kept = chat.say(OPENING, stop=[text])
+    assert len(kept) < 16
+    chat.taken()
+    chat.say([*OPENING, *kept, *NEXT])
+    assert chat.target.taken() == [len(NEXT)]
+
+
+def test_sampling_draws_as_in_a_fresh_session() -> None:
+    prompt = [*OPENING, *NEXT]
+    table = SamplingTable(max_new_tokens=16, temperature=1.0, seed=3)
+    kept, fresh = Chat(), Chat()
+    kept.say(OPENING)
+    assert kept.session.generate(prompt, table).tokens == fresh.session.generate(prompt, table).tokens
+
+
+def test_deterministic_turns_are_the_same_whatever_the_policy_in_bfloat16() -> None:
+    changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", "deterministic=true", "sampling.max_new_tokens=40"]
+    profile = resolve("embedded", overrides=changes).profile
+    pair = load_pair(profile)
+    found = set()
+    for name in ("none", "constant", "svip"):
+        session = Session(pair, build_drafter(pair, Setting(name)), keep_caches=True)
+        text = pair.tokenizer.encode("Once upon a time")
+        for more in ("Tom was sad.", "The next day,", ""):
+            text += [*session.generate(text, profile.sampling).tokens, *pair.tokenizer.encode(more)]
+        found.add(tuple(text))
+    assert len(found) == 1
+
+
+def test_every_model_of_a_hierarchy_keeps_its_cache() -> None:
+    runners = [Counting(EagerRunner(model, 64)) for model in (random_model("llama"), *2 * (noisy_copy("llama"),))]
+    pair = Pair(runners[0], tuple(runners[1:]), TOKENIZER, frozenset(), 1 << 31, (), ({}, {}))
+    below = Setting.of({"name": "constant", "draft_length": 3})
+    drafter = build_drafter(pair, Setting("constant", below=below))
+    assert isinstance(drafter, PreVerifiedDrafter)
+    session = Session(pair, drafter, keep_caches=True)
+    table = SamplingTable(max_new_tokens=16)
+    answer = session.generate(OPENING, table).tokens
+    assert [runner.taken() for runner in runners] == [[69]] * 3
+    session.generate([*OPENING, *answer, *NEXT], table)
+    assert all(sum(runner.taken()) < 2 * len(NEXT) for runner in runners)

@@ -1,0 +1,125 @@
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hostile import HOSTILE, Terminal, commands
+from rich.console import Console
+
+from specctl.commands.streaming import show_prompt
+from specctl.files import write_line
+from specctl.jsonl import Record
+from specctl.printable import harmless, one_line, printable
+from specctl.records import DraftStep, ExtraToken, Round, StopReason
+from specctl.reporting.console import print_tables
+from specctl.reporting.table import Table
+from specctl.terminal.loading import TerminalProgress, loading, note
+from specctl.terminal.output import tell, write_json, write_out, write_text
+
+
+class Rigged:
+    """Answers with a text of which every byte is a token and every token a round, as a model might."""
+
+    def __init__(self, text):
+        self.bytes = text.encode()
+        self.settings = SimpleNamespace(stop=[])
+        self.prompts = SimpleNamespace(tokenizer=self)
+
+    def decode(self, tokens, **_):
+        return bytes(tokens).decode(errors="replace")
+
+    def answer(self, _, on_round):
+        for index, byte in enumerate(self.bytes):
+            steps = (DraftStep(1, byte),)
+            on_round(0, [], Round(index, steps, 1, None, ExtraToken.BONUS, StopReason.POLICY, 0.1))
+        return (SimpleNamespace(text=self.bytes.decode()),)
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_completion_is_cleaned_for_a_terminal_only(stream):
+    """Each escape sequence comes in pieces of a character, or less."""
+    sink = stream()
+    show_prompt(Rigged(HOSTILE), Record(1, 1, {"prompt": "p"}), sink, None, None)
+    assert sink.getvalue() == (harmless(HOSTILE) if stream is Terminal else HOSTILE) + "\n"
+    assert not sink.isatty() or not commands(sink.getvalue())
+
+
+def test_text_for_a_file_is_left_alone(monkeypatch):
+    file, terminal = io.StringIO(), Terminal()
+    write_text(file, HOSTILE)
+    write_text(terminal, HOSTILE)
+    assert file.getvalue() == HOSTILE
+    assert commands(terminal.getvalue()) == set()
+    for stream in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stdout", stream)
+        write_out(HOSTILE)
+        assert stream.getvalue() == (harmless(HOSTILE) if stream.isatty() else HOSTILE) + "\n"
+
+
+def test_a_json_line_stays_the_same_object_on_a_terminal():
+    for stream in (io.StringIO(), Terminal()):
+        write_line(stream, {HOSTILE: HOSTILE})
+        assert json.loads(stream.getvalue()) == {HOSTILE: HOSTILE}
+        assert bool(commands(stream.getvalue())) is not stream.isatty()
+
+
+def test_a_json_document_stays_the_same_on_a_terminal(monkeypatch):
+    for stream in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stdout", stream)
+        write_json(json.dumps([HOSTILE], ensure_ascii=False, indent=2))
+        assert json.loads(stream.getvalue()) == [HOSTILE]
+        assert bool(commands(stream.getvalue())) is not stream.isatty()
+
+
+def test_nothing_is_written_to_a_closed_output(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    write_out("text")
+    write_json("{}")
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_messages_are_clean_even_in_a_log(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream())
+    monkeypatch.setenv("NO_COLOR", "1")
+    tell(f"{HOSTILE}\nhint", "error", "1;31")
+    assert sys.stderr.getvalue() == f"error: {printable(HOSTILE)}\nhint\n"
+
+
+def on_terminal(width=300):
+    return Console(file=Terminal(), force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
+
+
+def test_notices_are_literal():
+    console = on_terminal()
+    note(console, HOSTILE)
+    TerminalProgress(console).say(HOSTILE)
+    assert console.file.getvalue() == f"note: {printable(HOSTILE)}\n{printable(HOSTILE)}\n"
+
+
+def test_labels_of_progress_are_literal():
+    console = on_terminal()
+    with loading(console, HOSTILE) as show:
+        show(HOSTILE * 2)
+    with TerminalProgress(console).counting(HOSTILE, 3) as advance:
+        advance()
+    shown = console.file.getvalue()
+    assert one_line(HOSTILE) in shown
+    assert not {"\x07", "\x9b", "\u202e"} & set(shown)
+    assert "\x1b]" not in shown
+
+
+@pytest.mark.parametrize("alarm", [True, False])
+def test_tables_on_a_terminal_are_literal(alarm):
+    console = on_terminal()
+    print_tables(console, [Table(HOSTILE, (HOSTILE, HOSTILE), ((HOSTILE, HOSTILE),), note=HOSTILE, alarm=alarm)])
+    shown = console.file.getvalue()
+    assert commands(shown) <= {"\x1b"}  # the table's own style
+    assert "\x1b]" not in shown
+    assert shown.count("[red]x[/] [/] :smile:") == 6
+
+
+def test_tables_in_a_pipe_are_as_they_are():
+    console = Console(file=io.StringIO())
+    print_tables(console, [Table("title", ("name",), (("a\x1b[31m",),))])
+    assert console.file.getvalue() == "title\nname\na\x1b[31m\n"

@@ -1,0 +1,103 @@
+import io
+from threading import Event
+
+import pytest
+from hostile import HOSTILE, commands
+from rich.console import Console
+
+from specctl.terminal import progress_lines
+from specctl.terminal.loading import TerminalProgress
+from specctl.terminal.progress_lines import INTERVAL, PATIENCE, SHARE, Count, ProgressLines
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(progress_lines, "monotonic", found)
+    return found
+
+
+def test_a_count_tells_speed_and_time_left(clock: Clock) -> None:
+    count = Count("records", 12, done=2, began=clock())
+    assert str(count) == "2 of 12 records"
+    clock.now += 20
+    count.advance(50)
+    count.advance(150)
+    assert str(count) == "4 of 12 records, 10.0 tokens/s, 0:01:20 left"
+
+
+def test_a_count_without_an_end_or_tokens_tells_neither(clock: Clock) -> None:
+    count = Count("records", None, began=clock())
+    clock.now += 20
+    count.advance()
+    assert str(count) == "1 records"
+
+
+def test_lines_become_rarer(clock: Clock) -> None:
+    stream = io.StringIO()
+    lines = ProgressLines(Console(file=stream))
+    assert lines.due == clock.now + PATIENCE
+    clock.now += PATIENCE
+    lines.write(HOSTILE)
+    assert lines.due == clock.now + INTERVAL
+    clock.now += 100 * SHARE
+    lines.write("more")
+    assert lines.due == pytest.approx(clock.now + 100, abs=1)
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("progress: 0:00:10 elapsed, ")
+    assert commands(first) == set()
+    assert second == "progress: 1:23:30 elapsed, more"
+
+
+class Log(io.StringIO):
+    """A log that tells when it gets its first line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = Event()
+
+    def flush(self) -> None:
+        if "\n" in self.getvalue():
+            self.written.set()
+
+
+def test_a_line_comes_while_the_work_goes_on() -> None:
+    log = Log()
+    with TerminalProgress(Console(file=log), shown=True).counting("prompts", 3) as advance:
+        advance(7)
+        assert log.written.wait(30)
+    assert log.getvalue().startswith("progress: 0:00:00 elapsed, ")
+    assert "of 3 prompts" in log.getvalue()
+
+
+def test_a_line_says_what_is_loaded() -> None:
+    log = Log()
+    with TerminalProgress(Console(file=log), shown=True).doing("loading big"):
+        assert log.written.wait(30)
+    assert log.getvalue() == "progress: 0:00:00 elapsed, loading big\n"
+
+
+@pytest.mark.parametrize(
+    ("console", "shown"),
+    [
+        (Console(file=io.StringIO()), None),  # not yet
+        (Console(file=io.StringIO()), False),
+        (Console(file=io.StringIO(), quiet=True), True),
+        (Console(file=io.StringIO(), force_terminal=True), False),
+    ],
+)
+def test_nothing_is_written_where_nothing_is_wanted(console: Console, shown: bool | None) -> None:
+    with TerminalProgress(console, shown).counting("prompts", 3) as advance:
+        advance()
+    with TerminalProgress(console, shown).doing("loading"):
+        pass
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == ""
