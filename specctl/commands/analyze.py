@@ -22,10 +22,12 @@ from specctl.commands.options import (
     ProgressOption,
     QuietOption,
     SamplesOption,
+    SeedOption,
     SetOption,
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    TemperatureOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -57,11 +59,8 @@ def analyze(
     category: CategoryOption = None,
     samples_per_category: SamplesOption = None,
     max_new_tokens: MaxNewTokensOption = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,

@@ -22,10 +22,12 @@ from specctl.commands.options import (
     ProgressOption,
     QuietOption,
     SamplesOption,
+    SeedOption,
     SetOption,
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    TemperatureOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -66,11 +68,8 @@ def bench(
     samples_per_category: SamplesOption = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="How many times to run every prompt.")] = 1,
     max_new_tokens: MaxNewTokensOption = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Token limits; every prompt runs once with each.")
     ] = None,

@@ -21,10 +21,12 @@ from specctl.commands.options import (
     ProfileOption,
     ProgressOption,
     QuietOption,
+    SeedOption,
     SetOption,
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    TemperatureOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -83,11 +85,8 @@ def calibrate(
         typer.Option(help="Values to try: those of the papers, or fine steps over every setting."),
     ] = "dense",
     max_new_tokens: MaxNewTokensOption = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
     ] = None,

@@ -14,8 +14,10 @@ from specctl.commands.options import (
     ProfileOption,
     ProgressOption,
     QuietOption,
+    SeedOption,
     SetOption,
     TargetOption,
+    TemperatureOption,
     TrustOption,
     sampling_flags,
 )
@@ -34,11 +36,8 @@ def chat(
         int | None,
         typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens of each answer."),
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")] = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
     chat_: Annotated[
         bool | None,
         typer.Option(

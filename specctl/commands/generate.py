@@ -20,6 +20,7 @@ from specctl.commands.options import (
     QuietOption,
     SetOption,
     TargetOption,
+    TemperatureOption,
     TrustOption,
     sampling_flags,
 )
@@ -55,10 +56,7 @@ def generate(
         int | None,
         typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens to generate."),
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
-    ] = None,
+    temperature: TemperatureOption = None,
     top_k: Annotated[
         int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")
     ] = None,

@@ -166,6 +166,13 @@ MaxNewTokensOption = Annotated[
     ),
 ]
 
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
+]
+
+SeedOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")]
+
 CheckOption = Annotated[
     bool,
     typer.Option(
