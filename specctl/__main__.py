@@ -24,14 +24,14 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     replace_closed()
     name_standard_output()
-    # transformers imports torchao and bitsandbytes where they are installed; they warn of what users cannot change.
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     code = _run()
     sys.exit(_flush(silent=code != 0) or code)
 
 
 def _run() -> int:
+    # transformers imports torchao and bitsandbytes where they are installed; they warn of what users cannot change.
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         # Imported here so that an interrupt during the import is handled like any other.
         from specctl.commands.app import app
