@@ -44,7 +44,7 @@ def _models(table: Mapping[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
     key: Key = ("target",)
     found = table.get("target")
     while isinstance(found, dict):
-        if "model" in found:
+        if isinstance(found.get("model"), str):  # what else stands there is told when the profile is checked
             yield key, found
         found = table.get("draft") if key == ("target",) else found.get("draft")
         key = ("draft",) if key == ("target",) else (*key, "draft")
