@@ -58,7 +58,6 @@ def drafters(family: str) -> dict[str, Drafter]:
     )
     return {
         "constant": ModelDrafter(EagerRunner(near, 64), Constant()),
-        "svip": ModelDrafter(EagerRunner(near, 64), Svip(c=1.0, threshold=1.2)),
         "another family": ModelDrafter(EagerRunner(random_model("llama"), 64), Constant(3)),
         "hierarchy": middle,
     }
@@ -110,6 +109,7 @@ def test_what_it_writes_is_not_monotonous(family: str) -> None:
     assert len(set(alone(family, SHORT))) > 5
 
 
+END = 120
 SMALL, PROMPT, FEW = 2, (1, 0), 3
 
 
@@ -148,16 +148,16 @@ def test_a_rollback_re_reads_no_more_than_a_round(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba", "zaya, sliding", "lfm2"])
-@pytest.mark.parametrize("back", [1, 5, SPACING, 2 * SPACING + 5, 150])
+@pytest.mark.parametrize("back", [1, SPACING, 2 * SPACING + 5, 100])
 def test_a_far_rollback(family: str, back: int) -> None:
     """The cache may end up shorter than asked, but what follows must be right."""
     runner = EagerRunner(recurrent_model(family), VOCABULARY)
-    for start in range(0, 180, 6):
+    for start in range(0, END, 6):
         runner.rollback(start)
         runner.extend(TOKENS[runner.length : start + 6], keep=5)
-    text = [*TOKENS[: 180 - back], 7, 8]
-    runner.rollback(180 - back)
-    assert runner.length <= 180 - back
+    text = [*TOKENS[: END - back], 7, 8]
+    runner.rollback(END - back)
+    assert runner.length <= END - back
     if family not in ("zaya, sliding", "lfm2"):  # what they trimmed is gone
         assert back > 2 * SPACING or runner.length > 0
     logits = runner.extend(text[runner.length :], keep=2).logits
