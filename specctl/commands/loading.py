@@ -42,15 +42,10 @@ def load(
     progress = progress or TerminalProgress(console, False if quiet else None)
     with progress.doing("starting") as show:
         from specctl.decoding.session import warm_up
-        from specctl.models.loading.head_checkpoint import locate_head
         from specctl.models.loading.pair import load_pair
         from specctl.models.running.engines import EngineSettings
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
-        levels = drafts if drafts is not None else profile.draft.levels if profile.draft is not None else ()
-        own = [getattr(table, "head", None) for table in levels if with_heads]
-        for name in (name for each in heads for name in each) if heads is not None else filter(None, own):
-            locate_head(name)  # a head that is missing shall not be found missing after minutes of loading
         pair = load_pair(
             profile,
             drafts=drafts,

@@ -7,9 +7,9 @@ from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
 from specctl.models.loading.hushing import hushed
-from specctl.models.loading.memory import device_memory, load_config
+from specctl.models.loading.memory import device_memory, estimate, load_config
 from specctl.models.loading.placement import Placement
-from specctl.models.loading.preparation import placed, weighed
+from specctl.models.loading.preparation import inspected, placed
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import ModelTable, Profile
@@ -71,12 +71,19 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
-    devices = device_memory()
-    need = weighed(checkpoint, table, devices)
-    placement = placed(checkpoint, table, need, devices)
+    return load_inspected(checkpoint, table, inspected(checkpoint, table, device_memory()), verbose=verbose)
+
+
+def load_inspected(
+    checkpoint: Checkpoint, table: ModelTable, quantization: Quantization | None, *, verbose: bool = False
+) -> LoadedModel:
+    """`load_model` for a model that was `inspected`, which told how it is quantised."""
+    role = checkpoint.role
+    need = estimate(checkpoint, table.trust_remote_code, quantization)
+    placement = placed(checkpoint, table, need, device_memory())
     checkpoint.fetch_weights()
     with explained(role, table.model), hushed(verbose):
-        model = _read(checkpoint, placement, need.quantization, table.trust_remote_code)
+        model = _read(checkpoint, placement, quantization, table.trust_remote_code)
     _require_numbers(checkpoint, model)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]

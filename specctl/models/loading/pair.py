@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -10,7 +11,7 @@ from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
 from specctl.models.loading.memory import device_memory
-from specctl.models.loading.model import LoadedModel, eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.loading.model import LoadedModel, eos_ids, load_inspected, load_tokenizer, model_tables
 from specctl.models.loading.preparation import inspected
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.acceptance_head import AcceptanceHead
@@ -109,15 +110,19 @@ def load_pair(
         tables = [*(("draft", table) for table in reversed(drafts)), *tables]
     elif with_drafts:
         tables = model_tables(profile)
+    wanted = [_own_heads(table) if with_heads else [] for _, table in tables[-2::-1]] if heads is None else heads
+    # All that can be told without weights, before the first of them are loaded, which may take minutes.
     devices = device_memory()
-    for role, table in tables:  # all of them before the first is loaded, which may take minutes
-        inspected(checkpoint := locate(table, role), table, devices)
-        if role == "target" and profile.generation_config:
-            require_supported_rules(checkpoint)
+    checkpoints = [locate(table, role) for role, table in tables]
+    plans = [inspected(found, table, devices) for found, (_, table) in zip(checkpoints, tables, strict=True)]
+    if profile.generation_config:
+        require_supported_rules(checkpoints[-1])
+    for name in chain.from_iterable(wanted):
+        locate_head(name)
     loaded: list[LoadedModel] = []
-    for role, table in tables:
+    for checkpoint, (_, table), plan in zip(checkpoints, tables, plans, strict=True):
         progress(table.model)
-        loaded.append(load_model(table, role=role))
+        loaded.append(load_inspected(checkpoint, table, plan))
     target = loaded[-1]
     tokenizer = load_tokenizer(profile.target)
     vocabulary = check_vocabulary(tokenizer, tokenizer, target.vocabulary, target.vocabulary)
@@ -136,10 +141,9 @@ def load_pair(
         if rules[0].active:
             runners = [RuledRunner(runner, own) for runner, own in zip(runners, rules, strict=True)]
     named: list[dict[str, AcceptanceHead]] = []
-    for index, ((_, table), draft, runner) in enumerate(zip(tables[-2::-1], models[1:], runners[1:], strict=True)):
-        own = [table.head] if with_heads and isinstance(table, DraftTable) and table.head is not None else []
+    for (_, table), draft, runner, names in zip(tables[-2::-1], models[1:], runners[1:], wanted, strict=True):
         loading: dict[str, AcceptanceHead] = {}
-        for name in own if heads is None else heads[index]:
+        for name in names:
             progress(name)
             loading[name] = _load_head(table, name, draft, on_foreign_head).to(runner.device)
         named.append(loading)
@@ -152,6 +156,10 @@ def load_pair(
         models=tuple(model.model for model in models),
         named_heads=tuple(named),
     )
+
+
+def _own_heads(table: ModelTable) -> list[str]:
+    return [table.head] if isinstance(table, DraftTable) and table.head is not None else []
 
 
 def _load_head(
