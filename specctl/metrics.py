@@ -7,6 +7,9 @@ from typing import Any
 
 from specctl.records import Completion, CompletionSummary, Round, RoundSummary
 
+UNKNOWN = "-"
+"""Stands for a value that does not exist, such as the acceptance rate where nothing is drafted."""
+
 
 @dataclass(slots=True)
 class Level:
@@ -169,6 +172,16 @@ class Metrics:
             for depth, level in enumerate(self.levels)
         ]
         return {**record, "levels": levels}
+
+
+def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
+    """How drafting went, as names and values to be shown: what does not exist is `UNKNOWN`."""
+    return [
+        ("acceptance rate", f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN),
+        ("mean acceptance length", f"{metrics.mean_acceptance_length:.2f}"),
+        ("verification rate", f"{metrics.verification_rate:.3f}"),
+        ("discard rate", f"{metrics.discard_rate:.3f}"),
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:

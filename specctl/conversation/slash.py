@@ -7,7 +7,7 @@ from pathlib import Path
 from specctl.conversation.chat import TABLES, Chat
 from specctl.conversation.transcript import load_transcript
 from specctl.errors import UsageError
-from specctl.metrics import Metrics
+from specctl.metrics import Metrics, shown_rates
 from specctl.profile.wording import did_you_mean, shown
 
 ESCAPED = "//"
@@ -132,10 +132,7 @@ def _figures(metrics: Metrics) -> Iterator[tuple[str, str]]:
     yield "generated tokens", str(metrics.generated_tokens)
     yield "tokens/s", f"{metrics.tokens_per_second:.1f}"
     yield "rounds", str(metrics.rounds)
-    yield "acceptance rate", f"{metrics.acceptance_rate:.1%}"
-    yield "mean acceptance length", f"{metrics.mean_acceptance_length:.2f}"
-    yield "verification rate", f"{metrics.verification_rate:.3f}"
-    yield "discard rate", f"{metrics.discard_rate:.3f}"
+    yield from shown_rates(metrics)
     yield "seconds on prompts", f"{metrics.prefill_seconds:.2f}"
     yield "seconds in all", f"{metrics.total_seconds:.2f}"
 

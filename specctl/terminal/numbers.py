@@ -6,11 +6,8 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from specctl.metrics import Metrics
+from specctl.metrics import Metrics, shown_rates
 from specctl.records import Round
-
-UNKNOWN = "-"
-"""Stands for a value that does not exist, such as the acceptance rate where nothing is drafted."""
 
 
 class Figure(NamedTuple):
@@ -33,10 +30,7 @@ def running_figures(metrics: Metrics, max_new_tokens: int, rounds: Sequence[Roun
     figures = [
         Figure("tokens", f"{metrics.generated_tokens} of {max_new_tokens}"),
         Figure("tokens/s", f"{metrics.tokens_per_second:.1f}"),
-        Figure("acceptance rate", f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN),
-        Figure("mean acceptance length", f"{metrics.mean_acceptance_length:.2f}"),
-        Figure("verification rate", f"{metrics.verification_rate:.3f}"),
-        Figure("discard rate", f"{metrics.discard_rate:.3f}"),
+        *(Figure(label, value) for label, value in shown_rates(metrics)),
     ]
     thresholds = _thresholds(rounds)
     if len(metrics.levels) < 2:

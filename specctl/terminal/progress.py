@@ -11,12 +11,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specctl.metrics import Metrics
+from specctl.metrics import UNKNOWN, Metrics
 from specctl.printable import one_line
 from specctl.records import CompletionSummary
 from specctl.terminal.display import FullScreen
 from specctl.terminal.loading import TerminalProgress
-from specctl.terminal.numbers import UNKNOWN
 from specctl.terminal.progress_lines import Count
 
 

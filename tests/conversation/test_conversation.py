@@ -289,3 +289,11 @@ def test_help_and_stats_name_what_there_is(chat: Chat) -> None:
     stats = dict(line.rsplit(maxsplit=1) for line in run_slash(chat, "/stats").text.splitlines())
     assert stats["answers"] == "1"
     assert float(stats["tokens/s"]) > 0
+    assert stats["acceptance rate"].endswith("%")
+
+
+def test_stats_show_no_acceptance_rate_where_nothing_was_drafted(chat: Chat) -> None:
+    run_slash(chat, "/policy none")
+    said(chat, "Hello")
+    stats = dict(line.rsplit(maxsplit=1) for line in run_slash(chat, "/stats").text.splitlines())
+    assert stats["acceptance rate"] == "-"
