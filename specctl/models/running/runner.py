@@ -151,23 +151,24 @@ class EagerRunner:
     def _begin(self) -> None:
         self._cache = empty_cache(self._model.config, recurrent=self._recurrent)
         self._state = RecurrentState(self._cache, self._recurrent)
-        self._passes = 0  # since the last rollback
+        self._fresh = True  # no pass since the last rollback
+        self._saved = False  # the recurrent state, since then
         self._floor = 0  # layers that were trimmed cannot go back to before it
         self.length = 0
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         parts: list[Forward] = []
         # A pass with at most one row, right after a rollback, reads tokens that stay; later ones may be taken back.
-        if self._recurrent and (self._passes == 1 or (not self._passes and keep > 1)):
-            stay = max(len(tokens) - keep, 1 - self.length) if not self._passes else 0
+        if self._recurrent and not self._saved and not (self._fresh and keep <= 1):
+            stay = max(len(tokens) - keep, 1 - self.length) if self._fresh else 0
             if stay > (REREAD if self.length else 0):
                 behind = len(tokens) - stay
                 parts.append(self._pass(tokens[:stay], max(keep - behind, 0), hidden))
                 tokens, keep = tokens[stay:], min(keep, behind)
             self._state.save(self.length)
-            self._passes = 2
+            self._saved = True
         parts.append(self._pass(tokens, keep, hidden))
-        self._passes += 1
+        self._fresh = False
         return parts[0] if len(parts) == 1 else joined(parts)
 
     def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
@@ -224,7 +225,7 @@ class EagerRunner:
         return Forward(output.logits[0, :, : self._vocabulary], output.hidden_states[-1][0] if hidden else None)
 
     def rollback(self, length: int) -> None:
-        self._passes = 0
+        self._fresh, self._saved = True, False
         kept = min(self.length, length)
         if kept < self.length and self._recurrent:
             kept = self._state.nearest(kept)

@@ -83,19 +83,14 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 
 def rules_in(config: GenerationConfig) -> dict[str, Any]:
     """The rules that are in force, by name."""
-    values = {name: getattr(config, name, None) for name in _RULES}
-    return {name: value for name, value in values.items() if value is not None and value != _RULES[name][0]}
+    values = ((name, getattr(config, name, None), nothing) for name, (nothing, _) in _RULES.items())
+    return {name: value for name, value, nothing in values if value is not None and value != nothing}
 
 
 def unsupported_in(config: GenerationConfig) -> dict[str, str]:
     """Settings in force that change the text and cannot be honoured, by name, each with the reason."""
-    values = {name: getattr(config, name, None) for name in _REFUSED}
-    return {
-        f"{name} = {value}": why
-        for name, value in values.items()
-        for nothing, why in [_REFUSED[name]]
-        if value is not None and value != nothing
-    }
+    values = ((name, getattr(config, name, None), nothing, why) for name, (nothing, why) in _REFUSED.items())
+    return {f"{name} = {value}": why for name, value, nothing, why in values if value is not None and value != nothing}
 
 
 class TokenRules:
@@ -126,13 +121,15 @@ class TokenRules:
         Returns:
             ``(R, V)`` float32.
         """
-        ids: Any = torch.tensor([list(text)], device=logits.device)  # (1, T)
-        before = len(text) - len(logits)
         scores = logits.float()
+        if not len(scores):
+            return scores
+        ids: Any = torch.tensor([list(text)], device=logits.device)  # (1, T)
+        before = len(text) - len(scores)
         rows = [
             self._processors(ids[:, : before + row], scores[row - 1 : row].clone()) for row in range(1, len(scores) + 1)
         ]
-        return torch.cat(rows) if rows else scores
+        return torch.cat(rows)
 
 
 class RuledRunner:
