@@ -7,8 +7,6 @@ from contextlib import contextmanager, suppress
 from threading import Thread, current_thread, main_thread
 from typing import Protocol
 
-_STOP, _CONTINUE, _RESIZE = signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH
-
 
 class Drawn(Protocol):
     """Something that is drawn on a terminal; its methods are called from a thread of their own."""
@@ -29,15 +27,16 @@ def obeyed(drawn: Drawn) -> Iterator[None]:
 
     Python calls signal handlers in the main thread only, between two steps of Python code; during a long forward pass
     the terminal would be left as it is until the pass ends. So a thread of our own reads the signals as they arrive.
-    Handlers can be set in the main thread only; in another one nothing is done.
+    Handlers can be set in the main thread only; in another one nothing is done, nor on a system without these signals.
     """
-    if current_thread() is not main_thread():
+    if current_thread() is not main_thread() or not hasattr(signal, "SIGTSTP"):
         yield
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     # Without a handler a signal is not reported. Where a parent has it ignored, it stays ignored.
-    handled = [number for number in (_STOP, _CONTINUE, _RESIZE) if signal.getsignal(number) is not signal.SIG_IGN]
+    watched = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+    handled = [number for number in watched if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, lambda *_: None) for number in handled}
     earlier_fd = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = Thread(target=_obey, args=(reading, drawn), name="job control", daemon=True)
@@ -55,6 +54,8 @@ def obeyed(drawn: Drawn) -> Iterator[None]:
 
 def in_foreground(terminal: int) -> bool:
     """Whether this process may draw on the terminal of a file descriptor: a shell's background job may not."""
+    if not hasattr(os, "tcgetpgrp"):
+        return True
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:  # not this session's terminal, so no job control either
@@ -64,12 +65,12 @@ def in_foreground(terminal: int) -> bool:
 def _obey(reading: int, drawn: Drawn) -> None:
     while numbers := os.read(reading, 64):
         for number in numbers:
-            if number == _STOP and _stoppable():
+            if number == signal.SIGTSTP and _stoppable():
                 drawn.hide()
                 os.kill(os.getpid(), signal.SIGSTOP)
-            elif number == _CONTINUE:
+            elif number == signal.SIGCONT:
                 drawn.show()
-            elif number == _RESIZE:
+            elif number == signal.SIGWINCH:
                 drawn.resized()
 
 
