@@ -7,23 +7,6 @@ from specctl.profile.discovery import available, packaged_directory
 PAIR = '[target]\nmodel = "big"\n[draft]\nmodel = "small"\n'
 
 
-@pytest.fixture
-def environ(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(name, text, directory="profiles"):
-        path = tmp_path / directory / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-    return write
-
-
 def test_without_a_name_the_embedded_family_is_used(environ):
     resolved = resolve(environ=environ)
     assert resolved.name == "embedded"

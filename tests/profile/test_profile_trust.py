@@ -11,23 +11,6 @@ MEEK = '[target]\nmodel = "big"\n'
 OWN = "config/specctl/profiles"
 
 
-@pytest.fixture
-def environ(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(name, text, directory="profiles"):
-        path = tmp_path / directory / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-    return write
-
-
 def test_the_default_is_the_packaged_profile_whatever_the_folder_holds(write, environ):
     write("embedded", EVIL)
     resolved = resolve(environ=environ)
