@@ -1,7 +1,7 @@
 """The figures by which policies are compared, summed over rounds and completions."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +47,8 @@ class Metrics:
     emitted. Times are seconds. Rates whose denominator is zero are 0.
 
     Attributes:
-        ttft_seconds, tpot_seconds: of each finished sequence, the time to its first token (the end of the first round)
-            and the time per output token after it, where there are two tokens.
+        ttft_seconds: time to the first token (the end of the first round), of all finished sequences together.
+        tpot_seconds: time per output token after the first round, of all ``timed_outputs`` sequences that have one.
         levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
     """
 
@@ -62,8 +62,9 @@ class Metrics:
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
     total_seconds: float = 0.0
-    ttft_seconds: list[float] = field(default_factory=list)
-    tpot_seconds: list[float] = field(default_factory=list)
+    ttft_seconds: float = 0.0
+    tpot_seconds: float = 0.0
+    timed_outputs: int = 0
     stops: Counter[str] = field(default_factory=Counter)
     levels: list[Level] = field(default_factory=list)
 
@@ -89,9 +90,10 @@ class Metrics:
         self.generated_tokens += len(completion.tokens)
         self.prefill_seconds += completion.prefill_ms / 1e3
         self.total_seconds += completion.total_ms / 1e3
-        self.ttft_seconds.append(completion.first_token_ms / 1e3)
+        self.ttft_seconds += completion.first_token_ms / 1e3
         if completion.tpot_ms is not None:
-            self.tpot_seconds.append(completion.tpot_ms / 1e3)
+            self.tpot_seconds += completion.tpot_ms / 1e3
+            self.timed_outputs += 1
 
     def _count(self, round_: RoundSummary) -> None:
         self.rounds += 1
@@ -152,8 +154,8 @@ class Metrics:
             "verify_ms": round(self.verify_seconds * 1e3, 3),
             "prefill_ms": round(self.prefill_seconds * 1e3, 3),
             "total_ms": round(self.total_seconds * 1e3, 3),
-            "ttft_ms": round(_mean(self.ttft_seconds) * 1e3, 3),
-            "tpot_ms": round(_mean(self.tpot_seconds) * 1e3, 3),
+            "ttft_ms": round(_ratio(self.ttft_seconds, self.sequences) * 1e3, 3),
+            "tpot_ms": round(_ratio(self.tpot_seconds, self.timed_outputs) * 1e3, 3),
             "tokens_per_second": round(self.tokens_per_second, 2),
         }
         if len(self.levels) < 2:
@@ -182,10 +184,6 @@ def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
         ("verification rate", f"{metrics.verification_rate:.3f}"),
         ("discard rate", f"{metrics.discard_rate:.3f}"),
     ]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return _ratio(sum(values), len(values))
 
 
 def _ratio(numerator: float, denominator: float) -> float:
