@@ -26,8 +26,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
         monkeypatch.delenv(name)
-    for module in (pair, workshop):
-        monkeypatch.setattr(module, "load_model", None)
+    monkeypatch.setattr(pair, "load_inspected", None)
+    monkeypatch.setattr(workshop, "load_model", None)
     Path("in.jsonl").write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "y"}\n')
     Path("soft").symlink_to("in.jsonl")
     Path("hard").hardlink_to("in.jsonl")
