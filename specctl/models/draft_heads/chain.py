@@ -1,0 +1,60 @@
+"""A draft head that writes token after token: one layer over its verifier's states, then over its own output."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import Cache
+
+
+class ChainPass(NamedTuple):
+    """What a chain head makes of T tokens.
+
+    Attributes:
+        logits: ``(T, V)`` over the verifier's vocabulary; -inf where a smaller draft vocabulary has no token.
+        hidden: ``(T, H)`` what the output layer read, for acceptance heads.
+        rows: ``(T, H)`` the recursion: the row to read with the next token where the verifier's state is not known.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+    rows: torch.Tensor
+
+
+class ChainHead(nn.Module, ABC):
+    """A network that reads token x_p together with a row for place p - 1, and predicts token x_(p+1).
+
+    A row is what `fuse` makes of the verifier's states, or the network's own output where there are none yet.
+
+    Attributes:
+        layers: the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state
+            after the final norm.
+        width: H, the length of a row.
+        num_layers: layers that keep keys and values.
+        context: the most tokens that it can read.
+    """
+
+    layers: tuple[int, ...]
+    width: int
+    num_layers: int
+    context: int
+
+    @abstractmethod
+    def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """The rows ``(T, H)`` of T places whose states are given, ``(T, D)`` for each of `layers`."""
+
+    @abstractmethod
+    def forward(
+        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+    ) -> ChainPass:
+        """Read T tokens in one pass.
+
+        Args:
+            ids: ``(1, T)`` int64, tokens x_p.
+            rows: ``(1, T, H)``, of the places p - 1.
+            positions: ``(T,)`` int64, p.
+            mask: ``(1, 1, T, S)`` bool, which of the S cached tokens each token attends to.
+            cache: whose layers write the T keys and values where the caller points and return all S of them.
+        """
