@@ -32,12 +32,14 @@ class ChainHead(nn.Module, ABC):
     Attributes:
         layers: the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state
             after the final norm.
+        state_size: D, the width of the verifier's states.
         width: H, the length of a row.
         num_layers: layers that keep keys and values.
         context: the most tokens that it can read.
     """
 
     layers: tuple[int, ...]
+    state_size: int
     width: int
     num_layers: int
     context: int

@@ -97,7 +97,7 @@ class Eagle3Head(ChainHead):
         super().__init__()
         shape, sources = config.shape, len(config.layers)
         self.config = config
-        self.layers, self.width = config.layers, shape.hidden_size
+        self.layers, self.state_size, self.width = config.layers, config.target_hidden_size, shape.hidden_size
         self.num_layers, self.context = config.num_layers, config.context
         # In a tuple, so that it does not become a part of the head.
         self._shared = () if embeddings is None else (embeddings,)
