@@ -48,7 +48,9 @@ class Eagle1Head(ChainHead):
         shape = config.shape
         self.config = config
         self.layers, self.state_size, self.width = (-1,), shape.hidden_size, shape.hidden_size
+        self.draft_vocabulary = config.vocabulary
         self.num_layers, self.context = config.num_layers, config.context
+        self.cached_values = config.num_layers * shape.cached_values
         # In tuples, so that they do not become parts of the head. Their forward methods are not called either: hooks
         # on the verifier's output layer keep its last states.
         self._unembedding = (unembedding,)
