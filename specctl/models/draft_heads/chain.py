@@ -5,17 +5,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from transformers import Cache
+
+from specctl.models.draft_heads.head import DraftHead
 
 
 class ChainPass(NamedTuple):
-    """What a chain head makes of T tokens.
+    """What a chain head makes of the last tokens that it read.
 
     Attributes:
-        logits: ``(T, V)`` over the verifier's vocabulary; -inf where a smaller draft vocabulary has no token.
-        hidden: ``(T, H)`` what the output layer read, for acceptance heads.
-        rows: ``(T, H)`` the recursion: the row to read with the next token where the verifier's state is not known.
+        logits: ``(keep, V)`` of the last tokens, over the verifier's vocabulary; -inf where a smaller draft vocabulary
+            has no token.
+        hidden: ``(keep, H)`` what the output layer read, for acceptance heads.
+        rows: ``(keep, H)`` the recursion: the row to read with the next token where the verifier's state is not known.
     """
 
     logits: torch.Tensor
@@ -23,23 +25,11 @@ class ChainPass(NamedTuple):
     rows: torch.Tensor
 
 
-class ChainHead(nn.Module, ABC):
+class ChainHead(DraftHead, ABC):
     """A network that reads token x_p together with a row for place p - 1, and predicts token x_(p+1).
 
     A row is what `fuse` makes of the verifier's states, or the network's own output where there are none yet.
-
-    Attributes:
-        layers: the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state
-            after the final norm.
-        width: H, the length of a row.
-        num_layers: layers that keep keys and values.
-        context: the most tokens that it can read.
     """
-
-    layers: tuple[int, ...]
-    width: int
-    num_layers: int
-    context: int
 
     @abstractmethod
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -47,7 +37,13 @@ class ChainHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        keep: int = 0,
     ) -> ChainPass:
         """Read T tokens in one pass.
 
@@ -57,4 +53,5 @@ class ChainHead(nn.Module, ABC):
             positions: ``(T,)`` int64, p.
             mask: ``(1, 1, T, S)`` bool, which of the S cached tokens each token attends to.
             cache: whose layers write the T keys and values where the caller points and return all S of them.
+            keep: how many of the last tokens need logits; 0 for all.
         """

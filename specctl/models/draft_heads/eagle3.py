@@ -1,0 +1,193 @@
+"""EAGLE-3: one decoder layer over the fused states of several of the verifier's layers (arXiv 2503.01840)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding
+from transformers import Cache
+
+from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """An EAGLE-3 network.
+
+    Attributes:
+        shape: of its layers, H their width.
+        layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
+        vocabulary: V, the verifier's.
+        draft_vocabulary: D, how many of the V tokens it can draft.
+        num_layers: its decoder layers; all but the first are ordinary ones.
+        target_hidden_size: width of the verifier's states.
+        norm_before_residual: whether the first layer's residual is the normed row, not the row itself.
+        norm_before_fc: whether the concatenated states go through one RMSNorm.
+        fc_norm: whether each layer's states go through an RMSNorm of their own.
+        norm_output: whether the recursion is the normed output, not the output itself (EAGLE-3.1).
+        context: the most tokens it can read.
+    """
+
+    shape: LayerShape
+    layers: tuple[int, ...]
+    vocabulary: int
+    draft_vocabulary: int
+    target_hidden_size: int
+    num_layers: int = 1
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    context: int = 2048
+
+
+class FirstLayer(nn.Module):
+    """The layer that reads a token's embedding beside a row: queries, keys and values are made from both.
+
+    ``e = input_layernorm(embedding)``, ``h = hidden_norm(row)``; attention reads ``cat(e, h)``, and the residual is the
+    row, or h with ``norm_before_residual``.
+    """
+
+    def __init__(self, shape: LayerShape, *, norm_before_residual: bool) -> None:
+        super().__init__()
+        self.input_layernorm = shape.norm()
+        self.hidden_norm = shape.norm()
+        self.self_attn = Attention(shape, reads=2 * shape.hidden_size)
+        self.post_attention_layernorm = shape.norm()
+        self.mlp = GatedNetwork(shape)
+        self._norm_before_residual = norm_before_residual
+
+    def joined(self, embeds: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention reads, ``(B, T, 2H)``, and the residual ``(B, T, H)``, of two ``(B, T, H)``."""
+        normed = self.hidden_norm(rows)
+        read = torch.cat([self.input_layernorm(embeds), normed], -1)
+        return read, normed if self._norm_before_residual else rows
+
+    def finished(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The layer's output ``(B, T, H)`` of the residual and attention's output."""
+        states = residual + attended
+        output: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output
+
+    def forward(
+        self, embeds: torch.Tensor, rows: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: Cache
+    ) -> torch.Tensor:  # (1, T, H)
+        read, residual = self.joined(embeds, rows)
+        return self.finished(residual, self.self_attn(read, rope, mask, cache, 0))
+
+
+class Eagle3Head(ChainHead):
+    """An EAGLE-3 draft head.
+
+    Args:
+        config: the network.
+        tokens: ``(D,)`` int64, the verifier's id of each draft token; None if D = V.
+        embeddings: the verifier's input embeddings ``(V, H)``, whose weight is used as it is, neither trained nor
+            saved nor moved with the head; None for embeddings of its own.
+    """
+
+    tokens: torch.Tensor | None
+    layers: tuple[int, ...]
+
+    def __init__(
+        self, config: Eagle3Config, tokens: torch.Tensor | None = None, embeddings: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        shape, sources = config.shape, len(config.layers)
+        self.config = config
+        self.layers, self.state_size, self.width = config.layers, config.target_hidden_size, shape.hidden_size
+        self.draft_vocabulary = config.draft_vocabulary
+        self.num_layers, self.context = config.num_layers, config.context
+        self.cached_values = config.num_layers * shape.cached_values
+        # In a tuple, so that it does not become a part of the head.
+        self._shared = () if embeddings is None else (embeddings,)
+        if embeddings is None:
+            self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
+        if config.norm_before_fc:
+            self.input_norm = shape.norm(sources * config.target_hidden_size)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(shape.norm(config.target_hidden_size) for _ in range(sources))
+        self.fc = nn.Linear(sources * config.target_hidden_size, shape.hidden_size, bias=False)
+        self.rotary = Rotary(shape)
+        self.first = FirstLayer(shape, norm_before_residual=config.norm_before_residual)
+        self.further = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers - 1))
+        self.norm = shape.norm()
+        self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocabulary, bias=False)
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(..., H)`` of ids ``(...)``.
+
+        The verifier's are read without the factor that some models multiply theirs by: heads are trained on the
+        weights.
+        """
+        weight = self._shared[0].weight if self._shared else self.embed_tokens.weight
+        return embedding(ids, weight)  # type: ignore[arg-type]
+
+    def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        parts = [states[layer] for layer in self.layers]
+        if self.config.fc_norm:
+            parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+        together = torch.cat(parts, -1)  # (..., sources * target_hidden_size)
+        fused: torch.Tensor = self.fc(self.input_norm(together) if self.config.norm_before_fc else together)
+        return fused
+
+    def output(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What follows the last layer's output ``(..., H)``.
+
+        Returns:
+            Logits ``(..., D)`` over the draft vocabulary, what the output layer read ``(..., H)``, and the recursion's
+            rows ``(..., H)``.
+        """
+        normed = self.norm(states)
+        return self.lm_head(normed), normed, normed if self.config.norm_output else states
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        keep: int = 0,
+    ) -> ChainPass:
+        rope = self.rotary(positions)
+        states = self.first(self.embed(ids), rows, rope, mask, cache)
+        for index, layer in enumerate(self.further, start=1):
+            states = layer(states, rope, mask, cache, index)
+        logits, hidden, further = self.output(states[0, -keep:])
+        if self.tokens is not None:
+            everything = logits.new_full((logits.shape[0], self.config.vocabulary), -torch.inf)
+            logits = everything.index_copy(1, self.tokens, logits)
+        return ChainPass(logits, hidden, further)
+
+
+def new_eagle3(
+    config: Eagle3Config,
+    tokens: torch.Tensor | None = None,
+    *,
+    embeddings: nn.Module | None = None,
+    unembedding: torch.Tensor | None = None,
+    std: float = 0.02,
+) -> Eagle3Head:
+    """A head to train: weights from torch's global generator, normal with a standard deviation, norms 1, biases 0.
+
+    Args:
+        config: the network.
+        tokens: as for `Eagle3Head`.
+        embeddings: as for `Eagle3Head`.
+        unembedding: ``(V, H)``, the verifier's output weights, whose rows the output layer begins with.
+        std: of the weights.
+    """
+    head = Eagle3Head(config, tokens, embeddings)
+    for module in head.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if unembedding is not None:
+        rows = unembedding if tokens is None else unembedding[tokens.to(unembedding.device)]
+        head.lm_head.weight.data.copy_(rows)
+    return head

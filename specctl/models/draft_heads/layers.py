@@ -1,0 +1,221 @@
+"""The parts that draft heads are made of: rotary positions, grouped attention over a cache, gated networks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import Cache, LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specctl.errors import ModelError
+
+Rope = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of T positions, ``(..., T, R)`` float32 each, R the rotated part of a head."""
+
+FIXED_FREQUENCIES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings whose frequencies do not depend on how long the sequence is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of a head's decoder layers, in the words of transformers' configurations.
+
+    Attributes:
+        hidden_size: H.
+        intermediate_size: width of the gated network.
+        heads: query heads.
+        kv_heads: key and value heads; divides ``heads``.
+        head_dim: d.
+        norm_eps: of every RMSNorm.
+        activation: a name of transformers' activations.
+        qkv_bias: whether the projections to queries, keys and values have biases.
+        output_bias: whether attention's output projection has one.
+        mlp_bias: whether those of the gated network have.
+        qk_norm: whether queries and keys go through an RMSNorm over d before they are rotated (Qwen3).
+        rope: ``rope_parameters`` as in transformers' configurations.
+        max_positions: ``max_position_embeddings``, from which scaled rotary embeddings are computed.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float = 1e-6
+    activation: str = "silu"
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    max_positions: int = 2048
+
+    @property
+    def cached_values(self) -> int:
+        """Keys and values of a token in one layer."""
+        return 2 * self.kv_heads * self.head_dim
+
+    def norm(self, width: int | None = None) -> nn.RMSNorm:
+        """An RMSNorm over ``width``, by default H."""
+        return nn.RMSNorm(width or self.hidden_size, eps=self.norm_eps)
+
+
+class Rotary(nn.Module):
+    """Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), with the scalings that transformers knows.
+
+    The frequencies stay float32 whatever the module is cast to: in bfloat16 they would be off by whole turns after a
+    few hundred tokens.
+
+    Raises:
+        ModelError: frequencies that change with the sequence's length, or parameters that transformers refuses.
+    """
+
+    frequencies: torch.Tensor  # (R / 2,)
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        kind = shape.rope.get("rope_type", "default")
+        if kind not in FIXED_FREQUENCIES:
+            raise ModelError(
+                f"Rotary embeddings of type {kind!r} are not known for draft heads.",
+                f"Those that are: {', '.join(sorted(FIXED_FREQUENCIES))}.",
+            )
+        try:
+            config = LlamaConfig(
+                hidden_size=shape.heads * shape.head_dim,
+                num_attention_heads=shape.heads,
+                head_dim=shape.head_dim,
+                max_position_embeddings=shape.max_positions,
+                rope_parameters=dict(shape.rope),
+            )
+            with torch.device("cpu"):  # a head may be made on the meta device, and no file holds frequencies
+                made = LlamaRotaryEmbedding(config)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"The rotary embedding {dict(shape.rope)} is incomplete ({error}).") from error
+        self.register_buffer("frequencies", made.inv_freq.float(), persistent=False)
+        self.scaling = float(made.attention_scaling)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Rotary":
+        kept = self.frequencies
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.frequencies = kept.to(self.frequencies.device)
+        return self
+
+    def forward(self, positions: torch.Tensor) -> Rope:
+        """Cosines and sines of positions ``(..., T)`` int64."""
+        angles = positions[..., None].float() * self.frequencies  # (..., T, R / 2)
+        angles = torch.cat([angles, angles], -1)
+        return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+def rotated(states: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Queries or keys ``(B, heads, T, d)`` turned by their positions."""
+    cos, sin = (part.unsqueeze(-3).to(states.dtype) for part in rope)  # (..., 1, T, d)
+    first, second = states.chunk(2, -1)
+    return states * cos + torch.cat([-second, first], -1) * sin
+
+
+class Attention(nn.Module):
+    """Grouped-query attention, whose steps can also be called one by one.
+
+    Args:
+        shape: of the layer.
+        reads: width of what queries, keys and values are made from; by default H.
+    """
+
+    def __init__(self, shape: LayerShape, reads: int | None = None) -> None:
+        super().__init__()
+        reads = reads or shape.hidden_size
+        self.head_dim = shape.head_dim
+        self.q_proj = nn.Linear(reads, shape.heads * shape.head_dim, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(reads, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(reads, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden_size, bias=shape.output_bias)
+        if shape.qk_norm:
+            self.q_norm, self.k_norm = shape.norm(shape.head_dim), shape.norm(shape.head_dim)
+        self._grouped = shape.heads != shape.kv_heads
+        self._normed = shape.qk_norm
+
+    def queries(self, states: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Rotated queries ``(B, heads, T, d)`` of states ``(B, T, reads)``."""
+        queries = self._heads(self.q_proj(states))
+        return rotated(self.q_norm(queries) if self._normed else queries, rope)
+
+    def keys_values(self, states: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys and values, ``(B, kv_heads, T, d)`` each, of states ``(B, T, reads)``."""
+        keys, values = self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
+        return rotated(self.k_norm(keys) if self._normed else keys, rope), values
+
+    def mixed(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The output ``(B, T, H)`` of T queries over S keys and values.
+
+        Args:
+            queries: ``(B, heads, T, d)``.
+            keys: ``(B, kv_heads, S, d)``.
+            values: ``(B, kv_heads, S, d)``.
+            mask: broadcastable to ``(B, heads, T, S)`` bool, True where a query attends; None for all.
+        """
+        return self.projected(
+            scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=self._grouped)
+        )
+
+    def projected(self, mixture: torch.Tensor) -> torch.Tensor:
+        """The output ``(B, T, H)`` of a mixture of values ``(B, heads, T, d)``."""
+        output: torch.Tensor = self.o_proj(mixture.transpose(1, 2).flatten(2))
+        return output
+
+    def forward(
+        self, states: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: Cache, layer: int
+    ) -> torch.Tensor:  # (1, T, H)
+        """Attend from T states ``(1, T, reads)`` to all that a layer of the cache then holds; see `mixed`."""
+        keys, values = cache.update(*self.keys_values(states, rope), layer)
+        return self.mixed(self.queries(states, rope), keys, values, mask)
+
+    def _heads(self, projected: torch.Tensor) -> torch.Tensor:
+        return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class GatedNetwork(nn.Module):
+    """The feed-forward part of a Llama or Qwen layer: down(act(gate(x)) * up(x))."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
+        self.activation = ACT2FN[shape.activation]
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:  # (..., H)
+        output: torch.Tensor = self.down_proj(self.activation(self.gate_proj(states)) * self.up_proj(states))
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """An ordinary pre-norm decoder layer, over a cache.
+
+    Args:
+        shape: of the layer.
+        normed: whether its input goes through an RMSNorm first; EAGLE-1's only layer has none.
+    """
+
+    def __init__(self, shape: LayerShape, *, normed: bool = True) -> None:
+        super().__init__()
+        if normed:
+            self.input_layernorm = shape.norm()
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = shape.norm()
+        self.mlp = GatedNetwork(shape)
+        self._normed = normed
+
+    def forward(self, states: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: Cache, layer: int) -> torch.Tensor:
+        """``(1, T, H)`` of the same; ``layer`` is its index in the cache."""
+        read = self.input_layernorm(states) if self._normed else states
+        states = states + self.self_attn(read, rope, mask, cache, layer)
+        output: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output
