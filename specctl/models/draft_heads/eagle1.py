@@ -73,10 +73,17 @@ class Eagle1Head(ChainHead):
         return linear(rows, layer.weight, layer.bias)  # type: ignore[arg-type]
 
     def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        keep: int = 0,
     ) -> ChainPass:
         rope = self.rotary(positions)
         states = self.fc(torch.cat([self.embed(ids), rows], -1))  # (1, T, H)
         for index, block in enumerate(self.blocks):
             states = block(states, rope, mask, cache, index)
-        return ChainPass(self.output(states[0]), states[0], states[0])
+        written = states[0, -keep:]
+        return ChainPass(self.output(written), written, written)
