@@ -84,7 +84,7 @@ class MtpHead(ChainHead):
         if lacks or set(inspect.signature(decoder.rotary_emb.forward).parameters) != {"x", "position_ids"}:
             raise _cannot_run(config, f"its decoder has no {lacks[0]}" if lacks else "its layers rotate differently")
         norm = type(decoder.norm)
-        self.width: int = config.hidden_size
+        self.width = self.state_size = int(config.hidden_size)
         self.context = int(getattr(config, "max_position_embeddings", 1 << 31))
         self.enorm = norm(self.width, eps=config.rms_norm_eps)
         self.hnorm = norm(self.width, eps=config.rms_norm_eps)
@@ -92,9 +92,10 @@ class MtpHead(ChainHead):
         self.block = type(decoder.layers[-1])(config, 0)
         self.norm = norm(self.width, eps=config.rms_norm_eps)
         shared: tuple[Any, Any] = target.get_input_embeddings(), target.get_output_embeddings()  # type: ignore[no-untyped-call]
-        rows = config.vocab_size if shared[1] is None else shared[1].weight.shape[0]
+        self.draft_vocabulary: int = config.vocab_size if shared[1] is None else shared[1].weight.shape[0]
+        self.cached_values = _cached_values(config)
         self.embeddings = nn.Embedding(config.vocab_size, self.width) if own_embeddings else None
-        self.output = nn.Linear(self.width, rows, bias=False) if own_output else None
+        self.output = nn.Linear(self.width, self.draft_vocabulary, bias=False) if own_output else None
         # In a tuple, so that they do not become parts of the head.
         self._shared = (*shared, decoder.rotary_emb)
         # Rotary embeddings for pictures too want a position for each of three axes.
@@ -116,7 +117,13 @@ class MtpHead(ChainHead):
         return states[-1]
 
     def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        keep: int = 0,
     ) -> ChainPass:
         embeddings, output, rotary = self._shared
         embedded = (self.embeddings or embeddings)(ids).to(rows)  # (1, T, H)
@@ -129,8 +136,17 @@ class MtpHead(ChainHead):
             past_key_values=cache,
             position_embeddings=rotary(embedded, places.expand(self._axes, 1, -1) if self._axes else places),
         )
-        states = self.norm(states)[0]  # (T, H)
+        states = self.norm(states[0, -keep:])  # (keep, H)
         return ChainPass((self.output or output)(states), states, states)
+
+
+def _cached_values(config: Any) -> int:
+    """Keys and values for each token; latent attention caches what it makes them from."""
+    if latent := getattr(config, "kv_lora_rank", None):
+        return int(latent + config.qk_rope_head_dim)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(heads * size)
 
 
 def _cannot_run(config: Any, why: str) -> ModelError:

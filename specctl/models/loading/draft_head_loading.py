@@ -10,6 +10,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, HeadKind
 from specctl.models.loading.eagle_formats import build_eagle1, build_eagle3
+from specctl.models.loading.mtp_formats import build_mtp
 from specctl.profile.schema import DraftTable, ModelTable
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
 
 Build = Callable[[Mapping[str, Any], Mapping[str, torch.Tensor], "PreTrainedModel", str], ChainHead]
-BUILDERS: dict[HeadKind, Build] = {HeadKind.EAGLE1: build_eagle1, HeadKind.EAGLE3: build_eagle3}
+BUILDERS: dict[HeadKind, Build] = {
+    HeadKind.EAGLE1: build_eagle1,
+    HeadKind.EAGLE3: build_eagle3,
+    HeadKind.MTP: build_mtp,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,13 +58,14 @@ class Passes:
 
     def __init__(self, head: MtpHead, capacity: int = 32) -> None:
         self._head, self._cursor = head, Cursor()
-        self._cache = Cache(layers=[FixedLayer(self._cursor, capacity)])
+        self.layer = FixedLayer(self._cursor, capacity)
+        self._cache = Cache(layers=[self.layer])
 
-    def __call__(self, ids: torch.Tensor, rows: torch.Tensor, start: int) -> ChainPass:
+    def __call__(self, ids: torch.Tensor, rows: torch.Tensor, start: int, keep: int = 0) -> ChainPass:
         """Read ids ``(T,)`` at positions from ``start`` on, with the rows ``(T, H)`` of the places before them."""
         positions = torch.arange(start, start + len(ids))
         slots = torch.arange(start + len(ids))
         self._cursor.positions, self._cursor.span = positions, len(slots)
         mask = (slots <= positions[:, None]) & (slots > 0)
         with torch.inference_mode():
-            return self._head(ids[None], rows[None], positions, mask[None, None], self._cache)
+            return self._head(ids[None], rows[None], positions, mask[None, None], self._cache, keep)

@@ -2,13 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-
-from specctl.errors import ModelError
-from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.loading.mtp_formats import build_mtp
-from tests.models.draft_heads.mtp_targets import (
+from mtp_targets import (
     FOLDER,
     IN_SHARDS,
     KINDS,
@@ -21,6 +15,19 @@ from tests.models.draft_heads.mtp_targets import (
     shards_of,
     target_of,
 )
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.errors import ModelError
+from specctl.models.draft_heads.mtp import MtpHead
+from specctl.models.draft_heads.runner import HeadRunner
+from specctl.models.loading.mtp_formats import build_mtp
+from specctl.models.running.runner import EagerRunner
+from specctl.policies.constant import Constant
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 
@@ -127,6 +134,29 @@ def test_own_embeddings_and_output_layer() -> None:
     assert int(ids.max()) < 39
     first, second = Passes(shared)(ids, rows, 1), Passes(own)(ids + 1, rows, 1)
     torch.testing.assert_close(2 * first.logits, second.logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_the_targets_own(kind: str) -> None:
+    """Hybrids too, whose recurrent state cannot go back token by token."""
+    model, prompt = target_of(kind), [5, 9, 2, 30, 33, 7, 12]
+    target, drafter = EagerRunner(model, 40), ModelDrafter(HeadRunner(head_of(kind), 40), Constant(draft_length=4))
+    target.watch([-1])
+    with torch.inference_mode():
+        alone = [round_.emitted[0] for round_ in decode(EagerRunner(model, 40), None, prompt, 24, Sampling())]
+        prefill(target, drafter, prompt)
+        rounds = list(decode(target, drafter, prompt, 24, Sampling()))
+    assert [token for round_ in rounds for token in round_.emitted] == alone
+    assert max(round_.drafted for round_ in rounds) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keep_gives_the_last_tokens_alone(kind: str) -> None:
+    expected, head = expected_of(kind), head_of(kind)
+    ids, rows = expected["ids"][1:9], expected["states"][:8]
+    whole, last = Passes(head)(ids, rows, 1), Passes(head)(ids, rows, 1, keep=2)
+    for all_rows, last_rows in zip(whole, last, strict=True):
+        torch.testing.assert_close(last_rows, all_rows[-2:])
 
 
 def test_targets_whose_layers_cannot_draft_so_are_refused_by_name() -> None:

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
-from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import INDEX
-from specctl.models.loading.mtp_formats import build_mtp
-from specctl.models.loading.mtp_tensors import mtp_in, mtp_tensors, read_mtp
-from tests.models.draft_heads.mtp_targets import (
+from mtp_targets import (
     FOLDER,
     KINDS,
+    WITH_SPECULATORS,
+    Passes,
     alone,
     checkpoint,
     config_of,
@@ -24,6 +20,18 @@ from tests.models.draft_heads.mtp_targets import (
     shards_of,
     target_of,
 )
+from safetensors.torch import load_file, save_file
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import INDEX
+from specctl.models.loading.draft_head import HeadKind, draft_head, head_in_target
+from specctl.models.loading.draft_head_loading import load_draft_head
+from specctl.models.loading.memory import load_config
+from specctl.models.loading.model import load_model
+from specctl.models.loading.mtp_formats import build_mtp
+from specctl.models.loading.mtp_tensors import mtp_in, mtp_tensors, read_mtp
+from specctl.models.loading.skeleton import skeleton
+from specctl.profile.schema import DraftTable, ModelTable
 
 Weights = dict[str, torch.Tensor]
 
@@ -84,10 +92,36 @@ def test_experts_in_one_tensor() -> None:
     assert torch.equal(other.down_proj, block.down_proj)
 
 
-def test_the_head_has_the_targets_dtype() -> None:
-    weights = {name: weight.bfloat16() for name, weight in shards_of("qwen3_5_text").items()}
-    head = build_mtp({}, weights, target_of("qwen3_5_text"))
-    assert {weight.dtype for weight in head.parameters()} == {torch.float32}
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_in_its_target_is_loaded_beside_it(kind: str) -> None:
+    found = head_in_target(checkpoint(FOLDER / kind), "draft")
+    assert (found.kind, found.in_target, found.local) == (HeadKind.MTP, True, True)
+    target = load_model(ModelTable(model=str(FOLDER / kind), dtype="float32"), role="target")
+    loaded = load_draft_head(found, DraftTable(model="target:mtp"), target)
+    own = head_of(kind).state_dict()
+    assert loaded.head.state_dict().keys() == own.keys()
+    assert all(torch.equal(weight, own[name]) for name, weight in loaded.head.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", WITH_SPECULATORS)
+def test_a_head_of_speculators_is_recognised(kind: str) -> None:
+    found = draft_head(checkpoint(FOLDER / kind / "speculators"))
+    assert found is not None
+    assert (found.kind, found.in_target, found.verifier) == (HeadKind.MTP, False, kind)
+    assert found.read().keys() == alone(kind)[1].keys()
+    assert draft_head(checkpoint(FOLDER / kind)) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_head_needs_is_known_from_its_targets_shapes(kind: str) -> None:
+    """Doctor builds heads on targets without weights."""
+    place = checkpoint(FOLDER / kind)
+    bare = build_mtp({}, shards_of(kind), skeleton(place, load_config(place)))
+    whole = head_of(kind)
+    assert [weight.shape for weight in bare.parameters()] == [weight.shape for weight in whole.parameters()]
+    read = Passes(whole)
+    read(torch.tensor([1]), torch.zeros(1, 16), 1)
+    assert bare.cached_values == read.layer.keys[0, :, 0].numel() + read.layer.values[0, :, 0].numel()
 
 
 def test_a_target_without_mtp_layers(tmp_path: Path) -> None:
@@ -113,32 +147,41 @@ def _without(name: str) -> Callable[[Weights], object]:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("qwen3_next", _with("d2t", torch.zeros(3, dtype=torch.int64)), r"does not know, first d2t"),
-        ("qwen3_next", _with("mtp.gate.weight", torch.ones(3)), r"do not have, first gate\.weight"),
-        ("glm4_moe", _with("model.layers.2.self_attn.sinks", torch.ones(4)), r"do not have, first self_attn\.sinks"),
-        ("glm4_moe", _without("model.layers.2.eh_proj.weight"), r"no weights for 1 part\(s\), first eh_proj\.weight"),
+        ("qwen3_next", _with("d2t", torch.zeros(3, dtype=torch.int64)), r"unknown tensors: d2t\."),
+        ("qwen3_next", _with("norm.weight", torch.ones(16)), r"unknown tensors: norm\.weight\."),
+        ("qwen3_next", _with("mtp.gate.weight", torch.ones(3)), r"unknown tensors: mtp\.gate\.weight\."),
+        (
+            "glm4_moe",
+            _with("model.layers.2.self_attn.sinks", torch.ones(4)),
+            r"unknown tensors: .*\.2\.self_attn\.sinks",
+        ),
+        ("glm4_moe", _without("model.layers.2.eh_proj.weight"), r"lacks tensors: eh_proj\.weight"),
         (
             "deepseek_v3",
             _without("model.layers.2.mlp.experts.0.up_proj.weight"),
-            r"no mlp\.experts\.0\.up_proj\.weight",
+            r"lacks tensors: mlp\.experts\.0\.up_proj",
         ),
         (
             "deepseek_v3",
             _with("model.layers.2.mlp.experts.4.up_proj.weight", torch.ones(8, 16)),
-            r"do not have, first mlp\.experts\.4\.up_proj",
+            r"unknown tensors: model\.layers\.2\.mlp\.experts\.4\.up_proj",
         ),
         (
             "deepseek_v3",
             _with("model.layers.2.mlp.experts.3.up_proj.weight", torch.ones(9, 16)),
-            r"several shapes, \[\(8, 16\), \(9, 16\)\]",
+            r"several shapes: \[\(8, 16\), \(9, 16\)\]",
         ),
-        ("qwen3_5_text", _with("mtp.fc.weight", torch.ones(16, 48)), r"shape \(16, 48\) instead of \(16, 32\)"),
+        (
+            "qwen3_5_text",
+            _with("mtp.fc.weight", torch.ones(16, 48)),
+            r"fc\.weight has shape \(16, 48\); .* \(16, 32\)",
+        ),
         (
             "deepseek_v3",
             _with("model.layers.2.eh_proj.weight", torch.ones(16, 32).to(torch.float8_e4m3fn)),
-            r"quantised weight, model\.layers\.2\.eh_proj\.weight of torch\.float8_e4m3fn",
+            r"quantised .* model\.layers\.2\.eh_proj\.weight is of dtype torch\.float8_e4m3fn",
         ),
-        ("qwen3_5_text", _with("mtp.norm.weight", torch.full((16,), torch.nan)), r"\(NaN\), in mtp\.norm\.weight"),
+        ("qwen3_5_text", _with("mtp.norm.weight", torch.full((16,), torch.nan)), r"mtp\.norm\.weight holds NaN"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(
@@ -153,12 +196,15 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"norm_before_fc": True}, r"key 'norm_before_fc' in config\.json"),
+        ({"norm_before_fc": True}, r"keys that specctl does not know: norm_before_fc\."),
         ({"num_nextn_predict_layers": 2}, r"num_nextn_predict_layers = 2"),
-        ({"transformer_layer_config": {"model_type": "qwen3"}}, r"kind 'qwen3'; those of the target are 'qwen3_next'"),
-        ({"rms_norm_eps": 0.1}, r"rms_norm_eps = 0\.1; the target's is 1e-06"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, r"rope_parameters = .*5\.0.*; the target's"),
-        ({"hidden_size": 32}, r"hidden_size = 32; the target's is 16"),
+        ({"transformer_layer_config": {"model_type": "qwen3"}}, r"kind 'qwen3'; the verifier's are 'qwen3_next'"),
+        ({"rms_norm_eps": 0.1}, r"rms_norm_eps = 0\.1; the verifier's is 1e-06"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+            r"rope_parameters = .*5\.0.*; the verif",
+        ),
+        ({"hidden_size": 32}, r"hidden_size = 32; the verifier's is 16"),
         ({"num_attention_heads": "four"}, r"transformers refuses"),
     ],
 )
@@ -176,5 +222,5 @@ def test_configurations_of_speculators_that_do_not_fit(change: dict[str, object]
 
 
 def test_a_head_of_another_target_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"kind 'qwen3_5_text'; those of the target are 'qwen3_next'"):
+    with pytest.raises(ModelError, match=r"kind 'qwen3_5_text'; the verifier's are 'qwen3_next'"):
         build_mtp(*alone("qwen3_5_text"), target_of("qwen3_next"))
