@@ -47,8 +47,10 @@ class Eagle1Head(ChainHead):
         super().__init__()
         shape = config.shape
         self.config = config
-        self.layers, self.width = (-1,), shape.hidden_size
+        self.layers, self.state_size, self.width = (-1,), shape.hidden_size, shape.hidden_size
+        self.draft_vocabulary = config.vocabulary
         self.num_layers, self.context = config.num_layers, config.context
+        self.cached_values = config.num_layers * shape.cached_values
         # In tuples, so that they do not become parts of the head. Their forward methods are not called either: hooks
         # on the verifier's output layer keep its last states.
         self._unembedding = (unembedding,)
@@ -85,5 +87,5 @@ class Eagle1Head(ChainHead):
         states = self.fc(torch.cat([self.embed(ids), rows], -1))  # (1, T, H)
         for index, block in enumerate(self.blocks):
             states = block(states, rope, mask, cache, index)
-        written = states[0, -keep:]
-        return ChainPass(self.output(written), written, written)
+        kept = states[0, -keep:]
+        return ChainPass(self.output(kept), kept, kept)
