@@ -63,7 +63,7 @@ class Pair:
     @property
     def lower(self) -> "Pair":
         """The pair in which the first draft is the target of the drafts below it."""
-        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:])
+        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:], above=())
 
     @property
     def preparing_seconds(self) -> float | None:
