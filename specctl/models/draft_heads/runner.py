@@ -46,6 +46,11 @@ class HeadRunner(FixedBufferRunner):
         self._own_after = 0  # how many tokens had been read when the head wrote that row
 
     @property
+    def head(self) -> ChainHead:
+        """The network."""
+        return self._head
+
+    @property
     def layers(self) -> tuple[int, ...]:
         return self._head.layers
 

@@ -144,12 +144,14 @@ def write_dflash(folder: Path, head: BlockHead, *, verifier: str, architectures:
         architectures: the verifier's, as in its config.json.
 
     Raises:
-        ValueError: the head is DSpark's.
+        ValueError: the head is DSpark's, or its layers are not Qwen3's.
         OutputError: a file cannot be written.
     """
     config, shape = head.config, head.config.shape
     if config.markov is not None or config.confidence:
         raise ValueError("a DSpark head is not written")
+    if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
+        raise ValueError("speculators' DFlash heads have Qwen3's layers: normed queries and keys, no other biases")
     weights = {name: head.state_dict()[own].detach().cpu().contiguous() for own, name in published_names(head).items()}
     if head.tokens is not None:
         ids = head.tokens.cpu()
