@@ -11,7 +11,8 @@ from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
 from specctl.models.running.graph import SHORTEST, Capture, Capturing
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import Forward, TokenReader
+from specctl.models.running.runner import Forward
+from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import States
 
 

@@ -11,6 +11,7 @@ from specctl.models.running.cache import cache_argument, empty_cache, trims_from
 from specctl.models.running.masks import MaskMaker, attends_to_everything
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
+from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import LayerWatch, States, joined_states
 
 REREAD = 16
@@ -31,33 +32,6 @@ class Forward:
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
     states: States | None = None
-
-
-class TokenReader(Protocol):
-    """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
-
-    Attributes:
-        hidden: whether it reads the token's last hidden state.
-    """
-
-    @property
-    def hidden(self) -> bool: ...
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        arrivals: torch.Tensor | None,
-        hidden: torch.Tensor | None = None,
-        previous: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The numbers ``(F,)`` float64, and the distribution ``(V,)`` behind them if it is needed later.
-
-        Args:
-            logits: ``(V,)``.
-            arrivals: ``(V,)``, a draw's randomness.
-            hidden: ``(D,)``.
-            previous: ``(S,)``, what an earlier call found and this one reads.
-        """
 
 
 class Runner(Protocol):
