@@ -128,11 +128,11 @@ def calibrate(
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
     if against and (trace or from_ or head):
         raise UsageError("--against goes with neither --trace, --from nor --head", "calibrate one profile with these")
-    from specctl.calibration.contest import contest, heads_among, heads_in
+    from specctl.calibration.contest import contest, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
-    from specctl.replay.trace_files import RECORDED, TRACES, read_traces
+    from specctl.replay.trace_files import TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     given = heads_in(head or [])
@@ -159,7 +159,7 @@ def calibrate(
             earlier = read_traces(from_)
         elif traced is not None and TRACES.continues(traced):
             earlier = read_traces(traced.path)
-        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else RECORDED
+        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
         asked = contest(drafting, policy, grid, heads, recorded)
         prompts = None
         if against:

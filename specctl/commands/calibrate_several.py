@@ -51,11 +51,10 @@ def calibrate_several(
     Raises:
         UsageError: the profiles have other targets, or one has no draft.
     """
-    from specctl.calibration.contest import contest
+    from specctl.calibration.contest import contest, recordable
     from specctl.calibration.side_by_side import Entrant, field_of_entrants, predicted, run_live
     from specctl.observing.field import require_one_target
     from specctl.replay.play import replayable
-    from specctl.replay.trace_files import RECORDED
 
     require_one_target(one.profile for one in resolved)
     if len({one.name for one in resolved}) < len(resolved):
@@ -67,7 +66,7 @@ def calibrate_several(
         own = one.profile.model_copy(update={"sampling": resolved[0].profile.sampling})
         if own.draft is None:
             raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
-        asked = contest(own.draft, policy, grid, [], RECORDED)
+        asked = contest(own.draft, policy, grid, [], recordable(own))
         replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
         found = calibrate_one(
             own,
