@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from specctl.calibration.ascent import Space
@@ -9,8 +10,10 @@ from specctl.calibration.grids import Grid, grid, level_grids, with_heads
 from specctl.errors import UsageError
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import CONFIG
+from specctl.models.loading.model import model_tables
 from specctl.policies import NONE, SIGNALS, Setting, Signal
 from specctl.profile.schema import DraftTable, Profile
+from specctl.replay.recording import not_recordable
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,20 @@ def settings_replayed(
 def recordable(profile: Profile) -> frozenset[Signal]:
     """The signals that a trace with the profile's models can contain, if its draft has an acceptance head.
 
+    Told from the files, before a model is loaded.
+
     Raises:
-        ModelError: the draft cannot be found.
+        ModelError: a draft cannot be found.
+        UsageError: the profile is a hierarchy with a draft head.
     """
-    draft = profile.draft
-    assert draft is not None
-    head = find_head("draft", draft, ("target", profile.target)) if draft.draft is None else None
-    return frozenset(SIGNALS) - (frozenset() if head is not None and head.foresees else {"next_accept_prob"})
+    tables = model_tables(profile)
+    heads = [
+        find_head(key, table, verifier) for (key, table), verifier in pairwise(tables) if isinstance(table, DraftTable)
+    ]
+    if len(heads) > 1 and any(heads):
+        raise not_recordable()
+    foreseeing = any(head is not None and head.foresees for head in heads)
+    return frozenset(SIGNALS) - (frozenset() if foreseeing else {"next_accept_prob"})
 
 
 def heads_in(given: Iterable[str]) -> list[str]:

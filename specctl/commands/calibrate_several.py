@@ -14,9 +14,10 @@ from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
+    from specctl.calibration.contest import Contest
     from specctl.calibration.grids import Grid
     from specctl.calibration.side_by_side import Entrant, Standing
-    from specctl.profile import ResolvedProfile
+    from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable
 
@@ -49,7 +50,7 @@ def calibrate_several(
         foreign_head, shown, quiet: as in `calibrate_one`.
 
     Raises:
-        UsageError: the profiles have other targets, or one has no draft.
+        UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
     """
     from specctl.calibration.contest import contest, recordable
     from specctl.calibration.side_by_side import Entrant, field_of_entrants, predicted, run_live
@@ -59,14 +60,16 @@ def calibrate_several(
     require_one_target(one.profile for one in resolved)
     if len({one.name for one in resolved}) < len(resolved):
         raise UsageError("a profile is named twice", "name each once")
-    entrants: list[Entrant] = []
-    costs: dict[str, CostTable] = {}
+    contests: list[tuple[Profile, Contest]] = []
     for one in resolved:
         # One list of prompts and one way to sample, whatever each profile says.
         own = one.profile.model_copy(update={"sampling": resolved[0].profile.sampling})
         if own.draft is None:
             raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
-        asked = contest(own.draft, policy, grid, [], recordable(own))
+        contests.append((own, contest(own.draft, policy, grid, [], recordable(own))))
+    entrants: list[Entrant] = []
+    costs: dict[str, CostTable] = {}
+    for one, (own, asked) in zip(resolved, contests, strict=True):
         replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
         found = calibrate_one(
             own,

@@ -57,10 +57,15 @@ def read_sequence(
 def require_recordable(pair: Pair) -> None:
     """Raise UsageError for a hierarchy with a draft head: what it drafts there depends on earlier rounds too."""
     if len(pair.drafts) > 1 and any(isinstance(draft, StateReader) for draft in pair.drafts):
-        raise UsageError(
-            "a hierarchy with a draft head cannot be replayed",
-            "calibrate the draft head alone, or compare settings live with `specctl bench`",
-        )
+        raise not_recordable()
+
+
+def not_recordable() -> UsageError:
+    """The error for a hierarchy with a draft head."""
+    return UsageError(
+        "a hierarchy with a draft head cannot be replayed",
+        "calibrate the draft head alone, or compare settings live with `specctl bench`",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
+from toy_heads import random_eagle3
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import UsageError
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.loading.eagle_writing import write_eagle3
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
@@ -342,3 +345,20 @@ def test_what_does_not_go_with_several_profiles(arguments, message, tmp_path, mo
     with pytest.raises(UsageError) as error:
         calibrate("-p", "embedded", *arguments)
     assert message in error.value.message
+
+
+def test_a_hierarchy_with_a_draft_head_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+    for name in ("calibrating", "calibrate_several"):
+        monkeypatch.setattr(f"specctl.commands.{name}.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
+    head = random_eagle3(layers=(1, 2, 3), states=128, vocabulary=4096, shape=shape)
+    write_eagle3(tmp_path / "head", head, verifier="embedded:mid")
+    stacked = tmp_path / "stacked.toml"
+    stacked.write_text(
+        'extends = "embedded"\n[draft]\nmodel = "embedded:mid"\n[draft.draft]\n'
+        f'model = "{tmp_path / "head"}"\npolicy = {{ name = "constant" }}\n',
+        encoding="utf-8",
+    )
+    for arguments in (["-p", stacked], ["-p", "embedded", "--against", stacked]):
+        with pytest.raises(UsageError, match="a hierarchy with a draft head"):
+            calibrate(*arguments, "--policy", "constant", "-n", 4)
