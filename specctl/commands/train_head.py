@@ -66,11 +66,14 @@ def train_head(
         float, typer.Option(metavar="X", help="Weight of a rejection in the loss; an acceptance weighs 1.")
     ] = 6.0,
     mix: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0, max=0.99, metavar="X", help="Share of the target's tokens in the text that the draft reads."
+            min=0,
+            max=0.99,
+            metavar="X",
+            help="Share of the target's tokens in the text that a draft model reads. Default: 0.15.",
         ),
-    ] = 0.15,
+    ] = None,
     signals: Annotated[
         bool,
         typer.Option(
@@ -102,6 +105,8 @@ def train_head(
     The target answers the prompts, the draft drafts a token at every position, and the head learns from the draft's
     hidden states which draft tokens the target accepts. Every tenth prompt is held out to evaluate the head.
 
+    A draft that is itself a head on the target's states drafts rounds along the answers instead.
+
     Examples:
 
     [cyan]specctl train-head -i prompts.jsonl -o my-head[/]
@@ -128,7 +133,7 @@ def train_head(
     with progress.doing("starting"):
         from specctl.heads import workshop
         from specctl.heads.report import sweep_recipes
-        from specctl.heads.training import Recipe, Schedule
+        from specctl.heads.training import MIX, Recipe, Schedule
 
     headless = workshop.without_head(found.profile)
     with Outputs(force=force) as outputs, resumable(progress.console, output):
@@ -141,6 +146,10 @@ def train_head(
         if resume and workshop.is_finished(output):
             progress.say(f"{output} is finished")
             return
+        with progress.doing("finding the draft"):
+            on_head = workshop.is_draft_head(headless)
+        if on_head and mix is not None:
+            raise UsageError("--mix is for draft models: a draft head reads its own tokens", "leave it out")
         if examples is not None:
             source = workshop.open_examples(examples, headless, progress)
             if not resume:
@@ -153,7 +162,8 @@ def train_head(
         if examples_only:
             return
         recipes = sweep_recipes() if sweep else [Recipe(depth, reject_weight)]
-        schedule = Schedule(mix, epochs, batch_size, lr, seed, signals)
+        default = 0.0 if on_head else MIX
+        schedule = Schedule(default if mix is None else mix, epochs, batch_size, lr, seed, signals)
         evaluations = workshop.train_heads(output, source, recipes, schedule, progress)
     _show(evaluations, sweep, json_)
 

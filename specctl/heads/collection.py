@@ -1,4 +1,7 @@
-"""Collecting examples: the target answers prompts, and the draft drafts one token at every position of the answers."""
+"""Collecting examples: the target answers prompts, and the draft drafts along the answers.
+
+A draft model drafts one token at every position, a draft head the rounds of `specctl.heads.rounds.read_rounds`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +16,18 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
 from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
+from specctl.heads.rounds import read_rounds
 from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.head_checkpoint import weights_hash
+from specctl.models.loading.draft_head import DraftHeadCheckpoint
+from specctl.models.loading.found import find_head
+from specctl.models.loading.head_checkpoint import stored_weights, weights_hash
 from specctl.models.loading.pair import Pair
+from specctl.models.running.runner import StateReader
 from specctl.observing.answering import answer_each
 from specctl.observing.progress import Advance, ignored
 from specctl.observing.results import Skipped
 from specctl.policies import Setting
-from specctl.profile.schema import Profile, SamplingTable
+from specctl.profile.schema import DraftTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
 
@@ -62,16 +69,26 @@ def collect(
                 left_out[found.prompt] = found.reason
                 continue
             sampling = Sampling.of(found.settings)
-            examples += [_example(pair, found.number, each, sampling) for each in found.completions if each.tokens]
+            made = [_example(pair, found.number, each, sampling) for each in found.completions if each.tokens]
+            examples += [example for example in made if example is not None]
         folder.add(examples, len(shard), left_out, perf_counter() - began)
 
 
-def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling) -> Example:
-    target, text = pair.target, (completion.prompt, completion.tokens)
+def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling) -> Example | None:
+    target, draft, text = pair.target, pair.drafts[0], (completion.prompt, completion.tokens)
     generator = draft_token_generator(target, completion.seed)
-    found = draw_draft_tokens(target, pair.drafts[0], *text, sampling, generator)
+    hidden = None
+    if isinstance(draft, StateReader):
+        rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos)
+        if rounds is None:
+            return None
+        found, hidden = rounds.drawn, rounds.hidden
+    else:
+        found = draw_draft_tokens(target, draft, *text, sampling, generator)
     ids, answer = (torch.tensor(part, dtype=torch.int32) for part in text)
-    return Example(number, ids, answer, found.tokens.int(), found.acceptance, *found.signals.unbind(1))
+    entropy, top_prob, token_prob = found.signals.unbind(1)
+    drawn = found.tokens.int(), found.acceptance, entropy, top_prob, token_prob
+    return Example(number, ids, answer, *drawn, hidden)
 
 
 def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
@@ -80,18 +97,29 @@ def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
     Downloads the draft's weights if needed, to hash them.
     """
     assert profile.draft is not None
-    draft = locate(profile.draft, "draft")
-    draft.fetch_weights()
+    head = find_head("draft", profile.draft, ("target", profile.target))
     sampling = profile.sampling.model_dump(mode="json")
     tables = {"target": profile.target, "draft": profile.draft}
     quantised = {f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None}
+    kind = {} if head is None else {"draft_head": head.kind.value}
     return {
         "target": profile.target.model,
         "draft": profile.draft.model,
-        "draft_sha256": weights_hash(draft.weight_files()),
+        "draft_sha256": draft_hash(profile.draft, head),
         "sampling": sampling,
         "prompts": {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)},
         "prompt": profile.prompt.model_dump(mode="json"),
         "policy": profile.draft.policy.model_dump(mode="json"),
         **quantised,
+        **kind,
     }
+
+
+def draft_hash(draft: DraftTable, head: DraftHeadCheckpoint | None) -> str:
+    """SHA-256 of the weights of the draft or draft head, downloaded if need be."""
+    if head is not None:
+        head.fetch_weights()
+        return weights_hash(stored_weights(head.checkpoint))
+    checkpoint = locate(draft, "draft")
+    checkpoint.fetch_weights()
+    return weights_hash(stored_weights(checkpoint))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.special import expit, xlogy
-from transformers import PreTrainedModel
 
+from specctl.heads.draft_states import DraftStates
 from specctl.heads.examples import Example, Split
-from specctl.heads.mixing import mix, signals, states
+from specctl.heads.mixing import signals
 from specctl.heads.training import Recipe
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
@@ -73,7 +73,7 @@ class Evaluation:
 
 
 def evaluate(
-    draft: PreTrainedModel,
+    draft: DraftStates,
     heads: Sequence[AcceptanceHead],
     recipes: Sequence[Recipe],
     split: Split,
@@ -81,13 +81,14 @@ def evaluate(
     seed: int,
     after_batch: Callable[[], None] = lambda: None,
 ) -> list[Evaluation]:
-    """Evaluate all heads on the development examples with one pass of the draft.
+    """Evaluate all heads on the development examples with one pass over them.
 
-    As in training, the draft reads a mix of the target's tokens X and the draft tokens Y. Heads are compared with the
-    signals of the step in which the draft drew Y; in this step the draft had read X only.
+    As in training, a draft model reads a mix of the target's tokens X and the draft tokens Y, and a draft head's states
+    are those of its rounds. Heads are compared with the signals of the step in which the draft drew Y; in this step a
+    draft model had read X only.
 
     Args:
-        draft: the draft that the heads were trained on.
+        draft: gives the hidden states of the draft that the heads were trained on.
         heads: the heads, in the order of the recipes.
         recipes: how the heads were trained.
         split: heads and curves are evaluated on its development examples; curves are fitted to its training examples.
@@ -95,12 +96,12 @@ def evaluate(
         seed: seed of the mix.
         after_batch: called after each batch of 32 examples.
     """
-    mixed = mix(split.dev, share, f"evaluation/{seed}")
+    mixed = draft.mix(split.dev, share, f"evaluation/{seed}")
     logits: list[list[torch.Tensor]] = [[] for _ in heads]
     for first in range(0, len(mixed), SEQUENCES_AT_ONCE):
         with torch.inference_mode():
             batch = slice(first, first + SEQUENCES_AT_ONCE)
-            hidden = states(draft, mixed[batch])
+            hidden = draft.of(split.dev[batch], mixed[batch])
             seen = signals(split.dev[batch], mixed[batch]).to(hidden.device)
             for found, head in zip(logits, heads, strict=True):
                 found.append(head(hidden, seen).cpu())

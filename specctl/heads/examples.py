@@ -25,17 +25,19 @@ _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One answer of the target, and one draft token at each position of the answer.
+    """One answer of the target, and the N draft tokens along it: of a draft model one at each position, so that N = T.
 
     Attributes:
         number: index of the prompt in its suite, from 0; the turns of a conversation share it.
         prompt: ``(P,)`` int32, the ids before the answer.
         answer: ``(T,)`` int32, the target's tokens: X of the SpecDec++ paper.
-        proposals: ``(T,)`` int32, the draft tokens: Y of the paper. Token i is drawn from the draft after the prompt
-            and the first i tokens of the answer.
-        acceptance: ``(T,)`` float32, the acceptance probability min(1, p(Y)/q(Y)), p and q the target's and the draft's
+        proposals: ``(N,)`` int32, the draft tokens: Y of the paper. A draft model's token i is drawn after the prompt
+            and the first i tokens of the answer; those of a draft head are `specctl.heads.rounds.RoundTokens`.
+        acceptance: ``(N,)`` float32, the acceptance probability min(1, p(Y)/q(Y)), p and q the target's and the draft's
             distribution after temperature and filters.
-        entropy, top_prob, token_prob: ``(T,)`` float32, the draft's signals when it drew Y, as in `DraftStep`.
+        entropy, top_prob, token_prob: ``(N,)`` float32, the draft's signals when it drew Y, as in `DraftStep`.
+        hidden: ``(N, H)`` in the draft's dtype, the states after the draft has read Y; None for a draft model, which
+            can read Y again.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Example:
     entropy: torch.Tensor
     top_prob: torch.Tensor
     token_prob: torch.Tensor
+    hidden: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,9 @@ class DataFolder:
         for field in _PER_TOKEN:
             kind = torch.int32 if field == "proposals" else torch.float32
             tensors[field] = _joined([getattr(example, field) for example in examples], kind)
+        if states := [example.hidden for example in examples if example.hidden is not None]:
+            tensors["draft_lengths"] = torch.tensor([len(state) for state in states], dtype=torch.int32)
+            tensors["hidden"] = torch.cat(states)
         write_whole(self.path / name, save(tensors))
         shards.append({"file": name, "prompts": prompts, "left_out": left_out, "seconds": round(seconds, 3)})
         self._write_index()
@@ -179,9 +185,15 @@ class DataFolder:
         answers = tensors["answer_lengths"].tolist()
         lengths = [length for pair in zip(tensors["prompt_lengths"].tolist(), answers, strict=True) for length in pair]
         tokens = tensors["tokens"].split(lengths)
-        columns = [tensors[field].split(answers) for field in _PER_TOKEN]
+        # Of a draft head's states, which may be larger than memory, only those in use are read from the file.
+        stored = tensors.get("hidden")
+        drafted = answers if stored is None else tensors["draft_lengths"].tolist()
+        columns = [tensors[field].split(drafted) for field in _PER_TOKEN]
+        states: Sequence[torch.Tensor | None] = [None] * len(answers) if stored is None else stored.split(drafted)
         for index, number in enumerate(tensors["numbers"].tolist()):
-            yield Example(number, tokens[2 * index], tokens[2 * index + 1], *(column[index] for column in columns))
+            drawn, accepted, entropy, top_prob, token_prob = (column[index] for column in columns)
+            own = drawn, accepted, entropy, top_prob, token_prob
+            yield Example(number, tokens[2 * index], tokens[2 * index + 1], *own, states[index])
 
     def _write_index(self) -> None:
         write_whole(self.path / INDEX, json.dumps(self._index, indent=1) + "\n")

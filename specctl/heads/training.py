@@ -13,14 +13,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch.nn.functional import logsigmoid
-from transformers import PreTrainedModel
 
 from specctl.errors import UsageError
+from specctl.heads.draft_states import DraftStates
 from specctl.heads.examples import Example
-from specctl.heads.mixing import Mixed, acceptance, mix, signals, states
+from specctl.heads.mixing import Mixed, acceptance, signals
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.outputs import naming, write_whole
 
+MIX = 0.15
+"""SpecDec++'s share of the target's tokens in what a draft model reads."""
 SAVE_SECONDS = 20.0
 """Time between two checkpoints: training time that is lost at most when a run is killed."""
 
@@ -47,15 +49,15 @@ class Schedule:
     """Settings shared by all heads of a training run; the defaults are SpecDec++'s for 40k prompts and a 7B draft.
 
     Attributes:
-        mix: r, the share of the target's tokens in the sequences that the draft reads.
-        epochs: passes over the examples; each pass uses a new mix.
+        mix: r, the share of the target's tokens in the sequences that a draft model reads; 0 for a draft head.
+        epochs: passes over the examples; each pass uses a new mix, if there is one.
         batch_size: sequences in a step.
         lr: Adam's learning rate at the start; it falls to 0 along half a cosine.
         seed: seed of the heads' initial weights, the order of the examples and the mixing.
         signals: whether the heads also read the draft's signals, which SpecDec++'s heads do not.
     """
 
-    mix: float = 0.15
+    mix: float = MIX
     epochs: int = 3
     batch_size: int = 32
     lr: float = 5e-5
@@ -83,10 +85,10 @@ def weighted_loss(logits: torch.Tensor, accepted: torch.Tensor, reject_weight: f
 
 
 class Training:
-    """Trains one head for each recipe; all heads use the same forward passes of the draft.
+    """Trains one head for each recipe; all heads use the same hidden states of the draft.
 
     Args:
-        draft: the draft model; its weights do not change.
+        draft: gives the draft's hidden states, which do not change.
         recipes: one for each head, all different.
         schedule: settings shared by all heads.
         examples: the training examples, at least one.
@@ -104,7 +106,7 @@ class Training:
 
     def __init__(
         self,
-        draft: PreTrainedModel,
+        draft: DraftStates,
         recipes: Sequence[Recipe],
         schedule: Schedule,
         examples: Sequence[Example],
@@ -112,10 +114,10 @@ class Training:
     ) -> None:
         self._draft, self._schedule, self._examples, self._checkpoint = draft, schedule, examples, checkpoint
         self._recipes = list(recipes)
-        device = next(draft.parameters()).device
-        self.heads = [new_head(draft.config.get_text_config().hidden_size, r, schedule) for r in recipes]
+        width = draft.width(examples)
+        self.heads = [new_head(width, r, schedule) for r in recipes]
         for head in self.heads:
-            head.to(device).train()
+            head.to(draft.device).train()
         self._optimizers = [torch.optim.Adam(head.parameters(), lr=schedule.lr) for head in self.heads]
         self.step, self.steps = 0, schedule.steps(len(examples))
         self.seconds = 0.0
@@ -132,7 +134,7 @@ class Training:
         while self.step < self.steps:
             epoch, done = divmod(self.step, per_epoch)
             # Depends on the seed and the epoch only, so that a resumed run needs no random state.
-            mixed = mix(self._examples, self._schedule.mix, f"mix/{self._schedule.seed}/{epoch}")
+            mixed = self._draft.mix(self._examples, self._schedule.mix, f"mix/{self._schedule.seed}/{epoch}")
             order = list(range(len(self._examples)))
             random.Random(f"order/{self._schedule.seed}/{epoch}").shuffle(order)
             for first in range(done * self._schedule.batch_size, len(order), self._schedule.batch_size):
@@ -152,7 +154,7 @@ class Training:
         accepted = acceptance(examples, mixed)
         if not len(accepted):
             return
-        hidden = states(self._draft, mixed)
+        hidden = self._draft.of(examples, mixed)
         accepted, seen = accepted.to(hidden.device), signals(examples, mixed).to(hidden.device)
         for head, optimizer, recipe in zip(self.heads, self._optimizers, self._recipes, strict=True):
             for group in optimizer.param_groups:

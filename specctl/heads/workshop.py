@@ -7,22 +7,22 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from transformers import PreTrainedModel
+import torch
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
-from specctl.heads.collection import collect, describe
+from specctl.heads.collection import collect, describe, draft_hash
+from specctl.heads.draft_states import DraftStates, ModelStates, StoredStates
 from specctl.heads.evaluation import SEQUENCES_AT_ONCE, Evaluation, evaluate
 from specctl.heads.examples import INDEX, DataFolder
 from specctl.heads.figure import write_reliability
 from specctl.heads.report import as_document, head_card, head_config
 from specctl.heads.training import Recipe, Schedule, Training
-from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.diagnosis import versions
-from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, save_head, weights_hash
+from specctl.models.loading.found import find_head
+from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, save_head
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
-from specctl.models.running.runner import StateReader
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
 from specctl.profile.schema import DraftTable, PolicyTable, Profile
@@ -37,11 +37,11 @@ class Source:
 
     Attributes:
         folder: the examples, completely collected.
-        draft: the model whose hidden states the heads read.
+        draft: gives the hidden states that the heads read.
     """
 
     folder: DataFolder
-    draft: PreTrainedModel
+    draft: DraftStates
 
 
 def without_head(profile: Profile) -> Profile:
@@ -77,7 +77,9 @@ def start_over(output: Path) -> None:
 
 
 def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
-    """The examples that an earlier run collected, with the draft, the only model that is loaded.
+    """The examples that an earlier run collected, with a draft model, the only one that is loaded.
+
+    Of a draft head nothing is loaded, for its hidden states are among the examples.
 
     Raises:
         UsageError: the examples cannot be read, or were collected with another draft.
@@ -85,13 +87,14 @@ def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
     draft = _draft(profile)
     with progress.doing(f"loading {draft.model}"):
         folder = DataFolder.open(path)
-        model = load_model(draft, role="draft").model
-    if folder.facts["draft_sha256"] != weights_hash(locate(draft, "draft").weight_files()):
-        raise UsageError(
-            f"{path} was collected with another draft ({folder.facts['draft']}) than {draft.model!r}",
-            "collect examples with this draft first",
-        )
-    return Source(folder, model)
+        head = find_head("draft", draft, ("target", profile.target))
+        if folder.facts["draft_sha256"] != draft_hash(draft, head):
+            raise UsageError(
+                f"{path} was collected with another draft ({folder.facts['draft']}) than {draft.model!r}",
+                "collect examples with this draft first",
+            )
+        states = _stored_states(draft) if head is not None else ModelStates(load_model(draft, role="draft").model)
+    return Source(folder, states)
 
 
 def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Progress, *, resume: bool) -> Source:
@@ -117,11 +120,6 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
             return open_examples(path, profile, progress)
     with progress.doing("loading") as say:
         pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
-    if isinstance(pair.drafts[0], StateReader):
-        raise UsageError(
-            f"{draft.model} is a draft head, and no acceptance head can be trained on one",
-            "use a policy that reads no head, such as svip or cost-optimal",
-        )
     if folder is None:
         start_over(output)
         folder = DataFolder.create(path, facts, len(suite.prompts))
@@ -129,7 +127,7 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
     with progress.counting("answers", len(suite.prompts), folder.done) as advance:
         collect(folder, pair, suite.prompts, profile.sampling, draft.policy.setting, prompt_format, advance)
     progress.say(f"examples: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
-    return Source(folder, pair.models[1])
+    return Source(folder, ModelStates(pair.models[1]) if len(pair.models) > 1 else _stored_states(draft))
 
 
 def train_heads(
@@ -168,6 +166,23 @@ def train_heads(
         write_whole(output / SWEEP, json.dumps(as_document(evaluations), indent=1) + "\n")
     (output / STATE).unlink(missing_ok=True)
     return evaluations
+
+
+def is_draft_head(profile: Profile) -> bool:
+    """Whether the draft is a head on the target's states, told from its files without loading it.
+
+    Raises:
+        UsageError: the profile has no draft.
+        ModelError: the draft cannot be found.
+    """
+    return find_head("draft", _draft(profile), ("target", profile.target)) is not None
+
+
+def _stored_states(draft: DraftTable) -> StoredStates:
+    """States of a draft head: heads are trained where it is told to run, else on the first GPU, if there is one."""
+    if isinstance(draft.device, str) and draft.device != "auto":
+        return StoredStates(torch.device(draft.device))
+    return StoredStates(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _draft(profile: Profile) -> DraftTable:

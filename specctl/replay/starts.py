@@ -128,8 +128,9 @@ class ReadText:
     def forget(self, position: int) -> None:
         """Forget the distributions before a position."""
         if self._probs is not None:
-            self._probs = self._probs[position - self._first :]
-            self._first = position
+            gone = min(position - self._first, len(self._probs))
+            self._probs = self._probs[gone:]
+            self._first += gone
 
     def _read(self) -> Iterator[None]:
         if len(self._prompt) > 1:

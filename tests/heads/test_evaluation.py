@@ -1,4 +1,5 @@
 from math import log
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,10 +7,11 @@ import torch
 from scipy.optimize import minimize
 from toys import random_head, random_model, seeded
 
+from specctl.heads.draft_states import ModelStates, StoredStates
 from specctl.heads.evaluation import Evaluation, Score, evaluate, reliability, score
 from specctl.heads.examples import Example, Split
 from specctl.heads.report import head_tables, sweep_recipes, sweep_tables
-from specctl.heads.training import Recipe
+from specctl.heads.training import Recipe, Schedule, Training
 from specctl.statistics.logistic import fit_logistic
 
 
@@ -68,7 +70,7 @@ def split() -> Split:
 def test_a_signal_that_tells_all_beats_a_head_that_knows_nothing() -> None:
     recipes = [Recipe(1, 1.0), Recipe(1, 3.0)]
     heads = [random_head(32, reads_signals=False, seed=seed) for seed in (0, 1)]
-    plain, weighted = evaluate(random_model("llama"), heads, recipes, split(), 0.15, 0)
+    plain, weighted = evaluate(ModelStates(random_model("llama")), heads, recipes, split(), 0.15, 0)
     assert plain.prompts == 10
     assert 60 <= plain.tokens < 100
     assert plain.signals["entropy"].kl == pytest.approx(0, abs=1e-6)
@@ -77,6 +79,34 @@ def test_a_signal_that_tells_all_beats_a_head_that_knows_nothing() -> None:
     assert weighted.signals["entropy"].kl == plain.signals["entropy"].kl
     assert weighted.signals["entropy"].loss != plain.signals["entropy"].loss
     assert any(table.alarm and "draft entropy" in table.title for table in head_tables(plain))
+
+
+def of_a_draft_head(numbers: range, width: int = 8) -> list[Example]:
+    """Acceptance is told by one direction of the states, and by no signal."""
+    direction, examples = 4 * torch.randn(width, generator=seeded(99)) / width**0.5, []
+    for number in numbers:
+        generator = seeded(number)
+        count = number % 5 + 3
+        hidden = torch.randn(count, width, generator=generator)
+        ids = torch.randint(64, (count,), generator=generator, dtype=torch.int32)
+        noise = torch.rand(3, count, generator=generator)
+        examples.append(Example(number, ids[:2], ids, ids, (hidden @ direction).sigmoid(), *noise, hidden.bfloat16()))
+    return examples
+
+
+def test_a_head_on_a_draft_head_learns_from_stored_states(tmp_path: Path) -> None:
+    recipe, states = Recipe(0, 1.0), StoredStates(torch.device("cpu"))
+    data = Split(of_a_draft_head(range(200)), of_a_draft_head(range(200, 240)))
+    schedule = Schedule(mix=0.0, epochs=30, batch_size=16, lr=0.05)
+    training = Training(states, [recipe], schedule, data.train, tmp_path / "state")
+    training.run()
+    (found,) = evaluate(states, training.heads, [recipe], data, schedule.mix, 0)
+    assert found.tokens == sum(len(example.proposals) for example in data.dev)
+    assert found.head.kl < 0.05
+    assert found.beaten_by == []
+    assert found.head.kl < found.signals["entropy"].kl / 4
+    assert found.head.auroc is not None
+    assert found.head.auroc > 0.8
 
 
 def evaluation(recipe: Recipe, head: Score) -> Evaluation:

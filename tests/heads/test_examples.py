@@ -1,4 +1,5 @@
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,25 @@ def test_examples_come_back_as_they_were(tmp_path: Path) -> None:
         expected = example(found.number, prompt=found.number + 1, answer=found.number % 3 + 1)
         for name in ("prompt", "answer", "proposals", "acceptance", "entropy", "top_prob", "token_prob"):
             assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_draft_heads_states_come_back_with_its_tokens(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Which may be fewer than those of the answer."""
+    folder = DataFolder.create(tmp_path, {}, 4)
+    made = [
+        replace(example(number, answer=number + 1), answer=torch.zeros(9, dtype=torch.int32), hidden=states)
+        for number in range(4)
+        for states in [torch.randn(number + 1, 6, generator=seeded(number)).to(dtype)]
+    ]
+    folder.add(made[:2], 2, {}, 0.1)
+    folder.add(made[2:], 2, {}, 0.1)
+    split = DataFolder.open(tmp_path).split()
+    for found, expected in zip([*split.train, *split.dev], made, strict=True):
+        for one in fields(Example)[1:]:
+            assert torch.equal(getattr(found, one.name), getattr(expected, one.name)), one.name
+        assert found.hidden is not None
+        assert found.hidden.dtype == dtype
 
 
 def test_few_prompts_give_up_their_last(tmp_path: Path) -> None:

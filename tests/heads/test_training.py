@@ -9,6 +9,7 @@ from toys import FAMILIES, random_model, seeded
 
 from specctl.errors import UsageError
 from specctl.heads import training as module
+from specctl.heads.draft_states import ModelStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, mix, signals, states
 from specctl.heads.training import Recipe, Schedule, Training, weighted_loss
@@ -40,7 +41,7 @@ def examples(count: int, seed: int = 0) -> list[Example]:
 
 
 def train(path: Path, data: list[Example], schedule: Schedule, after_step=lambda: None) -> Training:  # type: ignore[no-untyped-def]
-    training = Training(random_model("llama"), RECIPES, schedule, data, path)
+    training = Training(ModelStates(random_model("llama")), RECIPES, schedule, data, path)
     training.run(after_step)
     return training
 
@@ -133,7 +134,7 @@ def test_an_interrupted_training_ends_as_if_nothing_had_happened(
         left = iter(range(steps))
         with pytest.raises(KilledError):
             train(tmp_path / "torn", data, schedule, partial(kill, left))
-    resumed = Training(random_model("llama"), RECIPES, schedule, data, tmp_path / "torn")
+    resumed = Training(ModelStates(random_model("llama")), RECIPES, schedule, data, tmp_path / "torn")
     assert resumed.step == 8
     resumed.run()
     assert resumed.steps == whole.steps == 15

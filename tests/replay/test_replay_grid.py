@@ -271,6 +271,19 @@ def test_when_sampling_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one[:run] == pytest.approx(other[:run], abs=1e-4)
 
 
+def test_distributions_may_be_forgotten_before_they_are_read() -> None:
+    """As where rounds that are left out reach beyond what was read."""
+    pair = toy_pair(NO_EOS, None)
+    text = [token % VOCABULARY for token in range(3 * CHUNK)]
+    found, expected = (starts.ReadText(pair.target, (0,), PROMPT, text, PLAIN) for _ in range(2))
+    with torch.inference_mode():
+        whole = expected.probs([*range(len(text))])
+        for position in (0, 3, CHUNK - 1, CHUNK + 1, 2 * CHUNK):
+            found.forget(position)
+            assert torch.equal(found.probs([position]), whole[position : position + 1])
+            found.forget(position + 1)
+
+
 def test_grids_are_read_back_from_a_file(tmp_path: Path) -> None:
     pair, trace = greedy("toy", longest=3)
     text = said(pair, sampling=PLAIN)

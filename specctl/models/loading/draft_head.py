@@ -132,6 +132,11 @@ class DraftHeadCheckpoint:
         """Whether its weights are here."""
         return self.checkpoint.has_weights() or (self.folder / PICKLED).exists()
 
+    def fetch_weights(self) -> None:
+        """Download weights that are missing."""
+        if self.in_target or _pickle(self.checkpoint) is None:
+            self.checkpoint.fetch_weights()
+
     def read(self) -> "dict[str, torch.Tensor]":
         """The head's tensors, downloaded if need be; a pickle is read as tensors only, so it runs no code.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
+from specctl.models.loading.draft_head import PICKLED
 from specctl.models.loading.failures import explained
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
@@ -163,9 +164,15 @@ def _folder(name: str) -> Path:
 
 def mismatch(head: HeadCheckpoint, draft: Checkpoint) -> str | None:
     """Why a head does not belong to a draft, or None; a head without a hash of its draft's weights always passes."""
-    if head.draft_sha256 is None or head.draft_sha256 == weights_hash(draft.weight_files()):
+    if head.draft_sha256 is None or head.draft_sha256 == weights_hash(stored_weights(draft)):
         return None
     return f"{head} was trained on other weights ({head.draft_model}) than the draft has ({draft.name!r})"
+
+
+def stored_weights(draft: Checkpoint) -> list[Path]:
+    """The weight files of a draft that are here; those of a draft head may be pickled."""
+    pickled = draft.folder / PICKLED
+    return [pickled] if pickled.exists() and not draft.has_weights() else draft.weight_files()
 
 
 def weights_hash(files: Iterable[Path]) -> str:

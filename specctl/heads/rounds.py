@@ -1,0 +1,165 @@
+"""The rounds in which a draft head drafts along an answer, with the states that acceptance heads read in them.
+
+What a draft head drafts at a position depends on where the round began, and so do its hidden states. They come from
+passes over its verifier's states, so they are kept rather than computed again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from specctl.decoding.draft_tokens import DraftTokens
+from specctl.decoding.sampling import Sampling, read_signals, sibling
+from specctl.models.running.runner import Runner, StateReader
+from specctl.replay.coupling import draw_draft_tokens
+from specctl.replay.starts import ReadText, starts_of
+
+LONGEST = 20
+"""The most tokens that a round drafts, as the policy specdec++ does if left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTokens:
+    """The draft tokens of an answer's rounds, one after another, on the CPU.
+
+    Attributes:
+        drawn: N tokens, in each round up to its first rejected token, this one included.
+        hidden: ``(N, H)`` in the draft's dtype, the hidden state after the draft has read each token: what an
+            acceptance head reads in the step after the one that drew it.
+    """
+
+    drawn: DraftTokens
+    hidden: torch.Tensor
+
+
+def read_rounds(
+    target: Runner,
+    draft: StateReader,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    sampling: Sampling,
+    generator: torch.Generator,
+    eos: frozenset[int],
+) -> RoundTokens | None:
+    """Draft the rounds of an answer that end with a rejected token, or with as many tokens as the draft can draft.
+
+    Every round begins where the one before ended: behind its rejected token, or behind the target's token that follows
+    a draft accepted as a whole. So a position of the answer has one token at most, as in the data of a draft model,
+    and rounds begin where those of a live run do. Within a round the draft has read its own tokens only, which are the
+    target's up to the first that is rejected; nothing that follows a rejected token has an acceptance probability. The
+    last token of a round that ends without a rejection is left out, for no policy would have read a state after it.
+
+    See `specctl.replay.play.play` for the joint distribution of draft tokens and answer when sampling.
+
+    Args:
+        target: the verifier; its cache is read anew.
+        draft: what drafts from its states.
+        prompt: at least one id.
+        answer: T ids, at least one.
+        sampling: as the answer was generated.
+        generator: on the target's device; draws draft tokens and verdicts when sampling.
+        eos: ids that end a sequence.
+
+    Returns:
+        None if no token is left.
+    """
+    with torch.inference_mode():
+        verifier = ReadText(target, draft.layers, prompt, answer, sampling)
+        running = starts_of(draft, verifier, [*prompt, *answer], len(prompt), hidden=True)
+        drawing = _Drawing(verifier, answer, sampling, generator)
+        most = LONGEST if draft.longest is None else min(LONGEST, draft.longest)
+        chosen: list[_Round] = []
+        reached = 0
+        for first in range(0, len(answer), running.at_once):
+            starts = range(first, min(first + running.at_once, len(answer)))
+            if starts.stop <= reached:
+                continue
+            verifier.forget(first)
+            # A head that runs many rounds in one pass runs all of them, and those that do not follow on are dropped.
+            rounds = [_Round(start) for start in starts]
+            going = rounds
+            forward = running.first(starts)
+            while True:
+                judged = [n for n, one in enumerate(going) if not one.rejected and one.position < len(answer)]
+                drawing.draw([going[n] for n in judged], forward.logits[judged])
+                kept = [n for n in judged if len(going[n].tokens) < most and going[n].tokens[-1] not in eos]
+                if not kept:
+                    break
+                going = [going[n] for n in kept]
+                forward = running.further(kept, [one.tokens[-1] for one in going])
+                assert forward.hidden is not None
+                for one, state in zip(going, forward.hidden.cpu(), strict=True):
+                    one.states.append(state)
+            for one in rounds:
+                if one.start == reached:
+                    chosen.append(one)
+                    reached += one.accepted + 1
+    rows = [row for one in chosen for row in one.rows[: len(one.states)]]
+    if not rows:
+        return None
+    numbers = torch.tensor(rows)  # (N, 4)
+    tokens = torch.tensor([token for one in chosen for token in one.tokens[: len(one.states)]])
+    states = torch.stack([state for one in chosen for state in one.states])
+    return RoundTokens(DraftTokens(tokens, numbers[:, 0], numbers[:, 1:]), states)
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round, as it grows.
+
+    Attributes:
+        start: position in the answer.
+        tokens: the draft tokens so far.
+        rows: of each token its acceptance probability, then `DISTRIBUTION_SIGNALS`.
+        states: ``(H,)`` after each token that the draft has read.
+        accepted: how many tokens are accepted.
+    """
+
+    start: int
+    tokens: list[int] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
+    states: list[torch.Tensor] = field(default_factory=list)
+    accepted: int = 0
+
+    @property
+    def rejected(self) -> bool:
+        return self.accepted < len(self.tokens)
+
+    @property
+    def position(self) -> int:
+        """Of the next token."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """Draws the next tokens of rounds, with their verdicts."""
+
+    verifier: ReadText
+    answer: Sequence[int]
+    sampling: Sampling
+    generator: torch.Generator
+
+    def draw(self, rounds: Sequence[_Round], logits: torch.Tensor) -> None:
+        """The next token of B rounds without a rejected token, from the draft's logits ``(B, V)``."""
+        if not rounds:
+            return
+        positions = [one.position for one in rounds]
+        written = torch.tensor([self.answer[position] for position in positions], device=logits.device)
+        if self.sampling.greedy:
+            tokens = logits.argmax(-1)
+            verdicts = tokens == written
+            acceptance = verdicts.float()
+        else:
+            above = self.verifier.probs(positions)  # (B, V)
+            generator = sibling(self.generator, above.device)
+            probs = self.sampling.probs(logits).to(above.device)
+            tokens, verdicts, acceptance = draw_draft_tokens(written.to(above.device), probs, above, generator)
+            tokens = tokens.to(logits.device)
+        columns = [acceptance.to(logits.device), *read_signals(logits, tokens).values()]
+        rows = torch.stack(columns, dim=1).tolist()
+        for one, token, fine, row in zip(rounds, tokens.tolist(), verdicts.tolist(), rows, strict=True):
+            one.tokens.append(token)
+            one.rows.append(row)
+            one.accepted += fine
