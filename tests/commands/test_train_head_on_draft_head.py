@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from checkpoints import llama_config, save_model
 from safetensors import safe_open
-from toy_heads import random_eagle3
+from toy_heads import random_block, random_eagle3
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -15,6 +15,7 @@ from specctl.errors import UsageError
 from specctl.heads import workshop
 from specctl.heads.examples import INDEX, PROMPTS_PER_SHARD, DataFolder
 from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.loading.block_formats import write_dflash
 from specctl.models.loading.eagle_writing import write_eagle3
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
@@ -126,3 +127,23 @@ def test_a_share_of_the_targets_tokens_makes_no_sense(folder: Path, monkeypatch:
     monkeypatch.setattr(workshop, "load_pair", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match="--mix is for draft models"):
         run(*collecting(folder, "mixed", "--mix", "0.2"))
+
+
+def test_one_for_a_head_that_drafts_blocks(folder: Path) -> None:
+    """No state follows the last token of its block, so no example does either."""
+    shape = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8, qk_norm=True)
+    head = random_block(block_size=5, layers=(0, 1), vocabulary=258, shape=shape, spread=0.2)
+    write_dflash(folder / "block", head, verifier="someone/target")
+    drafting = ["--set", f"draft.model={folder / 'block'}"]
+    run(
+        *collecting(folder, "on-blocks", "--signals", "--limit", "12", *drafting, "--set", f"draft.head={folder / 'x'}")
+    )
+    config = json.loads((folder / "on-blocks" / "config.json").read_text())
+    assert (config["hidden_size"], config["reads_signals"]) == (16, True)
+    trace = folder / "blocks.jsonl"
+    more = [*drafting, "--set", f"draft.head={folder / 'on-blocks'}", "--trace", str(trace), "-n", "20", "--json"]
+    run("generate", "-p", str(folder / "pair.toml"), "the moon", *more)
+    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+    predicted = [step["accept_prob"] for round_ in rounds for step in round_["steps"][1:]]
+    assert predicted
+    assert all(0 < each < 1 for each in predicted)
