@@ -1,0 +1,202 @@
+"""Block draft heads: one pass drafts every place of a block (DFlash), and a light head makes it a chain (DSpark)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import Cache
+
+from specctl.models.draft_heads.layers import DecoderLayer, LayerShape, Rotary
+from specctl.models.draft_heads.markov import MARKOV, MarkovKind
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """A block draft head.
+
+    Attributes:
+        shape: of its decoder layers; H is the verifier's hidden size too.
+        layers: the verifier's layers whose states it reads, in the order in which they are concatenated.
+        vocabulary: V, the verifier's.
+        draft_vocabulary: D, how many of the V tokens it can draft.
+        num_layers: its decoder layers.
+        block_size: B, places in a pass, the newest token's own included.
+        mask_token: the id that stands for the tokens to be drafted.
+        from_anchor: whether the newest token's own row predicts the token after it, so that all B rows do (DSpark);
+            else the row of each masked place predicts that place (DFlash).
+        markov: the sequential head; None for rows that are independent of each other.
+        markov_rank: R.
+        confidence: whether it predicts acceptance.
+        confidence_reads_token: whether that prediction reads the sequential head's embedding of the last token too.
+        context: the most tokens it can read.
+    """
+
+    shape: LayerShape
+    layers: tuple[int, ...]
+    vocabulary: int
+    draft_vocabulary: int
+    num_layers: int
+    block_size: int
+    mask_token: int
+    from_anchor: bool = False
+    markov: MarkovKind | None = None
+    markov_rank: int = 0
+    confidence: bool = False
+    confidence_reads_token: bool = False
+    context: int = 2048
+
+    @property
+    def first_row(self) -> int:
+        """The row that predicts the token after the newest one."""
+        return 0 if self.from_anchor else 1
+
+
+class BlockPass(NamedTuple):
+    """What the backbone makes of a block.
+
+    Attributes:
+        logits: ``(B, D)``, before the sequential head adds to them.
+        hidden: ``(B, H)``, what the output layer read.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class BlockHead(nn.Module):
+    """DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
+
+    Its decoder layers read the newest token and B - 1 masks behind it. Queries come from these only; keys and values
+    also from the fused states of all places before (`context_rows`). Inside the block everything attends to everything.
+
+    Args:
+        config: the network.
+        tokens: ``(D,)`` int64, the verifier's id of each draft token; None if D = V.
+        embeddings: the verifier's input embeddings, used as they are and no part of this module; None for embeddings of
+            its own.
+        output: the same for the output layer.
+
+    Attributes:
+        longest: the most tokens that it drafts in one pass.
+        width: H.
+        layers, block_size, num_layers, context: as in the configuration.
+    """
+
+    tokens: torch.Tensor | None
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        tokens: torch.Tensor | None = None,
+        embeddings: nn.Module | None = None,
+        output: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        shape = config.shape
+        self.config = config
+        self.layers, self.width = config.layers, shape.hidden_size
+        self.block_size, self.num_layers, self.context = config.block_size, config.num_layers, config.context
+        self.longest = config.block_size - config.first_row
+        # In tuples, so that they do not become parts of the head.
+        self._embeddings = () if embeddings is None else (embeddings,)
+        self._output = () if output is None else (output,)
+        if embeddings is None:
+            self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
+        self.fc = nn.Linear(len(config.layers) * shape.hidden_size, shape.hidden_size, bias=False)
+        self.hidden_norm = shape.norm()
+        self.rotary = Rotary(shape)
+        self.decoder = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers))
+        self.norm = shape.norm()
+        if output is None:
+            self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocabulary, bias=False)
+        if config.markov is not None:
+            self.markov_head = MARKOV[config.markov](
+                config.vocabulary, config.draft_vocabulary, config.markov_rank, shape.hidden_size
+            )
+        if config.confidence:
+            more = config.markov_rank if config.confidence_reads_token else 0
+            self.confidence = nn.Linear(shape.hidden_size + more, 1)
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    def context_rows(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """The fused states ``(..., H)`` of places whose states are given, ``(..., H)`` for each of ``layers``."""
+        fused: torch.Tensor = self.hidden_norm(self.fc(torch.cat([states[layer] for layer in self.layers], -1)))
+        return fused
+
+    def remember(self, rows: torch.Tensor, positions: torch.Tensor, cache: Cache) -> None:
+        """Write the keys and values of T places, which blocks after them attend to.
+
+        Args:
+            rows: ``(1, T, H)`` of `context_rows`.
+            positions: ``(T,)`` int64, the places.
+            cache: whose layers write where the caller points.
+        """
+        rope = self.rotary(positions)
+        for index, layer in enumerate(self.decoder):
+            cache.update(*layer.self_attn.keys_values(rows, rope), index)  # type: ignore[operator, union-attr]
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(..., H)`` of ids ``(...)``."""
+        found: torch.Tensor = self._embeddings[0](ids) if self._embeddings else self.embed_tokens(ids)
+        return found
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Cache
+    ) -> BlockPass:
+        """Read a block.
+
+        Args:
+            ids: ``(1, B)`` int64, the newest token and masks.
+            positions: ``(B,)`` int64, their places.
+            mask: ``(1, 1, B, S)`` bool, which cached places each attends to; None for all.
+            cache: whose layers write the block's keys and values where the caller points and return all S of them.
+        """
+        rope = self.rotary(positions)
+        states = self.embed(ids)  # (1, B, H)
+        for index, layer in enumerate(self.decoder):
+            states = layer(states, rope, mask, cache, index)
+        hidden = self.norm(states)[0]
+        return BlockPass(self._output[0](hidden) if self._output else self.lm_head(hidden), hidden)
+
+    def blank(self) -> torch.Tensor:
+        """The sequential head's memory ``(R,)`` before a block's first row; R = 0 where there is no such head."""
+        return self.norm.weight.new_zeros(self.config.markov_rank)
+
+    def row(
+        self, base: torch.Tensor, hidden: torch.Tensor, token: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits of one row of the block, given the token before it.
+
+        Args:
+            base: ``(..., D)``, the row of the pass.
+            hidden: ``(..., H)``, its hidden state.
+            token: ``(...)`` int64, the token at the place before the one it predicts.
+            memory: ``(..., R)``, from the row before it, or `blank`.
+
+        Returns:
+            ``(..., V)``, -inf where a smaller draft vocabulary has no token, and the next row's memory ``(..., R)``.
+        """
+        if self.config.markov is not None:
+            bias, memory = self.markov_head(token, hidden, memory)
+            base = base + bias
+        if self.tokens is not None:
+            everything = base.new_full((*base.shape[:-1], self.config.vocabulary), -torch.inf)
+            base = everything.index_copy(-1, self.tokens, base)
+        return base, memory
+
+    def confidence_logit(self, hidden: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """The logit ``(...)`` of c_k, the probability that a row's token is accepted if all before it are.
+
+        It reads the row and the token before it, not the token drawn from the row (arXiv 2607.05147, Eq. 7).
+
+        Args:
+            hidden: ``(..., H)``, the row's hidden state.
+            token: ``(...)`` int64, the token before the one it predicts.
+        """
+        if self.config.confidence_reads_token:
+            embedded = self.markov_head.markov_w1(token)
+            hidden = torch.cat([hidden, embedded.to(hidden.dtype)], -1)
+        found: torch.Tensor = self.confidence(hidden)[..., 0]
+        return found

@@ -1,0 +1,1 @@
+"""Reference data for draft heads, made with the implementations that published them."""
