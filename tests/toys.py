@@ -1,6 +1,6 @@
 """Small stand-ins that tests share: a tabular language model whose law can be enumerated, and random-weight models."""
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from copy import deepcopy
 from functools import cache
 from itertools import accumulate, count, cycle, pairwise
@@ -48,7 +48,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 class TableRunner:
-    """A `Runner` whose next-token logits are looked up by the last two tokens.
+    """A `Runner` whose next-token logits are looked up by the last two tokens; its states are these logits.
 
     ``sequence`` is the text so far as the test knows it (prompt and emitted tokens, kept up to date by the test):
     every call is then checked to continue a prefix of it.
@@ -63,6 +63,7 @@ class TableRunner:
         self.device = torch.device("cpu")
         self._none = logits.shape[-1]
         self._seen: dict[tuple[int, ...], torch.Tensor] = {}
+        self._watched: set[int] = set()
 
     @property
     def length(self) -> int:
@@ -81,7 +82,17 @@ class TableRunner:
         if logits is None:
             rows = [self.table[pair] for pair in pairwise(window)]
             logits = self._seen[window] = torch.stack(rows) if rows else self.table[0, 0, :0].view(0, self._none)
-        return Forward(logits, logits if hidden else None)
+        return Forward(logits, logits if hidden else None, self._states(len(tokens)))
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self._watched |= set(layers)
+
+    def _states(self, count: int) -> dict[int, torch.Tensor] | None:
+        if not self._watched:
+            return None
+        window = (self._none, *self.tokens)[len(self.tokens) - count :]
+        rows = torch.stack([self.table[pair] for pair in pairwise(window)])  # (T, V)
+        return {layer: rows + layer for layer in self._watched}
 
     def rollback(self, length: int) -> None:
         assert length >= 0

@@ -16,7 +16,8 @@ from specctl.decoding.reading import (
     unpack,
 )
 from specctl.decoding.sampling import Sampling, arrivals, sibling
-from specctl.models.running.runner import FusedRunner, Runner
+from specctl.models.running.runner import FusedRunner, Runner, StateReader
+from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round, StopReason
 
@@ -43,7 +44,14 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Drafts blocks; every token carries the distribution it was drawn from."""
+    """Drafts blocks; every token carries the distribution it was drawn from.
+
+    Attributes:
+        witnessed: the places, from the start of the sequence on, whose states it was given; None if it reads none.
+    """
+
+    @property
+    def witnessed(self) -> int | None: ...
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         """Start a new sequence, leaving the caches alone.
@@ -60,6 +68,9 @@ class Drafter(Protocol):
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         """Draft at most ``budget`` tokens after ``sequence``; the cache may hold any shorter prefix of it."""
 
+    def witness(self, start: int, states: States) -> None:
+        """Take the verifier's states of places from ``start`` on, all of them of tokens that stay in the sequence."""
+
     def observe(self, round_: Round) -> None:
         """Adapt to the verified round, and roll the caches back to what was accepted."""
 
@@ -71,7 +82,7 @@ class ModelDrafter:
     """A draft model that drafts until its stopping policy ends the block.
 
     Args:
-        runner: the draft model.
+        runner: the draft model or draft head.
         policy: asked after each token.
         record: signals to record even if the policy does not read them.
         head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
@@ -99,6 +110,7 @@ class ModelDrafter:
             torch.ones(len(DISTRIBUTION_SIGNALS), dtype=torch.float64, device=runner.device) if reads_previous else None
         )
         self._fused = runner if isinstance(runner, FusedRunner) else None
+        self._states = runner if isinstance(runner, StateReader) else None
         # In a fused pass signals cost little, and reading all of them means one pass to compile, whatever the policy.
         reads_all = self._fused is not None or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
@@ -107,6 +119,14 @@ class ModelDrafter:
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
+
+    @property
+    def witnessed(self) -> int | None:
+        return None if self._states is None else self._states.witnessed
+
+    def witness(self, start: int, states: States) -> None:
+        if self._states is not None:
+            self._states.witness(start, states)
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
@@ -132,7 +152,8 @@ class ModelDrafter:
             pending = [step.token]
             return step
 
-        steps, stop = draft_phase(self.policy, budget, self._eos, draw)
+        longest = None if self._states is None else self._states.longest
+        steps, stop = draft_phase(self.policy, budget, self._eos, draw, longest)
         probs = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
         return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold)
 

@@ -6,9 +6,10 @@ import torch
 
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.reading import AcceptancePredictor, Reading, distribution_signals, fetch_rows, step_of
-from specctl.decoding.round import verified_round
+from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling, read_signals, sibling
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
 
@@ -35,7 +36,8 @@ class PreVerifiedDrafter:
         head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
 
     Raises:
-        ValueError: ``accept_prob`` is wanted and there is no head.
+        ValueError: ``accept_prob`` is wanted and there is no head; or the middle model is a draft head, which reads
+            the tokens of a block one after the other and so gains nothing by verifying them.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class PreVerifiedDrafter:
         record: Set[Signal] = frozenset(),
         head: AcceptancePredictor | None = None,
     ) -> None:
+        if isinstance(runner, StateReader):
+            raise ValueError("a draft head cannot verify a draft in one pass")
         self.inner = inner
         self.runner = runner
         self.policy = policy
@@ -69,10 +73,15 @@ class PreVerifiedDrafter:
         self.policy.reset()
         self.inner.begin(sampling, eos, self._generator)
 
+    @property
+    def witnessed(self) -> int | None:
+        return None  # the states that a faster draft head reads are this model's
+
+    def witness(self, start: int, states: States) -> None:
+        """It reads no states."""
+
     def prefill(self, sequence: Sequence[int]) -> None:
-        if pending := sequence[self.runner.length : -1]:
-            self.runner.extend(pending, keep=0)
-        self.inner.prefill(sequence)
+        prefill(self.runner, self.inner, sequence)
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold

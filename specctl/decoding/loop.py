@@ -11,14 +11,6 @@ from specctl.models.running.runner import Runner
 from specctl.records import Round
 
 
-def prefill(target: Runner, drafter: Drafter | None, sequence: Sequence[int]) -> None:
-    """Cache all but the last token of the prompt, so that every round's forward pass is a short one."""
-    if pending := sequence[target.length : -1]:
-        target.extend(pending, keep=0)
-    if drafter is not None:
-        drafter.prefill(sequence)
-
-
 def decode(
     target: Runner,
     drafter: Drafter | None,

@@ -12,6 +12,7 @@ from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.watching import cut_states
 from specctl.records import Round
 
 NOTHING = Draft([], None, (), None)
@@ -19,6 +20,19 @@ NOTHING = Draft([], None, (), None)
 ReadPass = Callable[[Forward, torch.Tensor | None, Sequence[int]], None]
 """Called with the verifier's pass over K draft tokens (K + 1 rows), the distributions ``(K + 1, V)`` behind the verdict
 (None when greedy), and the n tokens that the round emits, whose positions are the first n rows."""
+
+
+def prefill(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]) -> None:
+    """Cache all but the last token of the prompt, so that every round's forward pass is a short one."""
+    if drafter is not None and drafter.witnessed is not None:
+        verifier.rollback(drafter.witnessed)  # it has not seen the states of the places behind
+    start = verifier.length
+    if pending := sequence[start:-1]:
+        forward = verifier.extend(pending, keep=0)
+        if drafter is not None and forward.states is not None:
+            drafter.witness(start, forward.states)
+    if drafter is not None:
+        drafter.prefill(sequence)
 
 
 def verified_round(
@@ -53,8 +67,8 @@ def verified_round(
     began = perf_counter()
     draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
     drafted = perf_counter()
-    count = len(draft.tokens)
-    forward = verifier.extend([*sequence[verifier.length :], *draft.tokens], keep=count + 1, hidden=hidden)
+    count, start = len(draft.tokens), verifier.length
+    forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
     verdict, probs = judge(draft, forward.logits, sampling, generator)
     ended = 0 < count == verdict.accepted and draft.tokens[-1] in eos
     if read is not None:
@@ -75,8 +89,11 @@ def verified_round(
         inner=draft.inner,
         chances=verdict.chances if chances else None,
     )
-    verifier.rollback(len(sequence) + verdict.accepted)
+    end = len(sequence) + verdict.accepted
+    verifier.rollback(end)
     if drafter is not None:
+        if (states := cut_states(forward.states, slice(end - start))) is not None:
+            drafter.witness(start, states)
         drafter.observe(round_)
     return round_
 

@@ -7,7 +7,11 @@ from specctl.records import DraftStep, Round, StopReason
 
 
 def draft_phase(
-    policy: StoppingPolicy, budget: int, eos: Set[int], draft_token: Callable[[int], DraftStep]
+    policy: StoppingPolicy,
+    budget: int,
+    eos: Set[int],
+    draft_token: Callable[[int], DraftStep],
+    longest: int | None = None,
 ) -> tuple[list[DraftStep], StopReason]:
     """Draft tokens until the policy, its limit, the budget or an end-of-sequence token stops the phase.
 
@@ -18,11 +22,12 @@ def draft_phase(
         budget: the most tokens that may be drafted.
         eos: ids that end the sequence.
         draft_token: returns the draft token at a position of the round; called once per position, in order from 1.
+        longest: the most tokens that the draft can write in a round; None for any number.
 
     Returns:
         The tokens to verify, and why drafting stopped.
     """
-    limit = policy.draft_limit()
+    limit = policy.draft_limit() if longest is None else min(policy.draft_limit(), longest)
     steps: list[DraftStep] = []
     for index in range(1, min(limit, budget) + 1):
         step = draft_token(index)

@@ -9,7 +9,8 @@ from toys import STOPPING, Replays, noisy_copy, random_head, random_model, seede
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode, prefill
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter, warm_up
 from specctl.models.loading.pair import load_pair

@@ -8,7 +8,8 @@ from toys import FAMILIES, STOPPING, WINDOW, noisy_copy, random_head, random_mod
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode, prefill
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import EagerRunner
 from specctl.policies import POLICIES

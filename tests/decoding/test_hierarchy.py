@@ -20,7 +20,8 @@ from toys import (
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.loop import decode, prefill
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import EagerRunner
 from specctl.policies import StoppingPolicy

@@ -1,6 +1,6 @@
 """A session that keeps its caches reads only what is new in a prompt, and writes what a fresh session writes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 import torch
@@ -49,6 +49,9 @@ class Counting:
         if not keep:
             self.read_ahead.append(len(tokens))
         return self.runner.extend(tokens, keep, hidden=hidden)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self.runner.watch(layers)
 
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from toys import EOS, Script, TableRunner, assert_raw_signals, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode, prefill
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import build_drafter
 from specctl.models.loading.pair import Pair

@@ -21,7 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode, prefill
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.cache import cannot_go_back
 from specctl.models.running.runner import EagerRunner

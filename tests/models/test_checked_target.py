@@ -10,7 +10,8 @@ from toys import noisy_copy, random_model
 from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode, prefill
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.running.checked import CheckedRunner

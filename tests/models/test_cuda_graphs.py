@@ -5,8 +5,9 @@ import torch
 from toys import noisy_copy, random_head, random_model, seeded
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode, prefill
+from specctl.decoding.loop import decode
 from specctl.decoding.reading import Reader
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, arrivals
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.graph import CudaCapture, GraphRunner

@@ -10,12 +10,13 @@ from transformers import Cache
 
 
 class ChainPass(NamedTuple):
-    """What a chain head makes of T tokens.
+    """What a chain head makes of the last tokens that it read.
 
     Attributes:
-        logits: ``(T, V)`` over the verifier's vocabulary; -inf where a smaller draft vocabulary has no token.
-        hidden: ``(T, H)`` what the output layer read, for acceptance heads.
-        rows: ``(T, H)`` the recursion: the row to read with the next token where the verifier's state is not known.
+        logits: ``(keep, V)`` of the last tokens, over the verifier's vocabulary; -inf where a smaller draft vocabulary
+            has no token.
+        hidden: ``(keep, H)`` what the output layer read, for acceptance heads.
+        rows: ``(keep, H)`` the recursion: the row to read with the next token where the verifier's state is not known.
     """
 
     logits: torch.Tensor
@@ -47,7 +48,13 @@ class ChainHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        keep: int = 0,
     ) -> ChainPass:
         """Read T tokens in one pass.
 
@@ -57,4 +64,5 @@ class ChainHead(nn.Module, ABC):
             positions: ``(T,)`` int64, p.
             mask: ``(1, 1, T, S)`` bool, which of the S cached tokens each token attends to.
             cache: whose layers write the T keys and values where the caller points and return all S of them.
+            keep: how many of the last tokens need logits; 0 for all.
         """

@@ -143,13 +143,19 @@ class Eagle3Head(ChainHead):
         return self.lm_head(normed), normed, normed if self.config.norm_output else states
 
     def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        keep: int = 0,
     ) -> ChainPass:
         rope = self.rotary(positions)
         states = self.first(self.embed(ids), rows, rope, mask, cache)
         for index, layer in enumerate(self.further, start=1):
             states = layer(states, rope, mask, cache, index)
-        logits, hidden, further = self.output(states[0])
+        logits, hidden, further = self.output(states[0, -keep:])
         if self.tokens is not None:
             everything = logits.new_full((logits.shape[0], self.config.vocabulary), -torch.inf)
             logits = everything.index_copy(1, self.tokens, logits)

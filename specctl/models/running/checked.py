@@ -1,6 +1,6 @@
 """A target that is compared once with a fresh read of the same text, after its first rejected token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -52,6 +52,9 @@ class CheckedRunner:
         if self._went_back and self.difference is None and keep:
             self._compare(found.logits)
         return found
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self.runner.watch(layers)
 
     def rollback(self, length: int) -> None:
         self._went_back |= 0 < length < self.runner.length

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 Pass = Callable[..., Any]
-_ARGUMENTS = ("ids", "positions", "slots", "arrivals", "previous")
-"""Names of a pass's arguments in `StaticRunner`."""
+_ARGUMENTS = ("ids", "positions", "slots", "rows", "arrivals", "previous")
+"""Names of the arguments of a pass over fixed buffers."""
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -51,15 +51,21 @@ class Compiler:
         self._failed = False
 
     def compiled(
-        self, step: Pass, given: Sequence[torch.Tensor | None], buffers: Sequence[torch.Tensor], single: bool
+        self,
+        step: Pass,
+        given: Sequence[torch.Tensor | None],
+        buffers: Sequence[torch.Tensor],
+        single: bool,
+        rows: Sequence[torch.Tensor | None] = (),
     ) -> Pass:
         """``step`` compiled, for every length of sequence and capacity of the cache; ``step`` itself where that fails.
 
         Args:
             step: gives the same when repeated, as it is here with ``given``.
-            given: arguments of the current pass: ids ``(1, T)``, positions ``(T,)``, slots ``(S,)``, and a reader's.
+            given: arguments of the current pass: ids ``(1, T)``, positions ``(T,)``, slots ``(S,)``, and further ones.
             buffers: keys and values ``(1, heads, capacity, head_dim)`` that the pass writes to.
             single: whether T is always 1; otherwise it is any greater number.
+            rows: those of the further arguments that are ``(T, H)``.
         """
         if self._failed:
             return step
@@ -68,7 +74,7 @@ class Compiler:
         ids, positions, slots = given[:3]
         sizes = [(slots, 0), *((buffer, 2) for buffer in buffers)]
         if not single:
-            sizes += [(ids, 1), (positions, 0)]
+            sizes += [(ids, 1), (positions, 0), *((tensor, 0) for tensor in rows)]
         for tensor, dimension in sizes:
             torch._dynamo.mark_dynamic(tensor, dimension)
         try:

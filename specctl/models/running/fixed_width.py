@@ -1,10 +1,10 @@
 """Passes of one shape only, so that a token's logits never depend on how many others are verified with it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-import torch
-
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Forward, Runner, joined
+from specctl.models.running.watching import cut_states
 
 WIDTH = 16
 
@@ -37,22 +37,30 @@ class FixedWidthRunner:
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """As in `Runner`; every pass costs a whole block, and tokens in several blocks cost a pass for each."""
         self._tokens.extend(tokens)
-        end = len(self._tokens)
+        begin, end = len(self._tokens) - len(tokens), len(self._tokens)
         if not keep:
-            return self.runner.extend(self._tokens[self.runner.length :], keep=0, hidden=hidden)
+            read = self.runner.length
+            found = self.runner.extend(self._tokens[read:], keep=0, hidden=hidden)
+            return replace(found, states=cut_states(found.states, slice(begin - read, None)))
         first = (end - keep) // self.width * self.width
         self.runner.rollback(first)
-        if before := self._tokens[self.runner.length : first]:
-            self.runner.extend(before, keep=0)
-        blocks = [self._block(start, end, hidden) for start in range(first, end, self.width)]
+        read = self.runner.length
+        parts = [self.runner.extend(self._tokens[read:first], keep=0, hidden=hidden)] if read < first else []
+        parts += [self._block(start, end, hidden) for start in range(first, end, self.width)]
         self.runner.rollback(end)
-        kept = slice(end - keep - first, end - first)
-        states = [block.hidden for block in blocks if block.hidden is not None]
-        return Forward(torch.cat([block.logits for block in blocks])[kept], torch.cat(states)[kept] if hidden else None)
+        found, kept = joined(parts), slice(end - keep - first, end - first)
+        return Forward(
+            found.logits[kept],
+            None if found.hidden is None else found.hidden[kept],
+            cut_states(found.states, slice(begin - read, end - read)),
+        )
 
     def _block(self, start: int, end: int, hidden: bool) -> Forward:
         block = self._tokens[start : min(end, start + self.width)]
         return self.runner.extend([*block, *[0] * (self.width - len(block))], keep=self.width, hidden=hidden)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self.runner.watch(layers)
 
     def rollback(self, length: int) -> None:
         del self._tokens[length:]

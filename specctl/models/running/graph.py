@@ -1,7 +1,7 @@
 """The static runner with every pass captured as a CUDA graph and replayed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.running.compilation import Compiler
+from specctl.models.running.fixed_buffers import FixedBufferRunner, PassKind
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.static import PassKind, StaticRunner
+from specctl.models.running.static import StaticRunner
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
@@ -35,7 +36,7 @@ class Captured:
 
     Attributes:
         ids, positions: ``(1, T)`` and ``(T,)`` int64.
-        more: a reader's arguments.
+        more: further arguments.
         replay: runs the pass; the next replay overwrites its results.
     """
 
@@ -69,39 +70,35 @@ class CudaCapture:
         return replay
 
 
-class GraphRunner(StaticRunner):
-    """A `StaticRunner` that captures each class of pass when it first runs and replays it from then on.
+class Capturing(FixedBufferRunner):
+    """A runner over fixed buffers that captures each class of pass when it first runs and replays it from then on.
 
     A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
     nothing attends to it and later tokens overwrite it. A span is a number of slots that covers the sequence; those
     ahead of a token are masked. A draft step is captured with its reader, so that a draft token and its signals are
     one replay and one small transfer; the draw's randomness and the previous numbers are copied in before a replay.
-
-    Args:
-        model: one without an `obstacle`.
-        vocabulary: as for `EagerRunner`.
-        capture: `CudaCapture`, or a stand-in for it.
-        name: the model's, in messages.
-        compiler: compiles passes before they are captured; None to capture them uncompiled.
-        notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
-        progress: called with what is being captured.
     """
 
     _slack = WIDEST
 
-    def __init__(
+    _capture: Capture | None = None
+
+    def capture_with(
         self,
-        model: PreTrainedModel,
-        vocabulary: int,
         capture: Capture,
-        *,
         name: str = "the model",
-        compiler: Compiler | None = None,
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(model, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
-        self._capture: Capture | None = capture
+        """Capture passes from now on.
+
+        Args:
+            capture: `CudaCapture`, or a stand-in for it.
+            name: the network's, in messages.
+            notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
+            progress: called with what is being captured.
+        """
+        self._capture = capture
         self._captured: dict[tuple[PassKind, int], Captured] = {}
         self._name, self._notice, self._progress = name, notice, progress
         self._seconds = 0.0
@@ -123,7 +120,7 @@ class GraphRunner(StaticRunner):
         if self._capture is None or not self._layers[0].is_initialized:
             return super()._run(kind, tokens, *given)
         width = width_class(len(tokens))
-        kind = PassKind(width, kind.hidden, kind.reader)
+        kind = replace(kind, width=width)
         span = min(span_class(self.length + width), self.context + WIDEST)
         self._reserve(span)
         captured = self._captured.get((kind, span)) or self._new(kind, span, given)
@@ -136,11 +133,9 @@ class GraphRunner(StaticRunner):
         captured.positions.copy_(self._slots[self.length : self.length + width])
         for argument, value in zip(captured.more, given, strict=True):
             if argument is not None and value is not None:
-                argument.copy_(value)
-        first, second = captured.replay()
-        if kind.reader is None:
-            first, second = first[: len(tokens)], None if second is None else second[: len(tokens)]
-        return first.clone(), None if second is None else second.clone()
+                argument[: len(value)].copy_(value)  # rows of padding stay as they are
+        kept = slice(None) if kind.reader is not None else slice(len(tokens))
+        return [_copied(result, kept) for result in captured.replay()]
 
     def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | None]) -> Captured | None:
         """Capture a class of pass at the end of the sequence; None if that fails, and then for every later pass."""
@@ -150,7 +145,9 @@ class GraphRunner(StaticRunner):
         began = perf_counter()
         ids = torch.zeros(1, kind.width, dtype=torch.int64, device=self.device)
         positions = self._slots[self.length : self.length + kind.width].clone()
-        more = tuple(None if value is None else value.clone() for value in given)
+        more = [None if value is None else value.clone() for value in given]
+        if kind.reads_rows and (rows := more[0]) is not None:
+            more[0] = torch.cat([rows, rows[-1:].expand(kind.width - len(rows), -1)])  # (width, H)
         slots = self._slots[:span]
         try:
             replay = self._capture(lambda: self._best(kind, ids, positions, slots, *more))
@@ -162,7 +159,7 @@ class GraphRunner(StaticRunner):
             return None
         finally:
             self._seconds += perf_counter() - began
-        captured = self._captured[kind, span] = Captured(ids, positions, more, replay)
+        captured = self._captured[kind, span] = Captured(ids, positions, tuple(more), replay)
         return captured
 
     def _reserve(self, tokens: int) -> None:
@@ -170,3 +167,38 @@ class GraphRunner(StaticRunner):
         super()._reserve(tokens)
         if self._capacity != before:
             self._captured.clear()  # captured passes write to the old buffers
+
+
+def _copied(result: Any, kept: slice) -> Any:
+    """Some rows of a result, where the next replay does not overwrite them."""
+    if isinstance(result, dict):
+        return {name: _copied(value, kept) for name, value in result.items()}
+    return None if result is None else result[kept].clone()
+
+
+class GraphRunner(Capturing, StaticRunner):
+    """A `StaticRunner` with its passes captured.
+
+    Args:
+        model: one without an `obstacle`.
+        vocabulary: as for `EagerRunner`.
+        capture: `CudaCapture`, or a stand-in for it.
+        name: the model's, in messages.
+        compiler: compiles passes before they are captured; None to capture them uncompiled.
+        notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
+        progress: called with what is being captured.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocabulary: int,
+        capture: Capture,
+        *,
+        name: str = "the model",
+        compiler: Compiler | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(model, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
+        self.capture_with(capture, name, notice, progress)

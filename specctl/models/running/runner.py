@@ -1,6 +1,6 @@
 """One causal language model and its KV cache, for one sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from specctl.models.running.cache import cache_argument, empty_cache, trims_from
 from specctl.models.running.masks import MaskMaker, attends_to_everything
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
+from specctl.models.running.watching import LayerWatch, States, joined_states
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
@@ -24,10 +25,12 @@ class Forward:
     Attributes:
         logits: ``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary.
         hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
+        states: of all tokens of the pass, for the layers that are watched; None if none is.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
+    states: States | None = None
 
 
 class TokenReader(Protocol):
@@ -82,6 +85,45 @@ class Runner(Protocol):
         """Drop all but the first ``length`` tokens; no effect if fewer are cached.
 
         A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards.
+        """
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """Give the states of these layers with every later pass of `extend`, besides those watched already.
+
+        Args:
+            layers: i for the input of decoder layer i, -1 for the last state after the final norm.
+
+        Raises:
+            IndexError: the model has no such layer.
+        """
+
+
+@runtime_checkable
+class StateReader(Runner, Protocol):
+    """A `Runner` that reads its verifier's states: a draft head.
+
+    Where the state of the place before a token is not known, it reads its own output in its stead. A rollback goes
+    back to what came from the verifier's states, so that what it drafts does not depend on earlier rounds.
+
+    Attributes:
+        layers: the layers of the verifier that it reads.
+        witnessed: W, the first W places of the sequence are those whose states it was given.
+        longest: the most tokens that it can draft in a round; None for any number.
+    """
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def witnessed(self) -> int: ...
+
+    @property
+    def longest(self) -> int | None: ...
+
+    def witness(self, start: int, states: States) -> None:
+        """Take the verifier's states of places from ``start`` on, which is at most W; those known already are ignored.
+
+        Only places that stay in the sequence may be given.
         """
 
 
@@ -142,6 +184,7 @@ class EagerRunner:
         self._begin()
         self._trims_from = trims_from(self._cache)
         self._masks = MaskMaker(model)
+        self._watch = LayerWatch(model)
         self.holds_everything = attends_to_everything(model)
         """Whether every layer keeps the whole sequence, which `extend_branches` requires."""
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
@@ -187,7 +230,10 @@ class EagerRunner:
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
         logits = output.logits[0, kept, : self._vocabulary]
-        return Forward(logits, output.hidden_states[-1][0, kept] if hidden else None)
+        return Forward(logits, output.hidden_states[-1][0, kept] if hidden else None, self._watch.take())
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self._watch.watch(layers)
 
     def extend_branches(
         self, tokens: Sequence[int], starts: Sequence[int], step: int, *, hidden: bool = False
@@ -243,4 +289,8 @@ class EagerRunner:
 def joined(parts: Sequence[Forward]) -> Forward:
     """The rows of several passes as one."""
     hidden = [part.hidden for part in parts if part.hidden is not None]
-    return Forward(torch.cat([part.logits for part in parts]), torch.cat(hidden) if hidden else None)
+    return Forward(
+        torch.cat([part.logits for part in parts]),
+        torch.cat(hidden) if hidden else None,
+        joined_states([part.states for part in parts]),
+    )

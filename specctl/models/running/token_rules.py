@@ -4,8 +4,8 @@ transformers' own logits processors apply them. Each rule here depends on the te
 so the target's distribution at a position is the same in target-only decoding and in a verification.
 """
 
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -154,7 +154,10 @@ class RuledRunner:
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self._text += tokens
         found = self.runner.extend(tokens, keep, hidden=hidden)
-        return Forward(self._rules.apply(found.logits, self._text), found.hidden)
+        return replace(found, logits=self._rules.apply(found.logits, self._text))
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self.runner.watch(layers)
 
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)

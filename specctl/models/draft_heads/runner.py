@@ -1,0 +1,187 @@
+"""A chain head as a runner: it reads its verifier's states, and its own output where there are none yet."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.witnessed_rows import WitnessedRows
+from specctl.models.running.compilation import Compiler
+from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
+from specctl.models.running.graph import SHORTEST, Capture, Capturing
+from specctl.models.running.masks import WIDEST
+from specctl.models.running.runner import Forward, TokenReader
+from specctl.models.running.watching import States
+
+
+class HeadRunner(FixedBufferRunner):
+    """A `StateReader` over preallocated buffers, uncompiled or compiled.
+
+    The token at position p is read with the row of place p - 1. Tokens whose rows are known run in one pass; each
+    token after them takes a pass of its own, over the row that the pass before it gave. The first token of a sequence
+    has no place before it: it is read with zeros, and no other token attends to it.
+
+    Args:
+        head: in eval mode, on one device.
+        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+        capacity: tokens to make room for at first.
+        compiler: compiles each kind of pass when it first runs; None to run uncompiled.
+    """
+
+    longest: int | None = None
+
+    def __init__(
+        self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
+    ) -> None:
+        weights = next(head.parameters())
+        super().__init__(
+            head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
+        )
+        self._head = head
+        self._rows = WitnessedRows(head.width, weights.device, weights.dtype)
+        self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
+        self._own = torch.zeros(1, head.width, device=weights.device, dtype=weights.dtype)  # (1, H)
+        self._own_after = 0  # how many tokens had been read when the head wrote that row
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._head.layers
+
+    @property
+    def witnessed(self) -> int:
+        return self._rows.count
+
+    def witness(self, start: int, states: States) -> None:
+        known = self._rows.count - start
+        fresh = {layer: states[layer][known:].to(self._own) for layer in self.layers}  # (T, D)
+        if len(fresh[self.layers[0]]):
+            with torch.inference_mode():
+                self._rows.append(self._head.fuse(fresh))
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """Raises IndexError: nothing reads a draft head's states."""
+        if set(layers):
+            raise IndexError("a draft head has no states that another could read")
+
+    def rollback(self, length: int) -> None:
+        self.length = self._true = min(self._true, length)
+        self._rows.rollback(length, needed=self.length - 1)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        self._reserve(self.length + len(tokens))
+        logits: list[torch.Tensor] = []
+        states: list[torch.Tensor] = []
+        done = 0
+        with torch.inference_mode():
+            while done < len(tokens):
+                some = tokens[done : done + max(1, self._rows.count + 1 - self.length)]
+                done += len(some)
+                wanted = max(0, keep - (len(tokens) - done))
+                for part, last in self._read_known(some, wanted, hidden):
+                    logits.append(part)
+                    states += [] if last is None else [last]
+        kept = slice(-keep, None) if keep else slice(0)
+        whole = torch.cat(logits) if logits else torch.empty(0, self.vocabulary, device=self.device)
+        return Forward(whole[kept], torch.cat(states)[kept] if hidden else None)
+
+    def read(
+        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As in `StaticRunner`."""
+        self._reserve(self.length + 1)
+        kind = PassKind(1, reader.hidden, reader, reads_rows=True)
+        with torch.inference_mode():
+            values, probs, own = self._run(kind, [token], self._next_rows(1), arrivals, previous)
+        self._advance(1, own)
+        return values, probs
+
+    def _read_known(
+        self, tokens: Sequence[int], keep: int, hidden: bool
+    ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Read tokens whose rows are known, or a single one; logits and hidden states of at least the last ``keep``."""
+        rows = self._next_rows(len(tokens))  # (T, H)
+        if len(tokens) <= WIDEST:
+            logits, last, own = self._run(PassKind(width_of(tokens), hidden, reads_rows=True), tokens, rows)
+            self._advance(len(tokens), own)
+            return [(logits, last)]
+        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        own = rows
+        for piece, positions, slots in self._pieces(len(tokens)):
+            ids = torch.tensor([tokens[piece]], device=self.device)
+            after = len(tokens) - piece.stop
+            wanted = max(1, min(keep - after, ids.shape[1]))
+            step = self._pass(PassKind(0, hidden, reads_rows=True), keep=wanted)
+            logits, last, own = step(ids, positions, slots, rows[piece])
+            if keep > after:
+                found.append((logits, last))
+        self._advance(len(tokens), own)
+        return found
+
+    def _next_rows(self, count: int) -> torch.Tensor:  # (count, H)
+        """The rows to read the next tokens with."""
+        if self.length <= self._rows.count:
+            return self._rows.of(self.length - 1, count).clone()  # a view would be compiled separately
+        return self._own if self._own_after == self.length else torch.zeros_like(self._own)
+
+    def _advance(self, count: int, own: torch.Tensor) -> None:
+        """Count tokens as read; ``own`` are the rows ``(T, H)`` that the head wrote after them."""
+        if self._true == self.length <= self._rows.count:
+            self._true += count
+            self._rows.forget_read(self.length)
+        self.length += count
+        self._own, self._own_after = own[-1:], self.length
+
+    def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
+        """As in `FixedBufferRunner`; the third result is the rows ``(T, H)`` that the head wrote."""
+
+        def logits_of(
+            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+            self._cursor.positions, self._cursor.span = positions, slots.shape[0]
+            known = positions.clamp_max(self.context - 1) if self._slack else positions
+            column = positions[:, None]  # (T, 1)
+            mask = (slots <= column) & ((slots > 0) | (column == 0))  # (T, S)
+            found = self._head(ids, rows[None], known, mask[None, None], self._cache, keep)
+            return found.logits[:, : self.vocabulary], found.hidden if kind.hidden else None, found.rows
+
+        reader = kind.reader
+        if reader is None:
+            return logits_of
+
+        def reading_of(
+            ids: torch.Tensor,
+            positions: torch.Tensor,
+            slots: torch.Tensor,
+            rows: torch.Tensor,
+            arrivals: torch.Tensor | None,
+            previous: torch.Tensor | None,
+        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+            logits, hidden, own = logits_of(ids, positions, slots, rows)
+            values, probs = reader(logits[0], arrivals, None if hidden is None else hidden[0], previous)
+            return values, probs, own
+
+        return reading_of
+
+
+class GraphHeadRunner(Capturing, HeadRunner):
+    """A `HeadRunner` with its passes captured.
+
+    Args:
+        head, vocabulary, compiler: as for `HeadRunner`.
+        capture, name, notice, progress: as for `GraphRunner`.
+    """
+
+    def __init__(
+        self,
+        head: ChainHead,
+        vocabulary: int,
+        capture: Capture,
+        *,
+        name: str = "the draft head",
+        compiler: Compiler | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(head, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
+        self.capture_with(capture, name, notice, progress)

@@ -1,0 +1,86 @@
+"""The hidden states of a model's layers, caught while it runs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+States = Mapping[int, torch.Tensor]
+"""``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm."""
+LAST = -1
+
+
+class LayerWatch:
+    """Catches what enters a model's decoder layers, and what leaves the last of them after the final norm.
+
+    It hooks into the layers: the lists of hidden states that transformers returns on request mean different layers in
+    different versions of it, and cannot be traced by torch.compile.
+
+    Args:
+        model: with decoder layers; other models can be watched at -1 alone.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._caught: dict[int, torch.Tensor] = {}  # (1, T, D) each
+        self._layers: set[int] = set()
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """Catch these layers too, from the next pass on.
+
+        Raises:
+            IndexError: the model has no such layer.
+        """
+        for layer in sorted(set(layers) - self._layers):
+            if layer == LAST:
+                decoder(self._model).register_forward_hook(self._keep_last)
+            else:
+                decoder_layers(self._model)[layer].register_forward_pre_hook(
+                    partial(self._keep, layer), with_kwargs=True
+                )
+            self._layers.add(layer)
+
+    def take(self) -> dict[int, torch.Tensor] | None:
+        """The states ``(T, D)`` of all tokens of the last pass, by layer; None if no layer is watched."""
+        return {layer: states[0] for layer, states in self._caught.items()} if self._layers else None
+
+    def _keep(self, layer: int, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._caught[layer] = given[0] if given else named["hidden_states"]
+
+    def _keep_last(self, _: nn.Module, __: Any, output: Any) -> None:
+        self._caught[LAST] = output[0]
+
+
+def decoder(model: PreTrainedModel) -> nn.Module:
+    """The part of a causal language model between its embeddings and its output layer, both norms included."""
+    found = model.get_decoder()  # type: ignore[no-untyped-call]
+    return found if found is not None and found is not model else model.base_model
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """A model's decoder layers in order.
+
+    Raises:
+        IndexError: it keeps them in no list of their own.
+    """
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    for part in decoder(model).modules():
+        if isinstance(part, nn.ModuleList) and len(part) == depth:
+            return part
+    raise IndexError(f"{type(model).__name__} has no list of its {depth} decoder layers")
+
+
+def joined_states(parts: Sequence[States | None]) -> dict[int, torch.Tensor] | None:
+    """The states of consecutive passes as those of one; None where a pass has none."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    return {layer: torch.cat([part[layer] for part in known]) for layer in known[0]}
+
+
+def cut_states(states: States | None, rows: slice) -> dict[int, torch.Tensor] | None:
+    """Some of the tokens' states."""
+    return None if states is None else {layer: rows_of[rows] for layer, rows_of in states.items()}
