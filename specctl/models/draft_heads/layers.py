@@ -32,7 +32,8 @@ class LayerShape:
         head_dim: d.
         norm_eps: of every RMSNorm.
         activation: a name of transformers' activations.
-        attention_bias: whether the projections of attention have biases.
+        qkv_bias: whether the projections to queries, keys and values have biases.
+        output_bias: whether attention's output projection has one.
         mlp_bias: whether those of the gated network have.
         qk_norm: whether queries and keys go through an RMSNorm over d before they are rotated (Qwen3).
         rope: ``rope_parameters`` as in transformers' configurations.
@@ -46,7 +47,8 @@ class LayerShape:
     head_dim: int
     norm_eps: float = 1e-6
     activation: str = "silu"
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
@@ -78,16 +80,15 @@ class Rotary(nn.Module):
                 f"Those that are: {', '.join(sorted(FIXED_FREQUENCIES))}.",
             )
         try:
-            made = LlamaRotaryEmbedding(
-                LlamaConfig(
-                    hidden_size=shape.heads * shape.head_dim,
-                    num_attention_heads=shape.heads,
-                    num_key_value_heads=shape.kv_heads,
-                    head_dim=shape.head_dim,
-                    max_position_embeddings=shape.max_positions,
-                    rope_parameters=dict(shape.rope),
-                )
+            config = LlamaConfig(
+                hidden_size=shape.heads * shape.head_dim,
+                num_attention_heads=shape.heads,
+                head_dim=shape.head_dim,
+                max_position_embeddings=shape.max_positions,
+                rope_parameters=dict(shape.rope),
             )
+            with torch.device("cpu"):  # a head may be made on the meta device, and no file holds frequencies
+                made = LlamaRotaryEmbedding(config)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"The rotary embedding {dict(shape.rope)} is incomplete ({error}).") from error
         self.register_buffer("frequencies", made.inv_freq.float(), persistent=False)
@@ -125,10 +126,10 @@ class Attention(nn.Module):
         super().__init__()
         reads = reads or shape.hidden_size
         self.head_dim = shape.head_dim
-        self.q_proj = nn.Linear(reads, shape.heads * shape.head_dim, bias=shape.attention_bias)
-        self.k_proj = nn.Linear(reads, shape.kv_heads * shape.head_dim, bias=shape.attention_bias)
-        self.v_proj = nn.Linear(reads, shape.kv_heads * shape.head_dim, bias=shape.attention_bias)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden_size, bias=shape.attention_bias)
+        self.q_proj = nn.Linear(reads, shape.heads * shape.head_dim, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(reads, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(reads, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden_size, bias=shape.output_bias)
         if shape.qk_norm:
             self.q_norm, self.k_norm = shape.norm(shape.head_dim), shape.norm(shape.head_dim)
         self._grouped = shape.heads != shape.kv_heads

@@ -1,0 +1,82 @@
+"""EAGLE-1: a decoder layer over the verifier's last states, read out by its own output layer (arXiv 2401.15077)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, linear
+from transformers import Cache
+
+from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.layers import DecoderLayer, LayerShape, Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle1Config:
+    """An EAGLE-1 network; EAGLE-2's weights are such a network too, drafted with differently (arXiv 2406.16858).
+
+    Attributes:
+        shape: of its layers, H the width of the verifier's states.
+        vocabulary: V, the verifier's.
+        num_layers: its decoder layers; the first has no norm before attention.
+        fc_bias: whether the layer that joins embedding and state has a bias.
+        context: the most tokens it can read.
+    """
+
+    shape: LayerShape
+    vocabulary: int
+    num_layers: int = 1
+    fc_bias: bool = True
+    context: int = 2048
+
+
+class Eagle1Head(ChainHead):
+    """An EAGLE-1 draft head: ``h = fc(cat(E[x_p], f_(p-1)))``, then the layers, whose output stands for f_p.
+
+    Args:
+        config: the network.
+        unembedding: the verifier's output layer ``(H -> V)``, whose weight and bias are used as they are, neither
+            trained nor saved nor moved with the head.
+        embeddings: the verifier's input embeddings ``(V, H)``, likewise; None for embeddings of its own.
+    """
+
+    layers: tuple[int, ...]
+
+    def __init__(self, config: Eagle1Config, unembedding: nn.Module, embeddings: nn.Module | None = None) -> None:
+        super().__init__()
+        shape = config.shape
+        self.config = config
+        self.layers, self.width = (-1,), shape.hidden_size
+        self.num_layers, self.context = config.num_layers, config.context
+        # In tuples, so that they do not become parts of the head. Their forward methods are not called either: hooks
+        # on the verifier's output layer keep its last states.
+        self._unembedding = (unembedding,)
+        self._shared = () if embeddings is None else (embeddings,)
+        if embeddings is None:
+            self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=config.fc_bias)
+        self.rotary = Rotary(shape)
+        self.blocks = nn.ModuleList(DecoderLayer(shape, normed=index > 0) for index in range(config.num_layers))
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(..., H)`` of ids ``(...)``; see `Eagle3Head.embed`."""
+        weight = self._shared[0].weight if self._shared else self.embed_tokens.weight
+        return embedding(ids, weight)  # type: ignore[arg-type]
+
+    def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        return states[-1]
+
+    def output(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits ``(..., V)`` of the last layer's output ``(..., H)``, by the verifier's output layer."""
+        (layer,) = self._unembedding
+        return linear(rows, layer.weight, layer.bias)  # type: ignore[arg-type]
+
+    def forward(
+        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+    ) -> ChainPass:
+        rope = self.rotary(positions)
+        states = self.fc(torch.cat([self.embed(ids), rows], -1))  # (1, T, H)
+        for index, block in enumerate(self.blocks):
+            states = block(states, rope, mask, cache, index)
+        return ChainPass(self.output(states[0]), states[0], states[0])
