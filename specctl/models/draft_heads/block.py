@@ -193,10 +193,13 @@ class BlockHead(nn.Module):
 
         Args:
             hidden: ``(..., H)``, the row's hidden state.
-            token: ``(...)`` int64, the token before the one it predicts.
+            token: ``(...)`` int64, the token at the place before the one it predicts.
         """
         if self.config.confidence_reads_token:
-            embedded = self.markov_head.markov_w1(token)
-            hidden = torch.cat([hidden, embedded.to(hidden.dtype)], -1)
+            hidden = torch.cat([hidden, self.markov_head.markov_w1(token)], -1)
         found: torch.Tensor = self.confidence(hidden)[..., 0]
         return found
+
+    def accept_prob(self, hidden: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """c_k ``(...)`` float32; see `confidence_logit`."""
+        return self.confidence_logit(hidden, token).float().sigmoid()

@@ -1,185 +1,232 @@
 """A block draft head as a runner: one pass for a block, then a row of it for each token drawn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
-from transformers import Cache
 
-from specctl.models.draft_heads.block import BlockHead, BlockPass
-from specctl.models.running.cache import Cursor, FixedLayer
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.running.compilation import Compiler
+from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
+from specctl.models.running.graph import SHORTEST, Capture, Capturing
+from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import Forward, TokenReader
+from specctl.models.running.watching import States
 
-SPARE = 256
 
-
-class BlockRunner:
-    """Runs a `BlockHead` as a draft model over one sequence.
+class BlockRunner(FixedBufferRunner):
+    """A `StateReader` over preallocated buffers, uncompiled or compiled.
 
     Tokens of places whose states were witnessed are not read: the keys and values of these places come from the states.
-    The last token of the first `extend` after a rollback, or a token that is read first, is the block's anchor; its
-    pass drafts the whole block, and every token fed after it moves to the next row. A place before the anchor without a
-    witnessed state is missing from what the block attends to, and all other places keep their true positions.
-
-    Buffers stay at their addresses until a sequence outgrows them: slots 0 to B - 1 hold the block, slot B + p place p.
+    The first token after a rollback whose logits are asked for is the block's anchor. Its pass drafts the whole block,
+    and every token fed after it moves to the next row. A place before the anchor without a witnessed state is missing
+    from what the block attends to; all other places keep their true positions.
 
     Args:
         head: in eval mode, on one device.
-        vocabulary: the pair's shared real vocabulary V; logits beyond it are cut off.
-        capacity: places to make room for at first.
+        vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
+        capacity: tokens to make room for at first.
+        compiler: compiles each kind of pass when it first runs; None to run uncompiled.
 
     Attributes:
-        length: tokens fed.
+        longest: rows of a block that predict tokens.
         witnessed: places whose states were given.
-        layers, longest, context: as of the head.
-        foresees: whether `next_accept_prob` may be asked.
+        foresees: whether readers are given the predicted acceptance of the token after the one they draw.
     """
 
-    engine = "block"
+    longest: int | None
 
-    def __init__(self, head: BlockHead, vocabulary: int, *, capacity: int = SPARE) -> None:
-        self.length = 0
+    def __init__(
+        self, head: BlockHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
+    ) -> None:
+        weight = head.fc.weight
+        super().__init__(head.num_layers, vocabulary, head.context, weight.device, capacity=capacity, compiler=compiler)
+        self.longest = head.longest
         self.witnessed = 0
-        self.vocabulary = vocabulary
-        self.layers: tuple[int, ...] = head.layers
-        self.longest: int | None = head.longest
-        self.context = head.context
-        self.device = head.fc.weight.device
         self.foresees = head.config.confidence
         self._head = head
-        self._cursor = Cursor()
-        self._capacity = capacity
-        self._cache_layers = [FixedLayer(self._cursor, head.block_size + capacity) for _ in range(head.num_layers)]
-        self._cache = Cache(layers=list(self._cache_layers))
-        with torch.inference_mode(False):
-            self._places = torch.arange(capacity + head.block_size, device=self.device)
-            self._ids = torch.full((1, head.block_size), head.config.mask_token, device=self.device)
-            self._token = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._block: BlockPass | None = None
-        self._row = 0  # of the block, the last one given
+        self._known = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
+        self._ahead = torch.ones(1, device=weight.device)
+        self._none_ahead = torch.zeros(1, device=weight.device)
+        self._logits: torch.Tensor | None = None  # (B, D) of the block; None before its pass
+        self._hidden = weight.new_empty(0)  # (B, H)
+        self._memory = head.blank()
+        self._row = 0  # of the block, the one given last
 
-    def witness(self, start: int, states: Mapping[int, torch.Tensor]) -> None:
-        """Take the verifier's states of places ``start``, ``start + 1``, ...; those it has already are ignored.
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._head.layers
 
-        Args:
-            start: at most ``witnessed``.
-            states: ``(T, H)`` of each of ``layers``.
+    def watch(self, layers: Iterable[int]) -> None:
+        """Raises IndexError: nothing reads a draft head's states."""
+        if set(layers):
+            raise IndexError("a draft head has no states that another could read")
 
-        Raises:
-            ValueError: places between are missing.
-        """
-        if start > self.witnessed:
-            raise ValueError(f"states from place {start} on, but those from {self.witnessed} on are missing")
-        new = {layer: states[layer][self.witnessed - start :] for layer in self.layers}
-        count = len(new[self.layers[0]])
+    def witness(self, start: int, states: States) -> None:
+        fresh = {layer: states[layer][self.witnessed - start :].to(self._head.fc.weight) for layer in self.layers}
+        count = len(fresh[self.layers[0]])
         if not count:
             return
-        end = self.witnessed + count
-        self._reserve(end)
-        block, weight = self._head.block_size, self._head.fc.weight
+        fed, self.length = self.length, self.witnessed  # passes begin at `length`
+        self._reserve(self.length + count)
         with torch.inference_mode():
-            rows = self._head.context_rows({layer: part.to(weight) for layer, part in new.items()})
-            self._cursor.positions = self._places[block + self.witnessed : block + end]
-            self._cursor.span = block + end
-            self._head.remember(rows[None], self._places[self.witnessed : end], self._cache)
-        self.witnessed = end
+            rows = self._head.context_rows(fresh)  # (T, H)
+            kind = PassKind(0, reads_rows=True)
+            if count <= WIDEST:
+                ids = [0] * count
+                self._run(PassKind(width_of(ids), reads_rows=True), ids, rows)
+            else:
+                for piece, positions, slots in self._pieces(count):
+                    self._pass(kind)(self._slots[None, :0], positions, slots, rows[piece])
+        self.length, self.witnessed = fed, self.witnessed + count
+
+    def rollback(self, length: int) -> None:
+        """End the block, and go to the end of the places that are both within ``length`` and witnessed."""
+        self._logits = None
+        self.length = self.witnessed = min(self.witnessed, length)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Feed tokens; see the class.
 
         Raises:
-            ValueError: a row beyond the block, or logits of a token before the anchor, are asked for.
+            ValueError: the block has no further row, or logits of a token before its anchor are asked for.
         """
-        drawn = self._block is not None
-        if not drawn and keep > 1:
-            raise ValueError("a block draft head gives the logits of the newest token only")
-        rows: list[tuple[torch.Tensor, torch.Tensor]] = []
+        fed: Sequence[int] = tokens
+        if self._logits is None:
+            if keep > 1:
+                raise ValueError("a block draft head gives logits of the newest token only")
+            self.length += len(tokens) - keep
+            fed = tokens[len(tokens) - keep :]
+        logits, states = [self._hidden.new_empty(0, self.vocabulary)], [self._hidden.new_empty(0, self._head.width)]
         with torch.inference_mode():
-            if drawn:
-                rows = [self._fed(token) for token in tokens]
-            else:
-                self.length += len(tokens) - min(keep, 1)
-                if keep:
-                    rows.append(self._fed(tokens[-1]))
-        kept = rows[-keep:] if keep else []
-        blank = self._head.norm.weight.new_empty(0, self._head.width)
-        states = torch.stack([state for _, state in kept]) if kept else blank
-        logits = torch.stack([row for row, _ in kept]) if kept else blank.new_empty(0, self.vocabulary)
-        return Forward(logits, states if hidden else None)
+            for token in fed:
+                base, row = self._next_row(token)
+                given = torch.tensor(token, device=self.device)
+                found, self._memory = self._head.row(base, row, given, self._memory)
+                logits.append(found[None, : self.vocabulary])
+                states.append(row[None])
+        kept = slice(-keep, None) if keep else slice(0)
+        return Forward(torch.cat(logits)[kept], torch.cat(states)[kept] if hidden else None)
 
     def read(
         self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Feed one token and read its row.
-
-        Args:
-            token: the id.
-            reader: given `next_accept_prob` where the head foresees.
-            arrivals: ``(V,)`` for the reader, or None.
-            previous: ``(S,)`` for the reader, or None.
+        """As in `StaticRunner`.
 
         Raises:
             ValueError: the block has no further row.
         """
         with torch.inference_mode():
-            logits, state = self._fed(token)
-            foresee = {"foresee": self.next_accept_prob} if self.foresees else {}
-            return reader(logits, arrivals, state if reader.hidden else None, previous, **foresee)
+            base, row = self._next_row(token)
+            last = self._row + 1 == len(self._hidden)
+            ahead = (row, self._none_ahead) if last else (self._hidden[self._row + 1], self._ahead)
+            kind = PassKind(1, reader.hidden, reader)
+            self._reserve(self.length + 1)
+            given = (base, row, self._memory, *ahead, arrivals, previous)
+            values, probs, self._memory = self._run(kind, [token], *given)
+        return values, probs
 
     def next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
-        """The predicted probability ``()`` float32 that the token drafted after ``token`` is accepted if it is too.
+        """The predicted probability ``()`` that the token drafted after ``token``, drawn from the newest row, is kept.
 
-        0 behind the last row, where nothing can be drafted.
-
-        Args:
-            token: ``()`` int64, drawn from the newest row.
+        It supposes that all tokens before it are; 0 behind the last row, where nothing can be drafted.
         """
-        if self._block is None:
-            raise ValueError("no row was read")
-        if self._row + 1 == self._head.block_size:
+        if self._row + 1 == len(self._hidden):
             return torch.zeros((), device=self.device)
-        return self._head.confidence_logit(self._block.hidden[self._row + 1], token).float().sigmoid()
+        return self._head.accept_prob(self._hidden[self._row + 1], token)
 
-    def rollback(self, length: int) -> None:
-        """End the block, and go back to at most ``length`` tokens, all of them with witnessed states."""
-        self._block = None
-        self.witnessed = min(self.witnessed, length)
-        self.length = min(self.length, self.witnessed)
-
-    def _fed(self, token: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed one token: the logits ``(V,)`` of its row and the row's hidden state ``(H,)``."""
+    def _next_row(self, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed one token: its row's logits ``(D,)``, before the sequential head, and hidden state ``(H,)``."""
         head = self._head
-        if self._block is None:
-            self._block = self._drafted(token)
-            self._row = head.config.first_row
-            self._memory = head.blank()
+        if self._logits is None:
+            self._reserve(self.length + head.block_size)
+            self._known.fill_(min(self.witnessed, self.length))
+            block = [token, *[head.config.mask_token] * (head.block_size - 1)]
+            self._logits, self._hidden, _ = self._run(PassKind(0, hidden=True), block, self._known)
+            self._row, self._memory = head.config.first_row, head.blank()
         elif self._row + 1 == head.block_size:
             raise ValueError(f"the block drafts {head.longest} tokens")
         else:
             self._row += 1
         self.length += 1
-        self._token.fill_(token)  # no copy from the host
-        state = self._block.hidden[self._row]
-        logits, self._memory = head.row(self._block.logits[self._row], state, self._token, self._memory)
-        return logits[: self.vocabulary], state
+        return self._logits[self._row], self._hidden[self._row]
 
-    def _drafted(self, anchor: int) -> BlockPass:
-        """The pass over a block whose anchor is the token at place ``length``."""
-        head, block = self._head, self._head.block_size
-        self._reserve(self.length + block)
-        self._ids[0, 0].fill_(anchor)
-        # Places before the anchor only: a block does not attend to its anchor's own state.
-        self._cursor.positions = self._places[:block]
-        self._cursor.span = block + min(self.witnessed, self.length)
-        found: BlockPass = head(self._ids, self._places[self.length : self.length + block], None, self._cache)
-        return found
+    def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:  # noqa: ARG002 - all rows are wanted
+        """As in `FixedBufferRunner`: of a block's row with a reader, of places' rows, or of a block."""
+        head, reader = self._head, kind.reader
+        if reader is not None:
 
-    def _reserve(self, places: int) -> None:
-        """Grow the buffers to hold this many places."""
-        if places <= self._capacity:
-            return
-        block = self._head.block_size
-        self._capacity = places + max(SPARE, places // 2)
-        for layer in self._cache_layers:
-            layer.grow(block + self._capacity, block + self.witnessed)
-        with torch.inference_mode(False):
-            self._places = torch.arange(self._capacity + block, device=self.device)
+            def reading_of(
+                ids: torch.Tensor,
+                positions: torch.Tensor,  # noqa: ARG001 - every pass is given them
+                slots: torch.Tensor,  # noqa: ARG001
+                base: torch.Tensor,
+                row: torch.Tensor,
+                memory: torch.Tensor,
+                ahead: torch.Tensor,
+                is_ahead: torch.Tensor,
+                arrivals: torch.Tensor | None,
+                previous: torch.Tensor | None,
+            ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+                """``ahead`` is the hidden state ``(H,)`` of the row after this one, ``is_ahead`` ``(1,)`` 0 if none."""
+                logits, memory = head.row(base, row, ids[0, 0], memory)
+                if self.foresees:
+
+                    def foresee(token: torch.Tensor) -> torch.Tensor:
+                        return head.accept_prob(ahead, token) * is_ahead[0]
+
+                    more = {"foresee": foresee}
+                else:
+                    more = {}
+                state = row if kind.hidden else None
+                values, probs = reader(logits[: self.vocabulary], arrivals, state, previous, **more)
+                return values, probs, memory
+
+            return reading_of
+        if kind.reads_rows:
+
+            def remembered(
+                ids: torch.Tensor,  # noqa: ARG001 - every pass is given them
+                positions: torch.Tensor,
+                slots: torch.Tensor,
+                rows: torch.Tensor,
+            ) -> tuple[None, None, None]:
+                self._cursor.positions, self._cursor.span = positions, slots.shape[0]
+                head.remember(rows[None], positions, self._cache)
+                return None, None, None
+
+            return remembered
+
+        def block_of(
+            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, known: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor, None]:
+            self._cursor.positions, self._cursor.span = positions, slots.shape[0]
+            offset = slots - positions[0]
+            mask = (slots < known) | ((offset >= 0) & (offset < head.block_size))  # (S,)
+            found = head(ids, positions, mask[None, None, None], self._cache)
+            return found.logits, found.hidden, None
+
+        return block_of
+
+
+class GraphBlockRunner(Capturing, BlockRunner):
+    """A `BlockRunner` with its passes captured.
+
+    Args:
+        head, vocabulary, compiler: as for `BlockRunner`.
+        capture, name, notice, progress: as for `GraphRunner`.
+    """
+
+    def __init__(
+        self,
+        head: BlockHead,
+        vocabulary: int,
+        capture: Capture,
+        *,
+        name: str = "the draft head",
+        compiler: Compiler | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(head, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
+        self.capture_with(capture, name, notice, progress)
