@@ -274,7 +274,10 @@ class Replays:
 
         def replay() -> Any:
             for place, value in zip(results, step(), strict=True):
-                if place is not None:
+                if isinstance(place, dict):
+                    for name, tensor in place.items():
+                        tensor.copy_(value[name])
+                elif place is not None:
                     place.copy_(value)
             return results
 

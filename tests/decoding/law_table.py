@@ -20,6 +20,7 @@ from toys import EOS, TableRunner, law, related_table, seeded, table, toy_head
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import Round
@@ -266,12 +267,14 @@ def enumerate_decode(
     limit: int = LENGTH,
     eos: frozenset[int] = ENDS,
     sequences: Sequences | None = None,
+    layers: Sequence[int] = (),
 ) -> Enumeration:
     """Walk all that may come out, as far as the first ``length`` of at most ``limit`` tokens.
 
     Args:
         drafter: makes a fresh one; it plays all the sequences of a branch, as in the program.
         sequences: several to write one after the other, instead of one.
+        layers: of the target, whose states the drafter reads.
     """
     found = Enumeration({}, 0, set(), set(), set(), set())
 
@@ -283,11 +286,14 @@ def enumerate_decode(
 
     def play() -> tuple[tuple[int, ...], ...]:
         player, target = drafter(), TableRunner(TARGET)
+        target.watch(layers)
         completions = []
         for prompt, looked_at in sequences or ((PROMPT, length),):
             target.rollback(0)
             if player is not None:
                 player.rollback(0)
+            if layers:
+                prefill(target, player, prompt)
             tokens: list[int] = []
             for played in decode(target, player, prompt, limit, sampling, eos, None):
                 note(played, found.stops, found.extras)

@@ -1,0 +1,198 @@
+"""Draft heads on disk: which kind a checkpoint is, and the tensors of its file."""
+
+import pickle
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
+from specctl.models.loading.failures import explained
+
+if TYPE_CHECKING:
+    import torch
+
+PICKLED = "pytorch_model.bin"
+
+
+class HeadKind(StrEnum):
+    """The kinds of draft heads."""
+
+    EAGLE1 = "eagle1"
+    EAGLE3 = "eagle3"
+    MTP = "mtp"
+    DFLASH = "dflash"
+    DSPARK = "dspark"
+
+
+SPECULATORS = (HeadKind.EAGLE3, HeadKind.MTP, HeadKind.DFLASH, HeadKind.DSPARK)
+"""Kinds that speculators names as specctl does; its ``eagle`` is a layout of its own for EAGLE-1."""
+
+EAGLE3_ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"})
+
+
+def recognise(config: Mapping[str, Any], tensors: Iterable[str]) -> HeadKind | None:
+    """The kind of a draft head, from its configuration and its tensors, never from its name.
+
+    Args:
+        config: the contents of config.json.
+        tensors: the names of the tensors in its file.
+
+    Returns:
+        None for what is no draft head, such as an ordinary language model.
+
+    Raises:
+        ModelError: a draft head of a kind that specctl does not run.
+    """
+    if (kind := config.get("speculators_model_type")) is not None:
+        if str(kind) not in SPECULATORS:
+            raise ModelError(
+                f"specctl runs no draft heads of speculators' type {kind!r}.", f"It runs {', '.join(SPECULATORS)}."
+            )
+        return HeadKind(kind)
+    if EAGLE3_ARCHITECTURES & {str(name) for name in config.get("architectures") or ()}:
+        return HeadKind.EAGLE3
+    names = set(tensors)
+    if "midlayer.hidden_norm.weight" in names or {"fc.weight", "layers.0.hidden_norm.weight"} <= names:
+        return HeadKind.EAGLE3
+    # An ordinary model has names like model.layers.0 and an output norm; a DFlash head has a hidden_norm.
+    if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and not {"norm.weight", "hidden_norm.weight"} & names:
+        return HeadKind.EAGLE1
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHeadCheckpoint:
+    """The files of a draft head.
+
+    Attributes:
+        checkpoint: where they are.
+        kind: what it is.
+        config: the contents of config.json.
+    """
+
+    checkpoint: Checkpoint
+    kind: HeadKind
+    config: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"The draft head {self.name!r}"
+
+    @property
+    def name(self) -> str:
+        return self.checkpoint.name
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoint.folder
+
+    @property
+    def verifier(self) -> str | None:
+        """The model that the head was trained on, where its file says so: a hub id or a path."""
+        speculators = self.config.get("speculators_config")
+        verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+        named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+        found = named or self.config.get("target_model_name_or_path")
+        return found if isinstance(found, str) else None
+
+    def read(self) -> "dict[str, torch.Tensor]":
+        """All tensors of the file, downloaded if need be; a pickle is read as tensors only, so it runs no code.
+
+        Raises:
+            ModelError: the file is missing, damaged, or a pickle of more than tensors.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        pickled = _pickle(self.checkpoint)
+        if pickled is not None:
+            return _unpickled(self.checkpoint, pickled)
+        self.checkpoint.fetch_weights()
+        found: dict[str, torch.Tensor] = {}
+        for path in self.checkpoint.weight_files():
+            try:
+                found |= load_file(path)
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{self}: {path} is damaged ({error}).", "Copy or download it again.") from error
+        return found
+
+
+def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
+    """The draft head that a checkpoint is; None for an ordinary model.
+
+    Where a repository's configuration does not say what it is, the names of its tensors do: from the headers of its
+    files, which for a repository with a tokenizer, as ordinary models are, are only read if they are here.
+
+    Raises:
+        ModelError: the configuration or the weights cannot be read, or it is a head that specctl does not run.
+    """
+    config = checkpoint.settings()
+    kind = recognise(config, ())
+    if kind is None and (checkpoint.has_weights() or not checkpoint.has_tokenizer()):
+        kind = recognise(config, tensor_names(checkpoint))
+    return None if kind is None else DraftHeadCheckpoint(checkpoint, kind, config)
+
+
+def tensor_names(checkpoint: Checkpoint) -> list[str]:
+    """The names of a checkpoint's tensors: of its files' headers, on disk or on the hub.
+
+    A repository that has only pickled weights is downloaded, because a pickle has no header.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if checkpoint.has_weights():
+        names: list[str] = []
+        for path in checkpoint.weight_files():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    names += file.keys()
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{checkpoint}: {path} is damaged ({error}).", "Copy or download it again.") from error
+        return names
+    pickled = _pickle(checkpoint)
+    if pickled is not None:
+        return list(_unpickled(checkpoint, pickled))
+    if checkpoint.source != "hub":
+        return []
+    import huggingface_hub
+
+    with explained(checkpoint.role, checkpoint.name), hushed_hub():
+        found = huggingface_hub.HfApi().get_safetensors_metadata(checkpoint.name, revision=checkpoint.revision)
+    return list(found.weight_map)
+
+
+def _pickle(checkpoint: Checkpoint) -> Path | None:
+    """A checkpoint's pickled weights, downloaded if need be; None if it has safetensors, or no weights."""
+    local = checkpoint.folder / PICKLED
+    if local.exists():
+        return None if checkpoint.has_weights() else local
+    if checkpoint.source != "hub" or checkpoint.has_weights():
+        return None
+    import huggingface_hub
+
+    with explained(checkpoint.role, checkpoint.name):
+        files = huggingface_hub.HfApi().list_repo_files(checkpoint.name, revision=checkpoint.revision)
+        if PICKLED not in files or any(name.endswith(".safetensors") for name in files):
+            return None
+        return Path(huggingface_hub.hf_hub_download(checkpoint.name, PICKLED, revision=checkpoint.revision))
+
+
+def _unpickled(checkpoint: Checkpoint, path: Path) -> "dict[str, torch.Tensor]":
+    import torch
+
+    try:
+        # Only the zip format can be mapped into memory.
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{checkpoint}: {path} holds more than tensors, and reading that could run code.",
+            "Choose a repository with safetensors, or convert it where you trust it.",
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise ModelError(f"{checkpoint}: {path} is damaged ({error}).", "Copy or download it again.") from error
+    if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+        raise ModelError(f"{checkpoint}: {path} is not a table of tensors.", "Copy or download it again.")
+    return {str(name): tensor for name, tensor in found.items()}

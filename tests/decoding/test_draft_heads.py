@@ -1,0 +1,196 @@
+"""Draft heads in the loop: the states they are shown, and what they draft from them."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from law_table import CASES, ENDS, FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
+from toy_heads import random_eagle3
+from toys import Replays, TableRunner, random_head, random_model, related_table, table
+
+from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.graph import GraphRunner
+from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.static import StaticRunner
+from specctl.models.running.watching import States
+from specctl.policies.constant import Constant
+from specctl.policies.self_verify import SelfVerify
+from specctl.records import ExtraToken, Round
+
+EXACT = 3e-7
+PROMPT = [5, 9, 2, 40, 33, 7, 12, 60]
+LAYERS = (0, 1, -1)
+SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
+
+TARGETS: dict[str, Callable[..., Runner]] = {
+    "eager": lambda model: EagerRunner(model, 64),
+    "static": lambda model: StaticRunner(model, 64),
+    "graph": lambda model: GraphRunner(model, 64, Replays()),
+    "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
+}
+HEADS: dict[str, Callable[..., HeadRunner]] = {
+    "uncompiled": lambda head: HeadRunner(head, 64),
+    "graph": lambda head: GraphHeadRunner(head, 64, Replays()),
+}
+
+
+def head_drafter(layers: Sequence[int] = LAYERS, length: int = 4, engine: str = "uncompiled") -> ModelDrafter:
+    head = random_eagle3(layers=tuple(layers), states=32, vocabulary=64, shape=SHAPE, spread=0.5)
+    return ModelDrafter(HEADS[engine](head), Constant(draft_length=length))
+
+
+class Noting(ModelDrafter):
+    """Notes the states that it is shown."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        super().__init__(drafter.runner, drafter.policy)
+        self.shown: dict[int, torch.Tensor] = {layer: torch.empty(0, 32) for layer in LAYERS}
+
+    def witness(self, start: int, states: States) -> None:
+        assert start <= len(self.shown[LAYERS[0]]), "a place was left out"
+        self.shown = {layer: torch.cat([rows[:start], states[layer]]) for layer, rows in self.shown.items()}
+        super().witness(start, states)
+
+    def rollback(self, length: int) -> None:
+        self.shown = {layer: rows[:length] for layer, rows in self.shown.items()}
+        super().rollback(length)
+
+
+def play(target: Runner, drafter: Drafter, prompt: Sequence[int], limit: int) -> tuple[list[int], list[Round]]:
+    target.rollback(0)
+    drafter.rollback(0)
+    tokens: list[int] = []
+    rounds = []
+    with torch.inference_mode():
+        prefill(target, drafter, prompt)
+        for round_ in decode(target, drafter, prompt, limit, Sampling()):
+            tokens += round_.emitted
+            rounds.append(round_)
+    return tokens, rounds
+
+
+@pytest.mark.parametrize("engine", TARGETS)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox"])
+def test_a_head_is_shown_the_states_of_the_text_and_of_nothing_else(family: str, engine: str) -> None:
+    model = random_model(family)
+    if family == "gemma2" and engine != "eager":
+        pytest.skip("it has a sliding window")
+    target, drafter = TARGETS[engine](model), Noting(head_drafter())
+    target.watch(LAYERS)
+    tokens, rounds = play(target, drafter, PROMPT, 40)
+    assert sum(round_.accepted < round_.drafted for round_ in rounds) > 3, "nothing was ever taken back"
+    text = [*PROMPT, *tokens]
+    with torch.inference_mode():
+        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+    for layer, rows in drafter.shown.items():
+        assert len(rows) >= len(text) - 2
+        torch.testing.assert_close(rows, states[layer][0, : len(rows)], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("engine", HEADS)
+def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> None:
+    model = random_model("llama")
+    target, drafter = EagerRunner(model, 64), head_drafter(engine=engine)
+    target.watch(LAYERS)
+    _, rounds = play(target, drafter, PROMPT, 40)
+    text = list(PROMPT)
+    fresh = EagerRunner(model, 64)
+    fresh.watch(LAYERS)
+    for round_ in rounds:
+        anew = head_drafter(engine=engine)
+        fresh.rollback(0)
+        with torch.inference_mode():
+            prefill(fresh, anew, text)
+            budget = 40 - (len(text) - len(PROMPT)) - 1
+            assert anew.draft(text, budget).tokens == [step.token for step in round_.steps]
+        text += round_.emitted
+
+
+def test_a_kept_cache_gives_the_same_drafts_as_a_fresh_one() -> None:
+    model = random_model("llama")
+    target, drafter = EagerRunner(model, 64), head_drafter()
+    target.watch(LAYERS)
+    play(target, drafter, PROMPT, 30)
+    # Another draft takes part for a while: the head misses what the target reads then.
+    target.rollback(4)
+    drafter.rollback(4)
+    prompt = [*PROMPT, 3, 3, 3, 8, 1, 20]
+    with torch.inference_mode():
+        target.extend([*PROMPT[4:], 3, 3, 3, 8], keep=0)
+        prefill(target, drafter, prompt)
+        again = [round_.steps for round_ in decode(target, drafter, prompt, 20, Sampling())]
+    _, rounds = play(target, drafter, prompt, 20)
+    assert [round_.steps for round_ in rounds] == again
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox", "mistral"])
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
+def test_greedy_text_is_the_targets_own(family: str, prompt: list[int]) -> None:
+    model = random_model(family)
+    target, drafter = EagerRunner(model, 64), head_drafter()
+    target.watch(LAYERS)
+    alone = EagerRunner(model, 64)
+    with torch.inference_mode():
+        expected = [round_.emitted[0] for round_ in decode(alone, None, prompt, 40, Sampling())]
+    assert play(target, drafter, prompt, 40)[0] == expected
+
+
+def test_a_head_that_reads_its_own_output_too_soon_drafts_otherwise() -> None:
+    """The states matter, and so does their place: a shift by one changes the drafts."""
+    model = random_model("llama")
+    drafts = []
+    for shift in (0, 1):
+        target, drafter = EagerRunner(model, 64), head_drafter()
+        target.watch(LAYERS)
+        with torch.inference_mode():
+            states = target.extend(PROMPT, keep=0).states
+            assert states is not None
+            moved = {layer: torch.roll(rows, shift, 0) for layer, rows in states.items()}
+            drafter.witness(0, {layer: rows[:-1] for layer, rows in moved.items()})
+            drafter.prefill(PROMPT)
+            drafts.append(drafter.draft(PROMPT, 8).tokens)
+    assert drafts[0] != drafts[1]
+
+
+HEAD_CASES = [case for case in CASES if case.sampling == "T=1" and case.policy().drafts]
+HEAD_CASES = [*{case.name: case for case in HEAD_CASES}.values(), Case("constant", FEW, {"draft_length": 2})]
+
+
+def toy_drafter(case: Case) -> ModelDrafter:
+    head = random_eagle3(states=3, vocabulary=3, tokens=[0, 2] if case.sampling == FEW else None, seed=4)
+    predictor = random_head(8, seed=3) if "accept_prob" in case.policy().signals else None
+    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), head=predictor)
+
+
+@pytest.mark.parametrize("case", HEAD_CASES, ids=str)
+def test_output_has_the_law_of_the_target(case: Case) -> None:
+    sampling = SAMPLINGS[case.sampling]
+    found = enumerate_decode(lambda: toy_drafter(case), sampling, 3, 4, layers=(0,))
+    assert sum(found.law.values()) == pytest.approx(1)
+    assert error(found, expected_law(sampling, 3)) < EXACT
+    assert found.extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
+
+
+def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
+    case = Case("constant", "T=1", {"draft_length": 2})
+    middle = related_table(table(8, eos_logit=-0.5, spread=1.0, vocabulary=3), seed=5, noise=0.6)
+
+    def drafter() -> Drafter:
+        runner = TableRunner(middle)
+        runner.watch((0,))
+        return PreVerifiedDrafter(toy_drafter(case), runner, SelfVerify(max_draft=3))
+
+    found = enumerate_decode(drafter, SAMPLINGS["T=1"], 3, 4, ENDS)
+    assert error(found, expected_law(SAMPLINGS["T=1"], 3)) < EXACT
+
+
+def test_a_head_cannot_be_a_middle_draft() -> None:
+    with pytest.raises(ValueError, match="one pass"):
+        PreVerifiedDrafter(head_drafter(), head_drafter().runner, Constant(draft_length=2))

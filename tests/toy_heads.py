@@ -1,0 +1,40 @@
+"""Random draft heads for tests, over a `TableRunner` or a random model."""
+
+import torch
+from toys import VOCABULARY, seeded
+
+from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head, new_eagle3
+from specctl.models.draft_heads.layers import LayerShape
+
+SHAPE = LayerShape(hidden_size=8, intermediate_size=12, heads=2, kv_heads=1, head_dim=4)
+
+
+def random_eagle3(
+    *,
+    layers: tuple[int, ...] = (0,),
+    states: int = VOCABULARY,
+    vocabulary: int = VOCABULARY,
+    tokens: list[int] | None = None,
+    shape: LayerShape = SHAPE,
+    seed: int = 0,
+    spread: float = 1.0,
+) -> Eagle3Head:
+    """An EAGLE-3 head whose every weight is drawn from a normal distribution of this spread.
+
+    Args:
+        layers: that it reads.
+        states: width of the verifier's states.
+        vocabulary: the verifier's.
+        tokens: the ids that it can draft; None for all.
+        shape: of its layer.
+        seed: of the weights.
+        spread: their standard deviation.
+    """
+    drafts = vocabulary if tokens is None else len(tokens)
+    config = Eagle3Config(shape, layers, vocabulary, drafts, states)
+    head = new_eagle3(config, None if tokens is None else torch.tensor(tokens))
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))
+            seed += 1
+    return head.eval()
