@@ -12,7 +12,8 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_toke
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
-from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
+from specctl.heads.examples import DataFolder, Example
+from specctl.learning.shards import PROMPTS_PER_SHARD
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.head_checkpoint import weights_hash
 from specctl.models.loading.pair import Pair
