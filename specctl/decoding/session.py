@@ -15,7 +15,7 @@ from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
@@ -43,6 +43,13 @@ def build_drafter(
     """
     if not setting.drafts:
         return None
+    drafts = drafts or range(len(pair.drafts))
+    for upper, draft in zip([None, *drafts], drafts[: len(setting.levels)], strict=False):
+        if isinstance(pair.drafts[draft], StateReader) and pair.above[draft] != upper:
+            raise ProfileError(
+                "a draft head drafts for a model whose states it was not made to read",
+                "use it as it is used first in this command, directly below the same model",
+            )
     stages = [
         Stage(
             pair.drafts[draft],
@@ -50,7 +57,7 @@ def build_drafter(
             level.once,
             pair.heads[draft] if level.head is None else pair.named_heads[draft][level.head],
         )
-        for draft, level in zip(drafts or range(len(pair.drafts)), setting.levels, strict=False)
+        for draft, level in zip(drafts, setting.levels, strict=False)
     ]
     return compose(stages, record)
 
