@@ -16,7 +16,8 @@ from specctl.decoding.reading import (
     unpack,
 )
 from specctl.decoding.sampling import Sampling, arrivals, sibling
-from specctl.models.running.runner import ForeseeingRunner, FusedRunner, Runner, StateReader
+from specctl.models.running.foresight import foresight_of
+from specctl.models.running.runner import FusedRunner, Runner, StateReader
 from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round, StopReason
@@ -106,8 +107,8 @@ class ModelDrafter:
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
         self._foresees = "next_accept_prob" in self._signals
-        self._foreseeing = runner if isinstance(runner, ForeseeingRunner) and runner.foresees else None
-        if self._foresees and self._foreseeing is None:
+        self._foresee = foresight_of(runner)
+        if self._foresees and self._foresee is None:
             raise ValueError("next_accept_prob needs a draft head that predicts it")
         reads_previous = self._head is not None and self._head.reads_signals
         # (3,) DISTRIBUTION_SIGNALS of the last token drafted, for a head that reads them
@@ -177,8 +178,8 @@ class ModelDrafter:
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             logits = forward.logits[0]  # (V,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            foresee = None if self._foreseeing is None else self._foreseeing.next_accept_prob
-            reading, probs = self._reader.read(logits, self._noise(len(logits)), state, self._previous, foresee)
+            noise = self._noise(len(logits))
+            reading, probs = self._reader.read(logits, noise, state, self._previous, self._foresee)
             if self._previous is not None:
                 self._previous = distribution_signals(reading).double()
             numbers = fetch(reading)

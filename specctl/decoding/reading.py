@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from specctl.decoding.sampling import Sampling, race, read_signals
-from specctl.models.running.runner import Foresee
+from specctl.models.running.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.records import DraftStep
 

@@ -15,7 +15,8 @@ from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.runner import Runner, foresees
+from specctl.models.running.foresight import foresight_of
+from specctl.models.running.runner import Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
@@ -23,7 +24,7 @@ from specctl.records import Completion, FinishReason, Round
 
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
-    predicted = {"accept_prob": any(pair.heads), "next_accept_prob": any(map(foresees, pair.drafts))}
+    predicted = {"accept_prob": any(pair.heads), "next_accept_prob": any(map(foresight_of, pair.drafts))}
     return frozenset(DISTRIBUTION_SIGNALS) | {name for name, known in predicted.items() if known}
 
 
@@ -89,7 +90,7 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
     if top.head is None and "accept_prob" in top.policy.signals:
         raise ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
     inner = compose(stages[1:], record)
-    foreseeing = inner is None and foresees(top.runner)
+    foreseeing = inner is None and foresight_of(top.runner) is not None
     if not foreseeing and "next_accept_prob" in top.policy.signals:
         raise ProfileError(
             "this policy reads what a draft head predicts of its next token, and its draft predicts nothing",

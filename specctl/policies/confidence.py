@@ -18,9 +18,9 @@ class ConfidentPrefix(Rule):
     in any case, and the product begins with c_2; it is the probability that the second to the next token are accepted
     if the first one is.
 
-    The paper's survival probability of a prefix is this product (Alg. 1); its released code compares each c_i alone with
-    a threshold, which is 0 unless it is set: whole blocks are verified. Here the default is 0.5, where one more token
-    is as likely to be verified in vain as not. The paper sweeps thresholds from 0 to 0.8 (Fig. 5).
+    The paper's survival probability of a prefix is this product (Alg. 1). Its released code compares each c_i alone
+    with a threshold, which is 0 unless it is set, so that whole blocks are verified. Here the default is 0.5, where one
+    more token is as likely to be verified in vain as not. The paper sweeps thresholds from 0 to 0.8 (Fig. 5).
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"next_accept_prob"})

@@ -2,8 +2,8 @@
 
     python -m tools.reference_heads.block tests/data/draft_heads
 
-writes a tiny checkpoint with random weights for each variant, in its published layout, and `expected.safetensors` beside
-it with inputs and outputs. The implementations have to be importable:
+writes a tiny checkpoint with random weights for each variant, in its published layout, and `expected.safetensors`
+beside it with inputs and outputs. The implementations have to be importable:
 
 - `dflash` of github.com/z-lab/dflash at 44947fb,
 - `deepspec` of github.com/deepseek-ai/DeepSpec at afdfa7c,

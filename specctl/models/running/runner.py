@@ -1,6 +1,6 @@
 """One causal language model and its KV cache, for one sequence."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.running.cache import cache_argument, empty_cache, trims_from
+from specctl.models.running.foresight import Foresee
 from specctl.models.running.masks import MaskMaker, attends_to_everything
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
@@ -16,11 +17,6 @@ from specctl.models.running.watching import LayerWatch, States, joined_states
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
 through a pass of their own, after which the state is saved."""
-
-
-Foresee = Callable[[torch.Tensor], torch.Tensor]
-"""For a token ``()`` drawn from the last pass's logits, the predicted probability ``()`` float32 that the token drafted
-after it is accepted if all before it are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +145,6 @@ class FusedRunner(Runner, Protocol):
         self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read its pass: the numbers ``(F,)`` float64 and the distribution ``(V,)``."""
-
-
-@runtime_checkable
-class ForeseeingRunner(Runner, Protocol):
-    """A `Runner` that can predict whether a token will be accepted before the token is drawn.
-
-    Attributes:
-        foresees: whether this one does; if so, and it reads passes within them, it gives the reader its ``foresee``.
-    """
-
-    @property
-    def foresees(self) -> bool: ...
-
-    def next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
-        """A `Foresee` for the last pass; 0 where no further token can be drafted."""
-
-
-def foresees(runner: Runner) -> bool:
-    """Whether a runner predicts the acceptance of tokens that are not drawn yet."""
-    return isinstance(runner, ForeseeingRunner) and runner.foresees
 
 
 @runtime_checkable
