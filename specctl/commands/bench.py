@@ -220,6 +220,7 @@ def _run(
         console,
         expected_tokens=expected,
         drafts=field.drafts,
+        above=field.above,
         heads=field.heads,
         foreign_head=foreign_head,
         progress=progress,

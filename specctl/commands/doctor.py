@@ -16,7 +16,8 @@ from specctl.terminal.loading import loading
 from specctl.terminal.output import write_out
 
 if TYPE_CHECKING:
-    from specctl.models.loading.diagnosis import Diagnosis, ModelFacts
+    from specctl.models.loading.diagnosis import Diagnosis
+    from specctl.models.loading.facts import ModelFacts
     from specctl.observing.trial import Trial
     from specctl.profile import Profile
 
@@ -88,7 +89,7 @@ def _run_line(tried: "Trial") -> str:
 def _print_tables(console: Console, report: "Diagnosis", tried: "Trial | None") -> None:
     from specctl.reporting.console import cell
 
-    models = {facts.key: _model_rows(facts) for facts in report.models}
+    models = {facts.key: _model_rows(facts, report) for facts in report.models}
     table = Table("", *models, title="Models", title_justify="left")
     for name in next(iter(models.values())):
         table.add_row(name, *(cell(rows[name]) for rows in models.values()))
@@ -106,19 +107,33 @@ def _print_tables(console: Console, report: "Diagnosis", tried: "Trial | None") 
 def _plain(profile: str, report: "Diagnosis", tried: "Trial | None") -> list[str]:
     lines = [f"profile: {profile}"]
     for facts in report.models:
-        lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts).items())]
+        lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts, report).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
     return [*lines, "", _versions(report), "", *(line for line, _ in verdict(report, tried))]
 
 
-def _model_rows(facts: "ModelFacts") -> Facts:
+def _head_line(facts: "ModelFacts") -> str:
+    """What a draft head reads and drafts, in one line."""
+    if facts.draft_head is None:
+        return "-"
+    parts: list[str] = [facts.draft_head]
+    if facts.reads_layers:
+        names = ["the last state" if layer < 0 else f"layer {layer}" for layer in facts.reads_layers]
+        parts.append(f"reads {', '.join(names)}")
+    if facts.draft_tokens:
+        parts.append(f"drafts {facts.draft_tokens:,} tokens")
+    return "; ".join([*parts, f"trained on {facts.trained_on or 'a model its files do not name'}"])
+
+
+def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
     from specctl.models.loading.memory import gib
 
     return {
         "model": facts.model,
         "found": facts.found,
         "architecture": facts.architecture or "-",
+        **({"draft head": _head_line(facts)} if any(other.draft_head for other in report.models) else {}),
         "parameters": f"{facts.parameters:,}" if facts.parameters else "-",
         "context": f"{facts.context:,} tokens" if facts.context else "-",
         "output rows": f"{facts.vocabulary:,}" if facts.vocabulary else "-",

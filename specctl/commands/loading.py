@@ -20,6 +20,7 @@ def load(
     *,
     expected_tokens: int = 0,
     drafts: "Sequence[ModelTable] | None" = None,
+    above: Sequence[int | None] = (),
     heads: Sequence[Sequence[str]] | None = None,
     with_heads: bool = True,
     foreign_head: bool = False,
@@ -32,7 +33,7 @@ def load(
         profile: names the models and how their passes run.
         console: writes to standard error.
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
-        drafts, heads, with_heads: as in `load_pair`.
+        drafts, above, heads, with_heads: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
         quiet: show only warnings.
         progress: shows what is loaded; None for a new one on the console.
@@ -49,6 +50,7 @@ def load(
         pair = load_pair(
             profile,
             drafts=drafts,
+            above=above,
             heads=heads,
             with_heads=with_heads,
             on_foreign_head=warn if foreign_head else None,

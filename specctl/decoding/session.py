@@ -16,7 +16,7 @@ from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.foresight import foresight_of
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
@@ -24,8 +24,11 @@ from specctl.records import Completion, FinishReason, Round
 
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
-    predicted = {"accept_prob": any(pair.heads), "next_accept_prob": any(map(foresight_of, pair.drafts))}
-    return frozenset(DISTRIBUTION_SIGNALS) | {name for name, known in predicted.items() if known}
+    predicted: dict[Signal, bool] = {
+        "accept_prob": any(pair.heads),
+        "next_accept_prob": any(map(foresight_of, pair.drafts)),
+    }
+    return frozenset([*DISTRIBUTION_SIGNALS, *(name for name, known in predicted.items() if known)])
 
 
 def build_drafter(
@@ -44,6 +47,13 @@ def build_drafter(
     """
     if not setting.drafts:
         return None
+    drafts = drafts or range(len(pair.drafts))
+    for upper, draft in zip([None, *drafts], drafts[: len(setting.levels)], strict=False):
+        if isinstance(pair.drafts[draft], StateReader) and pair.above[draft] != upper:
+            raise ProfileError(
+                "a draft head drafts for a model whose states it was not made to read",
+                "use it as it is used first in this command, directly below the same model",
+            )
     stages = [
         Stage(
             pair.drafts[draft],
@@ -51,7 +61,7 @@ def build_drafter(
             level.once,
             pair.heads[draft] if level.head is None else pair.named_heads[draft][level.head],
         )
-        for draft, level in zip(drafts or range(len(pair.drafts)), setting.levels, strict=False)
+        for draft, level in zip(drafts, setting.levels, strict=False)
     ]
     return compose(stages, record)
 

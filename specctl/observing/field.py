@@ -22,11 +22,14 @@ class Field:
         candidates: the baseline, then every setting once, then the peers.
         drafts: the tables of the draft models, without heads.
         heads: for each draft, the names of the heads that its policies read.
+        above: for each draft the index of the draft that it first drafts for, None for the target; a draft head reads
+            the states of that model.
     """
 
     candidates: list[Candidate]
     drafts: list[DraftTable]
     heads: list[list[str]]
+    above: list[int | None]
 
 
 def field_of(competing_drafts: Iterable[DraftTable], peers: Iterable[str]) -> Field:
@@ -41,9 +44,12 @@ def field_of(competing_drafts: Iterable[DraftTable], peers: Iterable[str]) -> Fi
     """
     drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
     drafts: dict[ModelKey, DraftTable] = {}
+    above: dict[ModelKey, ModelKey | None] = {}
     for table in drafting:
-        for key, level in zip(model_keys(table), table.levels, strict=True):
+        keys = model_keys(table)
+        for key, upper, level in zip(keys, [None, *keys], table.levels, strict=False):
             drafts.setdefault(key, level.model_copy(update={"head": None}))
+            above.setdefault(key, upper)
     heads = _heads(drafting)
     indices = {key: index for index, key in enumerate(drafts)}
     chains = {tuple(model_keys(table)) for table in drafting if table.draft is not None}
@@ -63,7 +69,12 @@ def field_of(competing_drafts: Iterable[DraftTable], peers: Iterable[str]) -> Fi
             if peer not in SETTINGS:
                 raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
             candidates.setdefault(peer, Candidate(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
-    return Field(list(candidates.values()), list(drafts.values()), [heads[key] for key in drafts])
+    return Field(
+        list(candidates.values()),
+        list(drafts.values()),
+        [heads[key] for key in drafts],
+        [None if (upper := above[key]) is None else indices[upper] for key in drafts],
+    )
 
 
 def competing_drafts(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:

@@ -5,7 +5,7 @@ from itertools import count, islice
 
 import torch
 
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import Runner, StateReader
 
 
 def wait(device: torch.device) -> None:
@@ -21,7 +21,10 @@ def ordinary_tokens(number: int, eos: Set[int]) -> list[int]:
 
 
 def fill(runner: Runner, tokens: Sequence[int]) -> None:
-    """Make the cache hold these tokens and nothing else."""
+    """Make the cache hold these tokens and nothing else; a draft head reads them with states of zeros."""
     runner.rollback(0)
+    if isinstance(runner, StateReader):
+        states = torch.zeros(len(tokens), runner.state_size, device=runner.device)
+        runner.witness(0, dict.fromkeys(runner.layers, states))
     if tokens:
         runner.extend(list(tokens), keep=0)

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from transformers import Cache
+
+from specctl.models.draft_heads.head import DraftHead
 
 
 class ChainPass(NamedTuple):
@@ -24,23 +25,11 @@ class ChainPass(NamedTuple):
     rows: torch.Tensor
 
 
-class ChainHead(nn.Module, ABC):
+class ChainHead(DraftHead, ABC):
     """A network that reads token x_p together with a row for place p - 1, and predicts token x_(p+1).
 
     A row is what `fuse` makes of the verifier's states, or the network's own output where there are none yet.
-
-    Attributes:
-        layers: the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state
-            after the final norm.
-        width: H, the length of a row.
-        num_layers: layers that keep keys and values.
-        context: the most tokens that it can read.
     """
-
-    layers: tuple[int, ...]
-    width: int
-    num_layers: int
-    context: int
 
     @abstractmethod
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:

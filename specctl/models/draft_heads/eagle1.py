@@ -47,8 +47,10 @@ class Eagle1Head(ChainHead):
         super().__init__()
         shape = config.shape
         self.config = config
-        self.layers, self.width = (-1,), shape.hidden_size
+        self.layers, self.state_size, self.width = (-1,), shape.hidden_size, shape.hidden_size
+        self.draft_vocabulary = config.vocabulary
         self.num_layers, self.context = config.num_layers, config.context
+        self.cached_values = config.num_layers * shape.cached_values
         # In tuples, so that they do not become parts of the head. Their forward methods are not called either: hooks
         # on the verifier's output layer keep its last states.
         self._unembedding = (unembedding,)
@@ -73,10 +75,17 @@ class Eagle1Head(ChainHead):
         return linear(rows, layer.weight, layer.bias)  # type: ignore[arg-type]
 
     def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        keep: int = 0,
     ) -> ChainPass:
         rope = self.rotary(positions)
         states = self.fc(torch.cat([self.embed(ids), rows], -1))  # (1, T, H)
         for index, block in enumerate(self.blocks):
             states = block(states, rope, mask, cache, index)
-        return ChainPass(self.output(states[0]), states[0], states[0])
+        kept = states[0, -keep:]
+        return ChainPass(self.output(kept), kept, kept)

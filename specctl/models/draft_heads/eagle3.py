@@ -97,8 +97,10 @@ class Eagle3Head(ChainHead):
         super().__init__()
         shape, sources = config.shape, len(config.layers)
         self.config = config
-        self.layers, self.width = config.layers, shape.hidden_size
+        self.layers, self.state_size, self.width = config.layers, config.target_hidden_size, shape.hidden_size
+        self.draft_vocabulary = config.draft_vocabulary
         self.num_layers, self.context = config.num_layers, config.context
+        self.cached_values = config.num_layers * shape.cached_values
         # In a tuple, so that it does not become a part of the head.
         self._shared = () if embeddings is None else (embeddings,)
         if embeddings is None:

@@ -54,6 +54,11 @@ class LayerShape:
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_positions: int = 2048
 
+    @property
+    def cached_values(self) -> int:
+        """Keys and values of a token in one layer."""
+        return 2 * self.kv_heads * self.head_dim
+
     def norm(self, width: int | None = None) -> nn.RMSNorm:
         """An RMSNorm over ``width``, by default H."""
         return nn.RMSNorm(width or self.hidden_size, eps=self.norm_eps)

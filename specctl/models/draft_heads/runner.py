@@ -49,6 +49,10 @@ class HeadRunner(FixedBufferRunner):
         return self._head.layers
 
     @property
+    def state_size(self) -> int:
+        return self._head.state_size
+
+    @property
     def witnessed(self) -> int:
         return self._rows.count
 

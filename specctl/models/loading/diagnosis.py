@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError
 from specctl.models.loading.architecture import generation_config, require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
+from specctl.models.loading.draft_head import draft_head
+from specctl.models.loading.draft_head_diagnosis import examine_draft_head
+from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, gib, load_config
 from specctl.models.loading.model import load_tokenizer, model_tables
@@ -37,29 +40,6 @@ class Problem:
 
 
 @dataclass(slots=True)
-class ModelFacts:
-    """One model of the profile; unknown facts are None or empty."""
-
-    key: str
-    model: str
-    found: str = "not found"
-    folder: str | None = None
-    architecture: str | None = None
-    parameters: int | None = None
-    context: int | None = None
-    vocabulary: int | None = None
-    weights_by_dtype: dict[str, int] = field(default_factory=dict)
-    cache_per_1k_tokens: int | None = None
-    eos_ids: list[int] = field(default_factory=list)
-    rules: list[str] = field(default_factory=list)
-    licence: str | None = None
-    gated: str | None = None
-    dtype: str | None = None
-    quantize: str | None = None
-    devices: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Diagnosis:
     """The whole report; with ``problems`` the models cannot run, with ``advice`` they can."""
 
@@ -80,11 +60,18 @@ def diagnose(profile: Profile) -> Diagnosis:
     report = Diagnosis(versions(), device_memory())
     free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-    for key, table in model_tables(profile):
+    tables = model_tables(profile)
+    for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model)
         report.models.insert(0, facts)
         try:
             checkpoint = locate(table, key)
+            if isinstance(table, DraftTable) and (head := draft_head(checkpoint)) is not None:
+                facts.found = _found(checkpoint)
+                facts.licence, facts.gated = _terms(checkpoint)
+                facts.draft_head = head.kind.value
+                report.advice += examine_draft_head(head, table, tables[place + 1], free, facts)
+                continue
             rules = key == "target" and profile.generation_config
             placement = _examine(checkpoint, table, facts, free, report, rules)
             free = after(free, placement)
@@ -181,8 +168,8 @@ def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> 
     try:
         head = locate_head(name)
         draft = locate(table, key)
-        text = load_config(draft, table.trust_remote_code).get_text_config(decoder=True)
-        head.load(text.hidden_size)
+        if draft_head(draft) is None:  # the width of a draft head's states is known once it is built
+            head.load(load_config(draft, table.trust_remote_code).get_text_config(decoder=True).hidden_size)
         if draft.has_weights() and (reason := mismatch(head, draft)):
             raise ModelError(f"{reason}.", "Train a head on this draft with `specctl train-head`.")
     except ModelError as error:
@@ -217,7 +204,7 @@ def _advise_on_quantization(
 
 def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
-    target, *drafts = report.models
+    target, *drafts = [facts for facts in report.models if facts.draft_head is None]
     sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
     for draft in drafts:
         if draft.key not in tokenizers or not sizes or not target.vocabulary or not draft.vocabulary:

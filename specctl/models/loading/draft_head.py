@@ -115,6 +115,11 @@ class DraftHeadCheckpoint:
         found = named or self.config.get("target_model_name_or_path")
         return found if isinstance(found, str) else None
 
+    @property
+    def local(self) -> bool:
+        """Whether its weights are here."""
+        return self.checkpoint.has_weights() or (self.folder / PICKLED).exists()
+
     def read(self) -> "dict[str, torch.Tensor]":
         """All tensors of the file, downloaded if need be; a pickle is read as tensors only, so it runs no code.
 

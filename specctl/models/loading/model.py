@@ -45,6 +45,11 @@ class LoadedModel:
     dtype: "torch.dtype"
     devices: tuple[str, ...]
 
+    @property
+    def hidden_size(self) -> int:
+        """Width of its last hidden states."""
+        return int(self.config.hidden_size)
+
 
 def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
     """Every model of a profile with its key, in loading order: the lowest draft first, the target last.

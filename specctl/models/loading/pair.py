@@ -7,18 +7,20 @@ from itertools import chain
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specctl.errors import ModelError, RecordError
+from specctl.models.draft_heads.engines import build_head_runner
 from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.draft_head_loading import LoadedHead
+from specctl.models.loading.found import Found, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
 from specctl.models.loading.memory import device_memory
-from specctl.models.loading.model import LoadedModel, eos_ids, load_inspected, load_tokenizer, model_tables
-from specctl.models.loading.preparation import inspected
+from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.engines import EngineSettings, build_runner, checked, fixed_width, preparing_seconds
 from specctl.models.running.recurrent_state import untested
-from specctl.models.running.runner import Runner
-from specctl.models.running.token_rules import RuledRunner, TokenRules
+from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.token_rules import TokenRules, ruled
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 
@@ -29,12 +31,14 @@ class Pair:
     Attributes:
         target: runner of the target model.
         drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
-            loaded. In a benchmark, the drafts of several profiles in a row.
+            loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`.
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
-        models: the transformers models of the runners, the target's first.
+        models: the transformers models of the runners, the target's first; draft heads are none.
         named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
+        above: for each draft the index of the draft whose states it may read, None for the target; empty for a single
+            draft or a hierarchy, in which each reads those of the model before it.
     """
 
     target: Runner
@@ -44,6 +48,7 @@ class Pair:
     context: int
     models: tuple[PreTrainedModel, ...]
     named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
+    above: tuple[int | None, ...] = ()
 
     @property
     def heads(self) -> tuple[AcceptanceHead | None, ...]:
@@ -81,6 +86,7 @@ def load_pair(
     *,
     with_drafts: bool = True,
     drafts: Sequence[ModelTable] | None = None,
+    above: Sequence[int | None] = (),
     heads: Sequence[Sequence[str]] | None = None,
     with_heads: bool = True,
     on_foreign_head: Callable[[str], None] | None = None,
@@ -93,6 +99,7 @@ def load_pair(
         profile: names the models.
         with_drafts: whether to load the profile's drafts.
         drafts: tables of the drafts to load instead of the profile's, in the order of `Pair.drafts`.
+        above: as in `Pair`, for ``drafts``.
         heads: for each of ``drafts`` the names of the heads to load, instead of the head in its table.
         with_heads: whether to load the heads in the drafts' tables.
         on_foreign_head: called with a warning if a head was trained on another draft's weights; without it, such a head
@@ -111,37 +118,43 @@ def load_pair(
     elif with_drafts:
         tables = model_tables(profile)
     wanted = [_own_heads(table) if with_heads else [] for _, table in tables[-2::-1]] if heads is None else heads
+    above = above or [None, *range(len(tables) - 2)][: len(tables) - 1]
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
     devices = device_memory()
-    checkpoints = [locate(table, role) for role, table in tables]
-    plans = [inspected(found, table, devices) for found, (_, table) in zip(checkpoints, tables, strict=True)]
+    found = [Found.of(locate(table, role), table, devices) for role, table in tables]
     if profile.generation_config:
-        require_supported_rules(checkpoints[-1])
+        require_supported_rules(found[-1].checkpoint)
     for name in chain.from_iterable(wanted):
         locate_head(name)
-    loaded: list[LoadedModel] = []
-    for checkpoint, (_, table), plan in zip(checkpoints, tables, plans, strict=True):
-        progress(table.model)
-        loaded.append(load_inspected(checkpoint, table, plan))
-    target = loaded[-1]
+    networks = load_found(found, above, progress)
+    target = networks[0]
+    assert isinstance(target, LoadedModel), "the target is no draft head"
     tokenizer = load_tokenizer(profile.target)
     vocabulary = check_vocabulary(tokenizer, tokenizer, target.vocabulary, target.vocabulary)
-    for (role, table), draft in zip(tables[:-1], loaded[:-1], strict=True):
-        check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
-    models = loaded[::-1]
+    for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
+        if isinstance(draft, LoadedModel):
+            check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
     settings = engines or EngineSettings.of(profile)
-    runners: list[Runner] = [build_runner(model.model, vocabulary, model.name, settings) for model in models]
+    runners: list[Runner] = []
+    for network in networks:
+        if isinstance(network, LoadedHead):
+            runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
+        else:
+            runners.append(build_runner(network.model, vocabulary, network.name, settings))
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
     if settings.check or untested(target.model):
         runners[0] = checked(runners[0], target.model, vocabulary, target.name)
+    for runner, upper in zip(runners[1:], above, strict=True):
+        if isinstance(runner, StateReader):
+            runners[0 if upper is None else upper + 1].watch(runner.layers)
     eos = eos_ids(target.model, tokenizer)
     if profile.generation_config and target.model.generation_config is not None:
         rules = [TokenRules(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:
-            runners = [RuledRunner(runner, own) for runner, own in zip(runners, rules, strict=True)]
+            runners = [ruled(runner, own) for runner, own in zip(runners, rules, strict=True)]
     named: list[dict[str, AcceptanceHead]] = []
-    for (_, table), draft, runner, names in zip(tables[-2::-1], models[1:], runners[1:], wanted, strict=True):
+    for (_, table), draft, runner, names in zip(tables[-2::-1], networks[1:], runners[1:], wanted, strict=True):
         loading: dict[str, AcceptanceHead] = {}
         for name in names:
             progress(name)
@@ -153,8 +166,9 @@ def load_pair(
         tokenizer=tokenizer,
         eos=eos,
         context=min(runner.context for runner in runners),
-        models=tuple(model.model for model in models),
+        models=tuple(network.model for network in networks if isinstance(network, LoadedModel)),
         named_heads=tuple(named),
+        above=tuple(above),
     )
 
 
@@ -163,10 +177,10 @@ def _own_heads(table: ModelTable) -> list[str]:
 
 
 def _load_head(
-    table: ModelTable, name: str, draft: LoadedModel, on_foreign: Callable[[str], None] | None
+    table: ModelTable, name: str, draft: LoadedModel | LoadedHead, on_foreign: Callable[[str], None] | None
 ) -> AcceptanceHead:
     checkpoint = locate_head(name)
-    head = checkpoint.load(draft.config.hidden_size)
+    head = checkpoint.load(draft.hidden_size)
     if reason := mismatch(checkpoint, locate(table, "draft")):
         if on_foreign is None:
             hint = "Train a head on this draft with `specctl train-head`, or use this one with --foreign-head."

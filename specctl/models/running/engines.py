@@ -13,6 +13,7 @@ from specctl.models.running.token_rules import RuledRunner
 from specctl.profile.schema import Profile
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from specctl.models.running.compilation import Compiler
@@ -72,7 +73,7 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
         if settings.engine != "auto" or settings.compile is True:
             settings.notice(f"{name} runs eagerly: {why}")
         return EagerRunner(model, vocabulary)
-    compiler = _compiler(model, name, settings)
+    compiler = compiler_for(model.device, name, settings)
     if settings.engine == "graph":
         if model.device.type == "cuda":
             from specctl.models.running.graph import CudaCapture, GraphRunner
@@ -131,12 +132,13 @@ def preparing_seconds(runner: Runner) -> float | None:
     return runner.preparing_seconds if isinstance(runner, PreparedRunner) and runner.prepares else None
 
 
-def _compiler(model: "PreTrainedModel", name: str, settings: EngineSettings) -> "Compiler | None":
+def compiler_for(device: "torch.device", name: str, settings: EngineSettings) -> "Compiler | None":
+    """The compiler for a model on a device; None where passes are not to be compiled, or cannot be."""
     if not settings.compiles:
         return None
     from specctl.models.running.compilation import Compiler, missing_compiler
 
-    if missing := missing_compiler(model.device):
+    if missing := missing_compiler(device):
         settings.notice(f"{name} runs uncompiled: {missing}")
         return None
     return Compiler(name, settings.notice, settings.progress)

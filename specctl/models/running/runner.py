@@ -110,12 +110,16 @@ class StateReader(Runner, Protocol):
 
     Attributes:
         layers: the layers of the verifier that it reads.
+        state_size: D, the width of their states.
         witnessed: W, the first W places of the sequence are those whose states it was given.
         longest: the most tokens that it can draft in a round; None for any number.
     """
 
     @property
     def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def state_size(self) -> int: ...
 
     @property
     def witnessed(self) -> int: ...

@@ -22,7 +22,8 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.watching import States
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +163,41 @@ class RuledRunner:
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)
         del self._text[self.runner.length :]
+
+
+class RuledReader(RuledRunner):
+    """A `RuledRunner` around a draft head.
+
+    Args:
+        runner: the draft head.
+        rules: applied to every row of its logits.
+    """
+
+    runner: StateReader
+
+    def __init__(self, runner: StateReader, rules: TokenRules) -> None:
+        super().__init__(runner, rules)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.runner.layers
+
+    @property
+    def state_size(self) -> int:
+        return self.runner.state_size
+
+    @property
+    def witnessed(self) -> int:
+        return self.runner.witnessed
+
+    @property
+    def longest(self) -> int | None:
+        return self.runner.longest
+
+    def witness(self, start: int, states: States) -> None:
+        self.runner.witness(start, states)
+
+
+def ruled(runner: Runner, rules: TokenRules) -> RuledRunner:
+    """A runner or draft head whose logits follow the rules."""
+    return RuledReader(runner, rules) if isinstance(runner, StateReader) else RuledRunner(runner, rules)

@@ -1,0 +1,33 @@
+"""The runner for a draft head and an engine setting."""
+
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
+from specctl.models.running.engines import EngineSettings, compiler_for
+from specctl.models.running.runner import Runner
+
+
+def build_head_runner(head: ChainHead, vocabulary: int, name: str, settings: EngineSettings) -> Runner:
+    """The fastest runner that the settings allow; a head always runs over fixed buffers.
+
+    Args:
+        head: in eval mode, on its device.
+        vocabulary: the pair's shared vocabulary.
+        name: the head's, in messages.
+        settings: which engine, and whether to compile.
+    """
+    device = next(head.parameters()).device
+    compiler = None if settings.engine == "eager" else compiler_for(device, name, settings)
+    if settings.engine == "graph" and device.type == "cuda":
+        from specctl.models.running.graph import CudaCapture
+
+        compiled = compiler if settings.compile is True else None
+        return GraphHeadRunner(
+            head,
+            vocabulary,
+            CudaCapture(),
+            name=name,
+            compiler=compiled,
+            notice=settings.notice,
+            progress=settings.progress,
+        )
+    return HeadRunner(head, vocabulary, compiler=compiler)

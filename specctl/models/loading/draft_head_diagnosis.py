@@ -1,0 +1,66 @@
+"""What a draft head is, whether it belongs to its verifier and what it needs, found without loading the verifier."""
+
+from collections.abc import Sequence
+
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.draft_head import DraftHeadCheckpoint
+from specctl.models.loading.draft_head_loading import BUILDERS, require_head_settings
+from specctl.models.loading.facts import ModelFacts
+from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, load_config
+from specctl.models.loading.placement import place
+from specctl.models.loading.skeleton import skeleton
+from specctl.profile.model_names import short_name
+from specctl.profile.schema import DraftTable, ModelTable
+
+
+def examine_draft_head(
+    head: DraftHeadCheckpoint,
+    table: DraftTable,
+    verifier: tuple[str, ModelTable],
+    devices: Sequence[DeviceMemory],
+    facts: ModelFacts,
+) -> list[str]:
+    """Build a draft head on its verifier's shapes.
+
+    Args:
+        head: its files; weights on the hub are not downloaded, and only its configuration is examined.
+        table: its profile table.
+        verifier: key and table of the model above it.
+        devices: those of the machine.
+        facts: filled in.
+
+    Returns:
+        Advice.
+
+    Raises:
+        ModelError: the head is damaged, of a layout that specctl does not know, or made for another model.
+    """
+    require_head_settings(head, table)
+    facts.trained_on = head.verifier
+    advice = []
+    key, upper = verifier
+    if head.verifier is not None and short_name(head.verifier) != short_name(upper.model):
+        advice.append(
+            f"{head} was trained on {head.verifier}; the {key} model here is {upper.model}. The text stays the "
+            "target's, but less of a draft may be accepted."
+        )
+    above = locate(upper, key)
+    model = skeleton(above, load_config(above, upper.trust_remote_code), upper.trust_remote_code)
+    if not head.local:
+        return [*advice, f"{head} will be downloaded at first use."]
+    network = BUILDERS[head.kind](head.config, head.read(), model, str(head))
+    facts.architecture = type(network).__name__
+    facts.context = network.context
+    facts.reads_layers = list(network.layers)
+    facts.draft_tokens = network.draft_vocabulary
+    facts.vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    parameters = sum(weight.numel() for weight in network.parameters())
+    dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
+    need = Estimate(
+        parameters, parameters * ITEM_BYTES[dtype], dtype, quantised=False, cached_values=network.cached_values
+    )
+    placement = place(table, need, devices, head.checkpoint.role)
+    facts.parameters, facts.dtype, facts.devices = parameters, placement.dtype, placement.shares
+    facts.weights_by_dtype = {name: need.weight_bytes(name) for name in ITEM_BYTES if name != "float64"}
+    facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    return advice

@@ -1,0 +1,87 @@
+"""From a draft head's files to a network in memory, beside the model whose states it reads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specctl.errors import ModelError
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.loading.draft_head import DraftHeadCheckpoint, HeadKind
+from specctl.models.loading.eagle_formats import build_eagle1, build_eagle3
+from specctl.profile.schema import DraftTable, ModelTable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from specctl.models.loading.model import LoadedModel
+
+Build = Callable[[Mapping[str, Any], Mapping[str, torch.Tensor], "PreTrainedModel", str], ChainHead]
+BUILDERS: dict[HeadKind, Build] = {HeadKind.EAGLE1: build_eagle1, HeadKind.EAGLE3: build_eagle3}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A draft head ready to run.
+
+    Attributes:
+        name: its name in the profile.
+        kind: what it is.
+        head: the network, in eval mode, on its device.
+    """
+
+    name: str
+    kind: HeadKind
+    head: ChainHead
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states that acceptance heads read."""
+        return self.head.width
+
+
+def require_head_settings(found: DraftHeadCheckpoint, table: DraftTable) -> None:
+    """Raise a ModelError if a table has settings that make no sense for a draft head."""
+    if table.draft is not None:
+        raise ModelError(
+            f"{found} cannot verify the tokens of a faster draft: it reads a block token after token, so that this "
+            "would gain nothing.",
+            f"Remove [{found.checkpoint.role}.draft], or put the draft head there and a model in its place here.",
+        )
+    if table.quantize is not None:
+        raise ModelError(
+            f"{found} cannot be quantised.", f"Remove quantize from [{found.checkpoint.role}]; the head is small."
+        )
+    if isinstance(table.device, dict) or table.device in ("balanced", "balanced_low_0", "sequential"):
+        raise ModelError(
+            f"{found} goes to a single device.",
+            f'Set device in [{found.checkpoint.role}] to one, such as "cuda:0", or leave it out: it then goes where '
+            "its verifier's output layer is.",
+        )
+
+
+def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "LoadedModel") -> LoadedHead:
+    """Load a draft head next to its verifier.
+
+    Args:
+        found: its files.
+        table: its profile table; with device and dtype ``auto`` they are those of the verifier's output layer.
+        verifier: the loaded model whose states it reads.
+
+    Raises:
+        ModelError: the head is damaged, of a layout that specctl does not know, or made for another model.
+    """
+    head = BUILDERS[found.kind](found.config, found.read(), verifier.model, str(found))
+    output = verifier.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    device = output.weight.device if table.device == "auto" else torch.device(table.device)  # type: ignore[arg-type]
+    dtype = verifier.dtype if table.dtype == "auto" else getattr(torch, table.dtype)
+    try:
+        head = head.to(device, dtype).eval()
+    except (RuntimeError, torch.OutOfMemoryError) as error:
+        raise ModelError(
+            f"{found} does not fit on {device} ({str(error).splitlines()[0]}).",
+            f"Set device in [{found.checkpoint.role}] to another one.",
+        ) from error
+    head.requires_grad_(False)
+    return LoadedHead(found.name, found.kind, head)

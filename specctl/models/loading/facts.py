@@ -1,0 +1,34 @@
+"""What is told of one model of a profile."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ModelFacts:
+    """One model or draft head of the profile; unknown facts are None or empty.
+
+    Of a draft head, ``draft_head`` is its kind, ``reads_layers`` the layers of its verifier whose states it reads,
+    ``draft_tokens`` how many of the vocabulary's tokens it can draft, and ``trained_on`` the model that its files name.
+    """
+
+    key: str
+    model: str
+    found: str = "not found"
+    folder: str | None = None
+    architecture: str | None = None
+    parameters: int | None = None
+    context: int | None = None
+    vocabulary: int | None = None
+    weights_by_dtype: dict[str, int] = field(default_factory=dict)
+    cache_per_1k_tokens: int | None = None
+    eos_ids: list[int] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    licence: str | None = None
+    gated: str | None = None
+    dtype: str | None = None
+    quantize: str | None = None
+    devices: dict[str, int] = field(default_factory=dict)
+    draft_head: str | None = None
+    reads_layers: list[int] = field(default_factory=list)
+    draft_tokens: int | None = None
+    trained_on: str | None = None

@@ -1,0 +1,78 @@
+"""The models and draft heads of a profile, found and checked before the first of them is loaded."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import Checkpoint
+from specctl.models.loading.draft_head import DraftHeadCheckpoint, draft_head
+from specctl.models.loading.draft_head_loading import LoadedHead, load_draft_head, require_head_settings
+from specctl.models.loading.memory import DeviceMemory
+from specctl.models.loading.model import LoadedModel, load_inspected
+from specctl.models.loading.preparation import inspected
+from specctl.models.loading.quantization import Quantization
+from specctl.profile.schema import DraftTable, ModelTable
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model or draft head of a profile before it is loaded.
+
+    Attributes:
+        checkpoint: its files.
+        table: its profile table.
+        quantization: how a model is quantised while it is loaded.
+        head: the draft head that it is; None for a model.
+    """
+
+    checkpoint: Checkpoint
+    table: ModelTable
+    quantization: Quantization | None
+    head: DraftHeadCheckpoint | None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory]) -> "Found":
+        head = draft_head(checkpoint) if isinstance(table, DraftTable) else None
+        if head is None or not isinstance(table, DraftTable):
+            return cls(checkpoint, table, inspected(checkpoint, table, devices), None)
+        require_head_settings(head, table)
+        return cls(checkpoint, table, None, head)
+
+    def load(self) -> LoadedModel | None:
+        """The model; None for a draft head, which is loaded after its verifier."""
+        return load_inspected(self.checkpoint, self.table, self.quantization) if self.head is None else None
+
+    def load_head(self, verifier: LoadedModel | None) -> LoadedHead:
+        """The draft head, beside the model whose states it reads."""
+        assert self.head is not None
+        if verifier is None:
+            raise ModelError(
+                f"{self.head} cannot draft for another draft head.", "A draft head reads the states of a whole model."
+            )
+        return load_draft_head(self.head, self.table, verifier)
+
+
+def load_found(
+    found: Sequence[Found], above: Sequence[int | None], progress: Callable[[str], None]
+) -> list[LoadedModel | LoadedHead]:
+    """Load all of them, the models first and in their order, then the draft heads.
+
+    Args:
+        found: in loading order, the target last.
+        above: for each draft, from the first, the index of the draft whose states it may read; None for the target.
+        progress: called with the name of each before it is loaded.
+
+    Returns:
+        The target, then the drafts from the first on.
+    """
+    models: list[LoadedModel | None] = []
+    for one in found:
+        if one.head is None:
+            progress(one.table.model)
+        models.insert(0, one.load())
+    networks: list[LoadedModel | LoadedHead] = []
+    for one, model, upper in zip(found[::-1], models, [None, *above], strict=True):
+        if model is None:
+            progress(one.table.model)
+        networks.append(model or one.load_head(models[0 if upper is None else upper + 1]))
+    return networks
