@@ -34,6 +34,7 @@ class TracedStep:
     top_prob: Probability | None = None
     token_prob: Probability | None = None
     accept_prob: Probability | None = None
+    next_accept_prob: Probability | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

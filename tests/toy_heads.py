@@ -3,8 +3,10 @@
 import torch
 from toys import VOCABULARY, seeded
 
+from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head, new_eagle3
 from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.markov import MarkovKind
 
 SHAPE = LayerShape(hidden_size=8, intermediate_size=12, heads=2, kv_heads=1, head_dim=4)
 
@@ -33,6 +35,51 @@ def random_eagle3(
     drafts = vocabulary if tokens is None else len(tokens)
     config = Eagle3Config(shape, layers, vocabulary, drafts, states)
     head = new_eagle3(config, None if tokens is None else torch.tensor(tokens))
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))
+            seed += 1
+    return head.eval()
+
+
+def random_block(
+    *,
+    block_size: int = 4,
+    layers: tuple[int, ...] = (0,),
+    vocabulary: int = VOCABULARY,
+    tokens: list[int] | None = None,
+    markov: MarkovKind | None = None,
+    shape: LayerShape = SHAPE,
+    seed: int = 0,
+    spread: float = 1.0,
+) -> BlockHead:
+    """A DFlash head, or with ``markov`` a DSpark head that predicts acceptance, with random weights.
+
+    Args:
+        block_size: places of its pass.
+        layers: that it reads, of states as wide as its own.
+        vocabulary: the verifier's.
+        tokens: the ids that it can draft; None for all.
+        markov: its sequential head.
+        shape: of its layers.
+        seed: of the weights.
+        spread: their standard deviation.
+    """
+    config = BlockConfig(
+        shape=shape,
+        layers=layers,
+        vocabulary=vocabulary,
+        draft_vocabulary=vocabulary if tokens is None else len(tokens),
+        num_layers=2,
+        block_size=block_size,
+        mask_token=vocabulary - 1,
+        from_anchor=markov is not None,
+        markov=markov,
+        markov_rank=0 if markov is None else 3,
+        confidence=markov is not None,
+        confidence_reads_token=markov is not None,
+    )
+    head = BlockHead(config, None if tokens is None else torch.tensor(tokens))
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Forward
-from specctl.policies import StoppingPolicy
+from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
@@ -64,6 +64,7 @@ class TableRunner:
         self._none = logits.shape[-1]
         self._seen: dict[tuple[int, ...], torch.Tensor] = {}
         self._watched: set[int] = set()
+        self.foresees = True
 
     @property
     def length(self) -> int:
@@ -93,6 +94,10 @@ class TableRunner:
         window = (self._none, *self.tokens)[len(self.tokens) - count :]
         rows = torch.stack([self.table[pair] for pair in pairwise(window)])  # (T, V)
         return {layer: rows + layer for layer in self._watched}
+
+    def next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
+        """A number that depends on the token and the one before it, and not on the one that is drafted next."""
+        return self.table[self.tokens[-1], int(token)].softmax(-1).max()
 
     def rollback(self, length: int) -> None:
         assert length >= 0
@@ -244,6 +249,9 @@ def noisy_copy(family: str, noise: float = 0.01) -> PreTrainedModel:
 def fresh_policy(policy: type[StoppingPolicy], **settings: object) -> StoppingPolicy:
     return policy(**settings)  # type: ignore[call-arg]
 
+
+# Those that any draft can be stopped by; the others read what only a draft head predicts.
+WITHOUT_FORESIGHT = [name for name, policy in POLICIES.items() if "next_accept_prob" not in policy.reads]
 
 # Untrained models stop no policy at its defaults in interesting places: these settings do, by name of the policy.
 STOPPING: dict[str, dict[str, object]] = {

@@ -10,7 +10,7 @@ from specctl.statistics.intervals import Floats
 
 Ints = npt.NDArray[np.int64]
 
-RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0, "accept_prob": 1.0}
+RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0, "accept_prob": 1.0, "next_accept_prob": 1.0}
 """The sign of the expected correlation of each signal with acceptance."""
 
 
@@ -20,8 +20,8 @@ class Judged:
 
     Attributes:
         prompt: which prompt, counted from 0.
-        signals: by name, those of `RISING` that are known. ``accept_prob`` is the prediction of a head for the token
-            itself, NaN where there is none.
+        signals: by name, those of `RISING` that are known. ``accept_prob`` and ``next_accept_prob`` are the predictions
+            for the token itself, made after and before it was drawn; NaN where there is none.
         accepted: 1 or 0; where the verdict is random, the probability of 1.
         run: (expected) tokens accepted in a row from this one on.
         discarded: ``(M,)`` draft entropies of tokens after a rejected one, which were never judged.

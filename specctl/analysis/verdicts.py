@@ -41,6 +41,9 @@ class _Verdicts:
         # A head predicts for a token once it is fed, so its prediction stands at the step after.
         after = [step.accept_prob for step in round_.steps[1 : len(verified) + 1]]
         columns["accept_prob"] = [*after, *[None] * (len(verified) - len(after))]
+        # A draft head predicts for a token before it is drawn, so its prediction stands at the step before.
+        before = [step.next_accept_prob for step in verified[:-1]]
+        columns["next_accept_prob"] = [*[None] * (len(verified) - len(before)), *before]
         accepted = [float(step.accepted) for step in verified]
         self._add(identity, accepted, [float(round_.accepted - index) for index in range(len(verified))], columns)
         never = round_.steps[round_.accepted + 1 :]
@@ -52,6 +55,7 @@ class _Verdicts:
         accepted = list(map(float, draft.accepted if trace.chances is None else trace.chances))
         columns: dict[str, Sequence[float | None]] = {name: getattr(draft.along, name) for name in DISTRIBUTION_SIGNALS}
         columns["accept_prob"] = [_prediction(trace, position) for position in range(len(accepted))]
+        columns["next_accept_prob"] = [None] * len(accepted)
         self._add(trace.prompt, accepted, run_lengths(np.array(accepted)).tolist(), columns)
 
     def _add(
@@ -83,7 +87,7 @@ def read_traces(paths: Iterable[Path]) -> Judged:
     known = {name: np.array(values) for name, values in found.signals.items() if not all(map(isnan, values))}
     if not known:
         raise UsageError("the traces contain no signals", "write them with `specctl generate --trace FILE`")
-    own = [values for name, values in known.items() if name != "accept_prob"] or list(known.values())
+    own = [values for name, values in known.items() if name in DISTRIBUTION_SIGNALS] or list(known.values())
     whole = np.isfinite(np.stack(own)).all(axis=0)
     if not whole.any():
         raise UsageError("no drafted token has all the signals that others have", "analyse the traces one by one")

@@ -135,10 +135,12 @@ def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str
         known: the signals known at each level.
 
     Raises:
-        UsageError: a setting needs a head's prediction at a level without a head.
+        UsageError: a setting needs a prediction that is not made at its level.
     """
     levels = zip(options, known, strict=False)
     policy = next((one.policy for level, signals in levels for one in level if not one.signals <= signals), None)
+    if policy == "confidence":
+        raise UsageError(f"{policy} reads what only a draft head predicts, which a calibration does not record")
     if policy is not None:
         raise UsageError(
             f"{policy} needs a head that predicts acceptance",

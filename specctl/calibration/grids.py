@@ -21,6 +21,7 @@ SIMPLEST = (
     "self-verify",
     "adaedl",
     "cost-optimal",
+    "confidence",
     "specdec++",
 )
 """Policies from the simplest to the most elaborate, by the signals they read and the state they keep."""
@@ -82,6 +83,8 @@ def _paper(policy: str) -> list[dict[str, Any]]:
             return [{"threshold": value} for value in tenths]
         case "specdec++":
             return [{"threshold": h} for h in (0.1, 0.3, 0.5, 0.7, 0.9)]
+        case "confidence":
+            return [{"threshold": h} for h in (0.2, 0.4, 0.6, 0.8)]
     return [{}]
 
 
@@ -103,6 +106,8 @@ def _dense(policy: str) -> list[dict[str, Any]]:
             return _paper(policy) + [{**point, "max_draft": cap} for cap in caps for point in _sobol(knobs, 64)]
         case "self-verify":
             return [{"max_draft": cap} for cap in range(2, 21)]
+        case "confidence":
+            return _crossed(threshold=_steps(0.05, 0.95, 0.05), max_draft=caps)
         case "specdec++":
             return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20), min_draft=(1, 2))
     return [{}]

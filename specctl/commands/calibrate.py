@@ -121,10 +121,9 @@ def calibrate(
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
     from specctl.calibration.contest import contest, heads_among, heads_in
     from specctl.calibration.earlier_trace import require_fits
-    from specctl.policies import SIGNALS
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
-    from specctl.replay.trace_files import TRACES, read_traces
+    from specctl.replay.trace_files import RECORDED, TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     given = heads_in(head or [])
@@ -151,7 +150,7 @@ def calibrate(
             earlier = read_traces(from_)
         elif traced is not None and TRACES.continues(traced):
             earlier = read_traces(traced.path)
-        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else set(SIGNALS)
+        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else RECORDED
         asked = contest(drafting, policy, grid, heads, recorded)
         prompts = None
         if from_ is None:

@@ -16,6 +16,7 @@ from specctl.decoding.reading import (
     unpack,
 )
 from specctl.decoding.sampling import Sampling, arrivals, sibling
+from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import FusedRunner, Runner, StateReader
 from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
@@ -88,7 +89,8 @@ class ModelDrafter:
         head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
 
     Raises:
-        ValueError: ``accept_prob`` is wanted and there is no head.
+        ValueError: ``accept_prob`` is wanted and there is no head, or ``next_accept_prob`` of a draft that does not
+            predict it.
     """
 
     def __init__(
@@ -104,6 +106,10 @@ class ModelDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
+        self._foresees = "next_accept_prob" in self._signals
+        self._foresee = foresight_of(runner)
+        if self._foresees and self._foresee is None:
+            raise ValueError("next_accept_prob needs a draft head that predicts it")
         reads_previous = self._head is not None and self._head.reads_signals
         # (3,) DISTRIBUTION_SIGNALS of the last token drafted, for a head that reads them
         self._previous = (
@@ -115,7 +121,7 @@ class ModelDrafter:
         reads_all = self._fused is not None or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         self._sampling = Sampling()
-        self._reader = Reader(self._sampling, self._read, self._head)
+        self._reader = Reader(self._sampling, self._read, self._head, self._foresees)
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
@@ -130,7 +136,7 @@ class ModelDrafter:
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
-        self._reader = Reader(sampling, self._read, self._head)
+        self._reader = Reader(sampling, self._read, self._head, self._foresees)
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
 
@@ -172,7 +178,8 @@ class ModelDrafter:
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             logits = forward.logits[0]  # (V,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            reading, probs = self._reader.read(logits, self._noise(len(logits)), state, self._previous)
+            noise = self._noise(len(logits))
+            reading, probs = self._reader.read(logits, noise, state, self._previous, self._foresee)
             if self._previous is not None:
                 self._previous = distribution_signals(reading).double()
             numbers = fetch(reading)

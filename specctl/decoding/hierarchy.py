@@ -60,6 +60,8 @@ class PreVerifiedDrafter:
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
             raise ValueError("accept_prob needs a head")
+        if "next_accept_prob" in self._signals:
+            raise ValueError("a draft that verifies another draft predicts nothing of its next token")
         # (3,) DISTRIBUTION_SIGNALS of the last token collected, for a head that reads them
         self._previous: torch.Tensor | None = None
         self._sampling = Sampling()

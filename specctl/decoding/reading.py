@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from specctl.decoding.sampling import Sampling, race, read_signals
+from specctl.models.running.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.records import DraftStep
 
@@ -39,6 +40,7 @@ class Reading(NamedTuple):
         token: int64.
         entropy, top_prob, token_prob: float32, of the softmax at temperature 1 that the token comes from.
         accept_prob: float32, the predicted acceptance probability of the token fed before this one.
+        next_accept_prob: float32, that of the token drafted after this one.
     """
 
     token: torch.Tensor
@@ -46,6 +48,7 @@ class Reading(NamedTuple):
     top_prob: torch.Tensor | None = None
     token_prob: torch.Tensor | None = None
     accept_prob: torch.Tensor | None = None
+    next_accept_prob: torch.Tensor | None = None
 
 
 def pack(reading: Reading) -> torch.Tensor:  # (..., F)
@@ -96,11 +99,13 @@ class Reader:
         sampling: how the token is drawn.
         wanted: which of `DISTRIBUTION_SIGNALS` to compute.
         predictor: predicts acceptance, on the model's device; None for no prediction.
+        foresees: whether to read the draft head's own prediction for the next token.
     """
 
     sampling: Sampling
     wanted: frozenset[Signal] = frozenset()
     predictor: AcceptancePredictor | None = None
+    foresees: bool = False
 
     @property
     def hidden(self) -> bool:
@@ -111,7 +116,8 @@ class Reader:
     def fields(self) -> list[str]:
         """The fields of a reading made with a hidden state where `hidden`, in packed order."""
         signals = [name for name in DISTRIBUTION_SIGNALS if name in self.wanted]
-        return ["token", *signals, *(["accept_prob"] if self.hidden else [])]
+        predictions = {"accept_prob": self.hidden, "next_accept_prob": self.foresees}
+        return ["token", *signals, *(name for name, read in predictions.items() if read)]
 
     def read(
         self,
@@ -119,6 +125,7 @@ class Reader:
         arrivals: torch.Tensor | None,
         hidden: torch.Tensor | None = None,
         previous: torch.Tensor | None = None,
+        foresee: Foresee | None = None,
     ) -> tuple[Reading, torch.Tensor | None]:
         """One token with its signals, and the distribution ``(V,)`` that it was drawn from; None when greedy.
 
@@ -130,6 +137,7 @@ class Reader:
             hidden: ``(H,)``, the last hidden state of the token that was fed.
             previous: ``(3,)``, `DISTRIBUTION_SIGNALS` of the step that drew that token, for a predictor that reads
                 them.
+            foresee: gives the acceptance probability of the token that follows the one drawn.
         """
         probs = None if arrivals is None else self.sampling.probs(logits)  # (V,)
         token = logits.argmax(-1) if probs is None or arrivals is None else race(probs, arrivals)
@@ -137,7 +145,8 @@ class Reader:
         accept_prob = None
         if self.predictor is not None and hidden is not None:
             accept_prob = self.predictor.accept_prob(hidden, previous)
-        return Reading(token, **signals, accept_prob=accept_prob), probs
+        next_accept_prob = foresee(token) if self.foresees and foresee is not None else None
+        return Reading(token, **signals, accept_prob=accept_prob, next_accept_prob=next_accept_prob), probs
 
     def __call__(
         self,
@@ -145,7 +154,8 @@ class Reader:
         arrivals: torch.Tensor | None,
         hidden: torch.Tensor | None = None,
         previous: torch.Tensor | None = None,
+        foresee: Foresee | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`read` with the reading packed ``(F,)``: the form that becomes part of a model's pass."""
-        reading, probs = self.read(logits, arrivals, hidden, previous)
+        reading, probs = self.read(logits, arrivals, hidden, previous, foresee)
         return pack(reading), probs

@@ -15,6 +15,7 @@ from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
 from specctl.profile.schema import SamplingTable
@@ -23,7 +24,11 @@ from specctl.records import Completion, FinishReason, Round
 
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
-    return frozenset(DISTRIBUTION_SIGNALS) | ({"accept_prob"} if any(pair.heads) else frozenset())
+    predicted: dict[Signal, bool] = {
+        "accept_prob": any(pair.heads),
+        "next_accept_prob": any(map(foresight_of, pair.drafts)),
+    }
+    return frozenset([*DISTRIBUTION_SIGNALS, *(name for name, known in predicted.items() if known)])
 
 
 def build_drafter(
@@ -34,12 +39,11 @@ def build_drafter(
     Args:
         pair: loaded models.
         setting: policies with their values, from the draft that the target verifies down.
-        record: signals to compute at every level whether or not a policy reads them; ``accept_prob`` where there is a
-            head.
+        record: signals to compute at every level whether or not a policy reads them; predictions where they are made.
         drafts: for each level of the setting which of the pair's drafts plays it; without it they are taken in order.
 
     Raises:
-        ProfileError: a policy reads an acceptance head's predictions, and its draft has none.
+        ProfileError: a policy reads predictions that its draft does not make.
     """
     if not setting.drafts:
         return None
@@ -85,11 +89,10 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
     Args:
         stages: the first drafts for the target, each further one for the stage before it. Stages from the first that
             never drafts on take no part.
-        record: signals to record at every level even if no policy reads them; ``accept_prob`` only where there is a
-            head.
+        record: signals to record at every level even if no policy reads them; predictions only where they are made.
 
     Raises:
-        ProfileError: a policy reads an acceptance head's predictions, and its stage has none.
+        ProfileError: a policy reads predictions that its stage does not make.
     """
     if not stages or not stages[0].policy.drafts:
         return None
@@ -97,8 +100,16 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
     if top.head is None and "accept_prob" in top.policy.signals:
         raise ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
     inner = compose(stages[1:], record)
+    foreseeing = inner is None and foresight_of(top.runner) is not None
+    if not foreseeing and "next_accept_prob" in top.policy.signals:
+        raise ProfileError(
+            "this policy reads what a draft head predicts of its next token, and its draft predicts nothing",
+            "draft with a DSpark head that has a confidence head, or choose another policy",
+        )
     if top.head is None:
         record = record - {"accept_prob"}
+    if not foreseeing:
+        record = record - {"next_accept_prob"}
     if inner is None:
         return ModelDrafter(top.runner, top.policy, record, top.head)
     return PreVerifiedDrafter(inner, top.runner, top.policy, once=top.once, record=record, head=top.head)

@@ -7,7 +7,7 @@ import torch
 
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import Runner, StateReader
 from specctl.observing.results import PassTimes
 from specctl.observing.timing import fill, ordinary_tokens, wait
 
@@ -30,9 +30,12 @@ class PassMeter:
         self._draft: list[float] = []
         self._with_head: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
-        # A single draft never verifies, so it only runs passes of one token.
+        # A single draft never verifies, so it only runs passes of one token; neither does a draft head.
         several = pair.drafts if len(pair.drafts) > 1 else ()
-        self._drafts = [(runner, {width: list[float]() for width in self._widths}) for runner in several]
+        self._drafts = [
+            (runner, {width: list[float]() for width in ([1] if isinstance(runner, StateReader) else self._widths)})
+            for runner in several
+        ]
 
     @torch.inference_mode()
     def measure(self, repeats: int = 5) -> PassTimes:
@@ -45,7 +48,8 @@ class PassMeter:
                 self._time(self._pair.drafts[0] if verifies else self._pair.target, 1)
                 self._target[width].append(self._time(self._pair.target, width))
                 for runner, times in self._drafts:
-                    times[width].append(self._time(runner, width))
+                    if width in times:
+                        times[width].append(self._time(runner, width))
             for _ in range(4):
                 if self._pair.drafts:
                     self._draft.append(self._time(self._pair.drafts[0], 1))

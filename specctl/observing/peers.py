@@ -70,7 +70,9 @@ class Peer:
 
     def __init__(self, pair: Pair, name: str) -> None:
         if len(pair.models) < 2:
-            raise UsageError(f"{name} needs a draft model", "choose a profile with a draft")
+            raise UsageError(
+                f"{name} needs a draft model", "choose a profile with one; transformers runs no draft heads"
+            )
         target, draft = (model.config.get_text_config() for model in pair.models[:2])
         if target.vocab_size != draft.vocab_size:
             raise UsageError(

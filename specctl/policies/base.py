@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from specctl.records import DraftStep, Round
 
-Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob"]
+Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob"]
 """A field of `DraftStep` that a policy may read."""
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 SIGNAL_NAMES = {
@@ -14,6 +14,7 @@ SIGNAL_NAMES = {
     "top_prob": "top probability",
     "token_prob": "drafted token's probability",
     "accept_prob": "predicted acceptance",
+    "next_accept_prob": "acceptance predicted before drawing",
 }
 """Names of the signals in tables."""
 DISTRIBUTION_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")

@@ -2,6 +2,7 @@
 
 from specctl.policies.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.base import Rule
+from specctl.policies.confidence import ConfidentPrefix
 from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.cost_optimal import CostOptimal
 from specctl.policies.heuristic import Heuristic
@@ -18,5 +19,6 @@ POLICIES: dict[str, type[Rule]] = {
     "adaedl": AdaEdl,
     "self-verify": SelfVerify,
     "specdec++": SpecDecPlusPlus,
+    "confidence": ConfidentPrefix,
     "cost-optimal": CostOptimal,
 }

@@ -23,7 +23,7 @@ from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
 from specctl.replay.recording import read_sequence
-from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
+from specctl.replay.trace_files import RECORDED, TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 
 PROVENANCE = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
@@ -59,7 +59,7 @@ def collect_traces(
     """
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
-    header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads))
+    header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair) & RECORDED), provenance, list(heads))
     traces = TraceSet(header)
     if output is not None and earlier is not None:
         _require_same(earlier.header, header, output.path)
@@ -84,7 +84,7 @@ def collect_traces(
                 pair,
                 _contexts(traces.traces),
                 depth,
-                _signal_sets(readable(pair)),
+                _signal_sets(readable(pair) & RECORDED),
                 Sampling.of(profile.sampling),
                 _medians(overheads, len(pair.drafts)),
                 advance,

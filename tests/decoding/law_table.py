@@ -68,6 +68,10 @@ SETTINGS: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"threshold": 0.6, "min_draft": 1, "max_draft": 3}, "policy max_draft"),
         ({"threshold": 0.45}, "policy"),
     ],
+    "confidence": [
+        ({"threshold": 0.7}, "policy"),
+        ({"threshold": 0.4, "max_draft": 3}, "policy max_draft"),
+    ],
     # Learned from all sequences so far.
     "cost-optimal": [
         ({"use_head": True, "cost_ratio": 0.5}, "policy"),

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from toys import FAMILIES, STOPPING, WINDOW, noisy_copy, random_head, random_model, seeded
+from toys import FAMILIES, STOPPING, WINDOW, WITHOUT_FORESIGHT, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -33,7 +33,7 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
 
 
 @pytest.mark.parametrize("draft", ["smaller", "noisy copy"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", WITHOUT_FORESIGHT)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
     target = EagerRunner(random_model(family), 64)

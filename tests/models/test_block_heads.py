@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from toys import Replays
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from specctl.decoding.reading import Reader
+from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.loading.block_formats import build_block, spread_layers, write_dflash
+from specctl.models.loading.draft_head import HeadKind, recognise
+from specctl.policies import DISTRIBUTION_SIGNALS
 
 DATA = Path(__file__).parents[1] / "data" / "draft_heads"
 VOCABULARY, DEPTH = 40, 8
@@ -96,3 +101,217 @@ def test_rows_are_those_of_speculators(name: str, part: str, anchor: int) -> Non
         assert bool((rows[:, outside] == -torch.inf).all())
         rows = rows[:, head.tokens]
     torch.testing.assert_close(rows, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dspark-vanilla", "dspark-gated", "dspark-rnn"])
+def test_the_predicted_acceptance_is_that_of_the_published_implementation(name: str) -> None:
+    head, given = recorded(name)
+    ids, drawn = given["ids"].tolist(), given["first.drawn"].tolist()
+    runner = BlockRunner(head, VOCABULARY)
+    runner.witness(0, states(given, 0, ANCHOR))
+    runner.extend(ids[:ANCHOR], keep=0)
+    found = []
+    for fed, drawn_next in zip([ids[ANCHOR], *drawn], drawn, strict=False):
+        runner.extend([fed], keep=1)
+        found.append(float(runner.next_accept_prob(torch.tensor(drawn_next))))
+    expected = given["first.confidence"].tolist()
+    # The prediction for a block's first token is known before any is drawn; behind the last, none can follow.
+    assert found == pytest.approx([*expected[1:], 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dspark-speculators", "dspark-speculators-masked"])
+def test_the_predicted_acceptance_is_that_of_speculators(name: str) -> None:
+    head, given = recorded(name)
+    ids = given["ids"].tolist()
+    runner = BlockRunner(head, VOCABULARY)
+    runner.witness(0, states(given, 0, ANCHOR))
+    runner.extend(ids[:ANCHOR], keep=0)
+    found = []
+    for place in range(ANCHOR, ANCHOR + head.longest - 1):
+        runner.extend([ids[place]], keep=1)
+        found.append(float(runner.next_accept_prob(given["ids"][place + 1])))
+    expected = given["second_block.confidence"][head.config.first_row + 1 :].tolist()
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def ready(head: BlockHead, given: Tensors, anchor: int = ANCHOR) -> BlockRunner:
+    runner = BlockRunner(head, VOCABULARY)
+    runner.witness(0, states(given, 0, anchor))
+    runner.extend(given["ids"].tolist()[:anchor], keep=0)
+    return runner
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_drawn_token_changes_no_row_of_the_pass(name: str) -> None:
+    head, given = recorded(name)
+    anchor = given["ids"].tolist()[ANCHOR]
+    one, other = (drafted(ready(head, given), anchor, [drawn, 7, 7]) for drawn in (3, 21))
+    torch.testing.assert_close(one[0], other[0])
+    later = slice(2, None)  # the second row reads the token itself, through the sequential head
+    if head.config.markov == "rnn":
+        assert not torch.allclose(one[later], other[later]), "a recurrent head remembers every token"
+    else:
+        torch.testing.assert_close(one[later], other[later])
+    assert torch.allclose(one[1], other[1]) == (head.config.markov is None)
+
+
+def test_places_without_a_state_are_missing_and_the_others_keep_their_positions() -> None:
+    head, given = recorded("dflash")
+    ids = given["ids"].tolist()
+    runner = ready(head, given)
+    # The verifier has not read the last two places: the anchor is the last of three new tokens.
+    late = runner.extend(ids[ANCHOR : LATER + 1], keep=1).logits
+    assert runner.length == LATER + 1
+    runner.rollback(LATER)
+    assert runner.length == runner.witnessed == ANCHOR
+    runner.witness(ANCHOR, states(given, ANCHOR, LATER))
+    runner.rollback(LATER)
+    whole = runner.extend([ids[LATER]], keep=1).logits
+    torch.testing.assert_close(whole, given["second"][:1], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(late, whole, atol=1e-3)
+    near = ready(head, given).extend([ids[LATER]], keep=1).logits
+    assert not torch.allclose(late, near, atol=1e-3), "the distance to the places before does not matter"
+
+
+def test_states_given_in_pieces_or_twice_are_the_same_as_at_once() -> None:
+    head, given = recorded("dspark-rnn")
+    runner = BlockRunner(head, VOCABULARY, capacity=2)
+    for start, end in ((0, 1), (0, 4), (2, 3), (3, ANCHOR)):
+        runner.witness(start, states(given, start, end))
+    runner.extend(given["ids"].tolist()[:ANCHOR], keep=0)
+    rows = drafted(runner, given["ids"].tolist()[ANCHOR], given["first.drawn"].tolist())
+    torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
+
+
+def test_a_long_prompt_is_read_in_pieces() -> None:
+    head, _ = recorded("dspark-vanilla")
+    long = {layer: torch.randn(1100, 16, generator=torch.Generator().manual_seed(layer)) for layer in (2, 4, 6)}
+    rows = []
+    for step in (1100, 50):
+        runner = BlockRunner(head, VOCABULARY, capacity=8)
+        for start in range(0, 1100, step):
+            runner.witness(start, {layer: part[start : start + step] for layer, part in long.items()})
+        runner.extend([1] * 1100, keep=0)
+        rows.append(drafted(runner, 5, [6, 7, 8]))
+    torch.testing.assert_close(rows[0], rows[1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_block_has_an_end() -> None:
+    head, given = recorded("dflash")
+    runner = ready(head, given)
+    drafted(runner, 4, [1, 2])
+    with pytest.raises(ValueError, match="drafts 3 tokens"):
+        runner.extend([3], keep=1)
+    runner.rollback(ANCHOR)
+    with pytest.raises(ValueError, match="newest token only"):
+        runner.extend([4, 5], keep=2)
+    with pytest.raises(IndexError):
+        runner.watch([0])
+
+
+def test_a_head_that_was_trained_here_is_written_as_speculators_writes_it(tmp_path: Path) -> None:
+    head, given = recorded("dflash")
+    written = tmp_path / "written"
+    write_dflash(written, head, verifier="some/model", architectures=["Qwen3ForCausalLM"])
+    config, weights = json.loads((written / "config.json").read_text("utf-8")), load_file(written / "model.safetensors")
+    published, tensors, _ = files("dflash-speculators")
+    assert weights.keys() == tensors.keys()
+    assert config.keys() <= published.keys()
+    inner = published["transformer_layer_config"].keys()
+    assert config["transformer_layer_config"].keys() <= inner
+    again = build_block(config, weights, verifier(given))
+    assert again.config == head.config
+    rows = drafted(ready(again, given), given["ids"].tolist()[ANCHOR], [1, 2])
+    torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="DSpark"):
+        write_dflash(tmp_path / "other", recorded("dspark-rnn")[0], verifier="some/model")
+
+
+@pytest.mark.parametrize("architecture", ["DSparkDraftModel", "DFlashDraftModel"])
+def test_specforge_puts_the_keys_of_dspark_into_a_table(architecture: str) -> None:
+    config, weights, given = files("dspark-vanilla")
+    keys = ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type", "enable_confidence_head")
+    moved = {key: config.pop(key) for key in (*keys, "confidence_head_with_markov")}
+    config |= {"architectures": [architecture], "dflash_config": {**moved, "projector_type": "dspark"}}
+    assert recognise(config, ()) is HeadKind.DSPARK
+    given["embeddings"], given["output"] = weights.pop("embed_tokens.weight"), weights.pop("lm_head.weight")
+    head = build_block(config, weights, verifier(given))
+    rows = drafted(ready(head, given), given["ids"].tolist()[ANCHOR], given["first.drawn"].tolist())
+    torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*FLAT, *NESTED])
+def test_kinds_are_recognised(name: str) -> None:
+    config, weights, _ = files(name)
+    kind = HeadKind.DFLASH if name in {"dflash", "dflash-speculators", "dspark-none"} else HeadKind.DSPARK
+    assert recognise(config, ()) is kind
+    assert recognise({}, weights) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("dflash", {"dflash_config": {"target_layer_ids": [1, 3, 7], "mask_token_id": 39}}, "output of the last"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [1, 3, 9], "mask_token_id": 39}}, "none is layer 10"),
+        ("dflash", {"dflash_config": {"mask_token_id": 39, "window": 3}}, "window = 3"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [1, 3, 5], "mask_token_id": 40}}, "ends at 39"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [1, 3, 5]}}, "no mask_token_id"),
+        ("dflash", {"block_size": 1}, "at least 2"),
+        ("dflash", {"num_target_layers": 9}, "num_target_layers .* is 9, not 8"),
+        ("dflash", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ("dflash", {"vocab_size": 50}, "vocabulary of 50; the verifier has 40"),
+        ("dflash", {"hidden_size": 24}, "width 24; the verifier has 16"),
+        ("dspark-rnn", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel"),
+        ("dspark-rnn", {"markov_head_type": "transformer"}, "markov_head_type .* 'transformer'"),
+        ("dspark-rnn", {"dflash_config": {"block_size": 5}}, r"dflash_config.block_size .* is 5, not the 4 outside"),
+        ("dspark-none", {"enable_confidence_head": True, "confidence_head_with_markov": True}, "no sequential head"),
+        ("dspark-speculators", {"sample_from_anchor": False}, "recurrent sequential head"),
+        ("dspark-speculators", {"aux_hidden_state_layer_ids": None}, "does not name"),
+        ("dspark-speculators", {"target_hidden_size": 32}, "target_hidden_size"),
+        ("dspark-speculators", {"norm_before_fc": True}, "norm_before_fc = True"),
+    ],
+)
+def test_what_specctl_does_not_run_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
+    config, weights, given = files(name)
+    with pytest.raises(ModelError, match=message):
+        build_block(config | changes, weights, verifier(given))
+
+
+def test_every_tensor_is_needed_and_no_other_is_known() -> None:
+    config, weights, given = files("dspark-speculators")
+    target = verifier(given)
+    assert build_block(config, weights | {"verifier_norm.weight": torch.ones(16)}, target)
+    with pytest.raises(ModelError, match=r"unknown tensors: layers.0.self_attn.g_proj.weight"):
+        build_block(config, weights | {"layers.0.self_attn.g_proj.weight": torch.ones(1)}, target)
+    for missing in ("hidden_norm.weight", "markov_head.joint_proj.bias", "lm_head.weight", "d2t"):
+        with pytest.raises(ModelError, match=f"lacks .*{missing}"):
+            build_block(config, {name: part for name, part in weights.items() if name != missing}, target)
+
+
+def test_layers_that_a_file_does_not_name_are_spread_as_z_lab_does() -> None:
+    assert spread_layers(36, 5) == (1, 9, 17, 25, 33)
+    assert spread_layers(28, 1) == (14,)
+    config, weights, given = files("dflash")
+    config["dflash_config"] = {"mask_token_id": 39}
+    weights["fc.weight"] = weights["fc.weight"][:, :32].contiguous()  # two layers, as the head has
+    assert build_block(config, weights, verifier(given)).layers == (2, 6)
+
+
+def test_passes_are_captured_once_and_say_the_same() -> None:
+    head, given = recorded("dspark-gated")
+    capture = Replays()
+    runner, plain = GraphBlockRunner(head, VOCABULARY, capture), BlockRunner(head, VOCABULARY)
+    ids = given["ids"].tolist()
+    reader = Reader(Sampling(), frozenset(DISTRIBUTION_SIGNALS), foresees=True)
+    counts = []
+    for start, end in ((0, 3), (3, ANCHOR), (ANCHOR, LATER)):
+        for one in (runner, plain):
+            one.witness(start, states(given, start, end))
+            one.rollback(end)
+        token = ids[end]
+        for _ in range(head.longest):
+            (found, _), (expected, _) = (one.read(token, reader, None) for one in (runner, plain))
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+            token = int(found[0])
+        counts.append(capture.captured)
+    assert counts[0] < counts[1] == counts[2], "the first pass makes the buffers; later ones are captured once"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from toys import WITHOUT_FORESIGHT
 from transformers import GenerationConfig
 
 from specctl.decoding.answers import Answerer
@@ -12,7 +13,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.jsonl import Record
 from specctl.models.loading.pair import Pair, load_pair
-from specctl.policies import POLICIES, Setting
+from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.profile.embedded import model_path
 from specctl.profile.schema import SamplingTable
@@ -68,7 +69,7 @@ def test_the_tokenizer_gives_every_text_back(pair: Pair, text: str) -> None:
     assert pair.tokenizer.decode(pair.tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", WITHOUT_FORESIGHT)
 def test_greedy_text_is_that_of_generate(pair: Pair, said: list[int], policy: str) -> None:
     answers = answerer(pair, policy, SamplingTable(max_new_tokens=LENGTH))
     (completion,) = answers.answer(RECORDS[0])
@@ -77,7 +78,7 @@ def test_greedy_text_is_that_of_generate(pair: Pair, said: list[int], policy: st
 
 
 # What cost-optimal drafts, and so which draws are made, hangs on what it learned before and on the clock.
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "cost-optimal"])
+@pytest.mark.parametrize("policy", [name for name in WITHOUT_FORESIGHT if name != "cost-optimal"])
 def test_a_record_is_the_same_after_others_as_alone(pair: Pair, policy: str) -> None:
     sampling = SamplingTable(max_new_tokens=LENGTH, temperature=1.0, seed=3)
     stream = answerer(pair, policy, sampling)

@@ -14,7 +14,7 @@ from specctl.policies.self_verify import SelfVerify
 from specctl.policies.svip import Svip
 from specctl.records import DraftStep
 
-ALL_SIGNALS = {"entropy": 1.0, "top_prob": 0.6, "token_prob": 0.5, "accept_prob": 0.8}
+ALL_SIGNALS = {"entropy": 1.0, "top_prob": 0.6, "token_prob": 0.5, "accept_prob": 0.8, "next_accept_prob": 0.4}
 STEP = DraftStep(1, token=3, **ALL_SIGNALS)
 ADAPTIVE = {"max-confidence": MaxConfidence, "adaedl": AdaEdl}
 
@@ -43,6 +43,7 @@ def settings_of(policy: type[StoppingPolicy]) -> dict[str, object]:
         ),
         ("self-verify", {"max_draft": 10}),
         ("specdec++", {"threshold": 0.7, "min_draft": 2, "max_draft": 20}),
+        ("confidence", {"threshold": 0.5, "max_draft": 40}),
     ],
 )
 def test_defaults_are_those_of_the_papers(name: str, defaults: dict[str, object]) -> None:

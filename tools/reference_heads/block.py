@@ -2,8 +2,8 @@
 
     python -m tools.reference_heads.block tests/data/draft_heads
 
-writes a tiny checkpoint with random weights for each variant, in its published layout, and `expected.safetensors` beside
-it with inputs and outputs. The implementations have to be importable:
+writes a tiny checkpoint with random weights for each variant, in its published layout, and `expected.safetensors`
+beside it with inputs and outputs. The implementations have to be importable:
 
 - `dflash` of github.com/z-lab/dflash at 44947fb,
 - `deepspec` of github.com/deepseek-ai/DeepSpec at afdfa7c,
@@ -13,6 +13,7 @@ States are numbered as in specctl: i is the input of decoder layer i of the veri
 """
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ def layer_settings() -> dict[str, Any]:
     }
 
 
-def randomised(model: torch.nn.Module) -> torch.nn.Module:
+def randomised(model: Any) -> Any:
     """The model with weights large enough that every part of it matters."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -85,14 +86,12 @@ def block_ids(given: dict[str, torch.Tensor], anchor: int) -> torch.Tensor:  # (
 
 
 def dflash(folder: Path) -> None:
-    from dflash.model import DFlashDraftModel
-
     config = flat_config(
         "DFlashDraftModel",
         dflash_config={"target_layer_ids": [layer - 1 for layer in LAYERS], "mask_token_id": MASK},
         auto_map={"AutoModel": "dflash.DFlashDraftModel"},
     )
-    model, given = randomised(DFlashDraftModel(config)), inputs()
+    model, given = randomised(import_module("dflash.model").DFlashDraftModel(config)), inputs()
     given["embeddings"], given["output"] = torch.randn(VOCABULARY, WIDTH), torch.randn(VOCABULARY, WIDTH)
     positions = torch.arange(PLACES + BLOCK)[None]
 
@@ -116,8 +115,6 @@ def dflash(folder: Path) -> None:
 
 
 def dspark(folder: Path, markov: str) -> None:
-    from deepspec.modeling.dspark.qwen3.modeling import Qwen3DSparkModel
-
     config = flat_config(
         "Qwen3DSparkModel",
         mask_token_id=MASK,
@@ -128,7 +125,10 @@ def dspark(folder: Path, markov: str) -> None:
         markov_rank=0 if markov == "none" else 6,
         markov_head_type="vanilla" if markov == "none" else markov,
     )
-    model, given = randomised(Qwen3DSparkModel(config)), inputs()
+    model, given = (
+        randomised(import_module("deepspec.modeling.dspark.qwen3.modeling").Qwen3DSparkModel(config)),
+        inputs(),
+    )
     positions = torch.arange(PLACES + BLOCK)[None]
 
     def rows(name: str, start: int, anchor: int, cache: DynamicCache) -> None:
@@ -163,11 +163,10 @@ def dspark(folder: Path, markov: str) -> None:
 def speculators_dflash(folder: Path, kind: str, *, from_anchor: bool, markov: str = "vanilla") -> None:
     """One forward pass as in training: blocks at two anchors, each of which sees only the places before it."""
     sys.modules.setdefault("hs_connectors", MagicMock())  # it loads training data, and nothing else
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
-    from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
-    from speculators.models.dspark import core as dspark_core
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
+    package = import_module("speculators.config")
+    dflash_classes, dspark_classes = (import_module(f"speculators.models.{name}") for name in ("dflash", "dspark"))
+    dspark_core = import_module("speculators.models.dspark.core")
+    greedy = import_module("speculators.proposals.greedy").GreedyTokenProposalConfig
 
     layer_config = Qwen3Config(**layer_settings())
     layer_config._attn_implementation = "eager"
@@ -178,20 +177,22 @@ def speculators_dflash(folder: Path, kind: str, *, from_anchor: bool, markov: st
         "mask_token_id": MASK,
         "sample_from_anchor": from_anchor,
         "draft_vocab_size": 24 if kind == "dspark" else VOCABULARY,
-        "speculators_config": SpeculatorsConfig(
+        "speculators_config": package.SpeculatorsConfig(
             algorithm=kind,
-            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=BLOCK - (not from_anchor))],
+            proposal_methods=[greedy(speculative_tokens=BLOCK - (not from_anchor))],
             default_proposal_method="greedy",
-            verifier=VerifierConfig(name_or_path=None, architectures=["Qwen3ForCausalLM"]),
+            verifier=package.VerifierConfig(name_or_path=None, architectures=["Qwen3ForCausalLM"]),
         ),
     }
     if kind == "dspark":
-        model = DSparkDraftModel(DSparkSpeculatorConfig(**settings, markov_rank=6, markov_head_type=markov))
+        model = dspark_classes.DSparkDraftModel(
+            dspark_classes.DSparkSpeculatorConfig(**settings, markov_rank=6, markov_head_type=markov)
+        )
         known = torch.zeros(VOCABULARY, dtype=torch.bool)
         known[torch.randperm(VOCABULARY)[:24]] = True
         model.load_vocab_mappings(known, known.nonzero()[:, 0] - torch.arange(24))
     else:
-        model = DFlashDraftModel(DFlashSpeculatorConfig(**settings))
+        model = dflash_classes.DFlashDraftModel(dflash_classes.DFlashSpeculatorConfig(**settings))
     randomised(model)
     given = inputs()
     loss_mask = torch.zeros(1, PLACES)
@@ -212,7 +213,7 @@ def speculators_dflash(folder: Path, kind: str, *, from_anchor: bool, markov: st
             seen.logits, seen.confidence = logits, confidence
             return None, None
 
-        dspark_core.compute_metrics = keep
+        dspark_core.compute_metrics = keep  # type: ignore[attr-defined]
         model(**training)
         rows, confidence = seen.logits[0], seen.confidence[0].sigmoid()
     else:

@@ -142,9 +142,7 @@ class BlockHead(nn.Module):
         found: torch.Tensor = self._embeddings[0](ids) if self._embeddings else self.embed_tokens(ids)
         return found
 
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Cache
-    ) -> BlockPass:
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Cache) -> BlockPass:
         """Read a block.
 
         Args:

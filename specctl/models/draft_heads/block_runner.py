@@ -133,7 +133,8 @@ class BlockRunner(FixedBufferRunner):
         """
         if self._row + 1 == len(self._hidden):
             return torch.zeros((), device=self.device)
-        return self._head.accept_prob(self._hidden[self._row + 1], token)
+        with torch.inference_mode():
+            return self._head.accept_prob(self._hidden[self._row + 1], token)
 
     def _next_row(self, token: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed one token: its row's logits ``(D,)``, before the sequential head, and hidden state ``(H,)``."""
@@ -170,16 +171,13 @@ class BlockRunner(FixedBufferRunner):
             ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
                 """``ahead`` is the hidden state ``(H,)`` of the row after this one, ``is_ahead`` ``(1,)`` 0 if none."""
                 logits, memory = head.row(base, row, ids[0, 0], memory)
-                if self.foresees:
 
-                    def foresee(token: torch.Tensor) -> torch.Tensor:
-                        return head.accept_prob(ahead, token) * is_ahead[0]
+                def foresee(token: torch.Tensor) -> torch.Tensor:
+                    return head.accept_prob(ahead, token) * is_ahead[0]
 
-                    more = {"foresee": foresee}
-                else:
-                    more = {}
                 state = row if kind.hidden else None
-                values, probs = reader(logits[: self.vocabulary], arrivals, state, previous, **more)
+                known = foresee if self.foresees else None
+                values, probs = reader(logits[: self.vocabulary], arrivals, state, previous, known)
                 return values, probs, memory
 
             return reading_of

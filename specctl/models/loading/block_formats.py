@@ -18,7 +18,7 @@ from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.loading.head_config import BOOKKEEPING, HeadConfig, layer_shape
 from specctl.models.loading.head_weights import drafted_tokens, fill
-from specctl.outputs import write_whole
+from specctl.outputs import naming, write_whole
 
 FLAT = ("DFlashDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 """Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
@@ -99,7 +99,7 @@ def block_config(config: Mapping[str, Any], target: PreTrainedModel, subject: st
         outputs = table.ids("target_layer_ids") or spread_layers(depth, count)
         layers = tuple(layer + 1 for layer in outputs)
     # Only speculators' files leave these out, and mean what its classes have as defaults.
-    rank = table.take("markov_rank", int, 256) if nested and chain or values.get("markov_rank") else 0
+    rank = table.take("markov_rank", int, 256) if (nested and chain) or values.get("markov_rank") else 0
     confidence = table.take("enable_confidence_head", bool, nested and chain)
     parsed = BlockConfig(
         shape=shape,
@@ -113,7 +113,7 @@ def block_config(config: Mapping[str, Any], target: PreTrainedModel, subject: st
         markov=_markov(table, rank),
         markov_rank=rank,
         confidence=confidence,
-        confidence_reads_token=table.take("confidence_head_with_markov", bool, nested and rank > 0) and confidence,
+        confidence_reads_token=table.take("confidence_head_with_markov", bool, nested) and confidence,
         # Positions go on beyond those of training, whereas a limit would end the text.
         context=max(shape.max_positions, int(getattr(text, "max_position_embeddings", 0))),
     )
@@ -132,23 +132,25 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
     return tuple(round(1 + index * (depth - 4) / (count - 1)) for index in range(count))
 
 
-def write_dflash(head: BlockHead, folder: Path, verifier: PreTrainedModel) -> None:
-    """Write a DFlash head in speculators' layout, as ``config.json`` and ``model.safetensors``.
+def write_dflash(folder: Path, head: BlockHead, *, verifier: str, architectures: Sequence[str] = ()) -> None:
+    """Write a DFlash head in speculators' layout: model.safetensors, and last config.json.
+
+    The verifier's embeddings and output layer are left out if the head uses them.
 
     Args:
-        head: one whose rows are independent.
-        folder: made if need be.
-        verifier: its verifier.
+        folder: made if it does not exist.
+        head: one whose rows are independent, in the dtype to write it in.
+        verifier: the hub id or path of the model that it drafts for.
+        architectures: the verifier's, as in its config.json.
 
     Raises:
         ValueError: the head is DSpark's.
+        OutputError: a file cannot be written.
     """
     config, shape = head.config, head.config.shape
     if config.markov is not None or config.confidence:
         raise ValueError("a DSpark head is not written")
-    weights = {
-        name: head.state_dict()[own].detach().cpu().contiguous() for own, name in published_names(head).items()
-    }
+    weights = {name: head.state_dict()[own].detach().cpu().contiguous() for own, name in published_names(head).items()}
     if head.tokens is not None:
         ids = head.tokens.cpu()
         known = torch.zeros(config.vocabulary, dtype=torch.bool)
@@ -169,10 +171,7 @@ def write_dflash(head: BlockHead, folder: Path, verifier: PreTrainedModel) -> No
                     "accept_tolerance": 0.0,
                 }
             ],
-            "verifier": {
-                "name_or_path": verifier.config.name_or_path,
-                "architectures": [type(verifier).__name__],
-            },
+            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
         },
         "transformer_layer_config": {
             "model_type": "qwen3",
@@ -198,9 +197,10 @@ def write_dflash(head: BlockHead, folder: Path, verifier: PreTrainedModel) -> No
         "sample_from_anchor": config.from_anchor,
         "dtype": str(head.fc.weight.dtype).removeprefix("torch."),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.json", (json.dumps(values, indent=2) + "\n").encode())
-    write_whole(folder / "model.safetensors", save(weights))
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
+    write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
 
 
 def _together(config: Mapping[str, Any], subject: str) -> dict[str, Any]:
@@ -213,7 +213,6 @@ def _together(config: Mapping[str, Any], subject: str) -> dict[str, Any]:
             raise table.wrong(f"dflash_config.{key}", value, f"the {values[key]!r} outside")
     if values.get("markov_rank") == 0:
         del values["markov_rank"]  # no sequential head
-        values["confidence_head_with_markov"] = False
     return values
 
 

@@ -1,8 +1,9 @@
 """Draft heads on disk: which kind a checkpoint is, and the tensors of its file."""
 
 import pickle
+import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +34,9 @@ SPECULATORS = (HeadKind.EAGLE3, HeadKind.MTP, HeadKind.DFLASH, HeadKind.DSPARK)
 
 EAGLE3_ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"})
 
+BLOCK_ARCHITECTURE = re.compile("D(Flash|Spark)(Draft)?Model$")
+"""Names of networks that draft blocks, some of which specctl does not run and refuses by name when it builds them."""
+
 
 def recognise(config: Mapping[str, Any], tensors: Iterable[str]) -> HeadKind | None:
     """The kind of a draft head, from its configuration and its tensors, never from its name.
@@ -56,12 +60,25 @@ def recognise(config: Mapping[str, Any], tensors: Iterable[str]) -> HeadKind | N
     if EAGLE3_ARCHITECTURES & {str(name) for name in config.get("architectures") or ()}:
         return HeadKind.EAGLE3
     names = set(tensors)
+    if (kind := _block_kind(config, names)) is not None:
+        return kind
     if "midlayer.hidden_norm.weight" in names or {"fc.weight", "layers.0.hidden_norm.weight"} <= names:
         return HeadKind.EAGLE3
     # An ordinary model has names like model.layers.0 and an output norm; a DFlash head has a hidden_norm.
     if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and not {"norm.weight", "hidden_norm.weight"} & names:
         return HeadKind.EAGLE1
     return None
+
+
+def _block_kind(config: Mapping[str, Any], names: Set[str]) -> HeadKind | None:
+    """The kind of a head that drafts blocks; DeepSpec's class for DSpark is also its class for DFlash."""
+    named = any(BLOCK_ARCHITECTURE.search(str(name)) for name in config.get("architectures") or ())
+    if not named and not {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"} <= names:
+        return None
+    nested = config.get("dflash_config")
+    settings = {**(nested if isinstance(nested, dict) else {}), **config}
+    sequential = settings.get("markov_rank") or settings.get("projector_type") == "dspark"
+    return HeadKind.DSPARK if sequential or "markov_head.markov_w1.weight" in names else HeadKind.DFLASH
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.running.cache import cache_argument, empty_cache, trims_from
+from specctl.models.running.foresight import Foresee
 from specctl.models.running.masks import MaskMaker, attends_to_everything
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
@@ -49,6 +50,7 @@ class TokenReader(Protocol):
         arrivals: torch.Tensor | None,
         hidden: torch.Tensor | None = None,
         previous: torch.Tensor | None = None,
+        foresee: Foresee | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The numbers ``(F,)`` float64, and the distribution ``(V,)`` behind them if it is needed later.
 
@@ -57,6 +59,7 @@ class TokenReader(Protocol):
             arrivals: ``(V,)``, a draw's randomness.
             hidden: ``(D,)``.
             previous: ``(S,)``, what an earlier call found and this one reads.
+            foresee: of a `ForeseeingRunner`.
         """
 
 
