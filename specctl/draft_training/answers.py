@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.errors import UsageError
-from specctl.learning.shards import ShardFolder, joined
+from specctl.learning.shards import ShardFolder, joined, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,44 +27,24 @@ class Answer:
     tokens: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Answers for training and, to other prompts, for evaluation."""
-
-    train: list[Answer]
-    dev: list[Answer]
-
-
-class AnswerFolder(ShardFolder):
+class AnswerFolder(ShardFolder[Answer]):
     """Answers in a folder of shards."""
 
     command, contents = "train-draft", "answers"
 
-    def add(self, answers: Sequence[Answer], prompts: int, left_out: dict[str, str], seconds: float) -> None:
-        """Add the answers to the next ``prompts`` prompts; see `ShardFolder.write`."""
-        tensors = {
-            "numbers": torch.tensor([answer.number for answer in answers], dtype=torch.int32),
-            "greedy": torch.tensor([answer.greedy for answer in answers], dtype=torch.bool),
-            "prompt_lengths": torch.tensor([len(answer.prompt) for answer in answers], dtype=torch.int32),
-            "answer_lengths": torch.tensor([len(answer.tokens) for answer in answers], dtype=torch.int32),
-            "tokens": joined([part for answer in answers for part in (answer.prompt, answer.tokens)], torch.int32),
+    def pack(self, items: Sequence[Answer]) -> dict[str, torch.Tensor]:
+        return {
+            "numbers": torch.tensor([answer.number for answer in items], dtype=torch.int32),
+            "greedy": torch.tensor([answer.greedy for answer in items], dtype=torch.bool),
+            "prompt_lengths": torch.tensor([len(answer.prompt) for answer in items], dtype=torch.int32),
+            "answer_lengths": torch.tensor([len(answer.tokens) for answer in items], dtype=torch.int32),
+            "tokens": joined([part for answer in items for part in (answer.prompt, answer.tokens)], torch.int32),
         }
-        self.write(tensors, prompts, left_out, seconds)
 
-    def split(self) -> Split:
-        """Every answer of at least two tokens, by what `is_dev` says.
-
-        Raises:
-            UsageError: prompts are still unanswered, a shard is damaged, or there are too few answers.
-        """
-        split = Split([], [])
-        for tensors in self.shards():
-            for answer in _answers(tensors):
-                if len(answer.tokens) > 1:
-                    (split.dev if self.is_dev(answer.number) else split.train).append(answer)
-        if not split.train or not split.dev:
-            raise UsageError(f"{self.path} has too few answers to train on", "use thousands of prompts")
-        return split
+    def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Answer]:
+        numbers, greedy = tensors["numbers"].tolist(), tensors["greedy"].tolist()
+        for number, likeliest, text in zip(numbers, greedy, parts_of(tensors), strict=True):
+            yield Answer(number, likeliest, *text)
 
 
 def answered_greedily(number: int) -> bool:
@@ -94,11 +73,3 @@ def frequent_tokens(answers: Sequence[Answer], vocabulary: int, size: int) -> to
     counts = Counter(token for answer in answers for token in answer.tokens.tolist())
     ranked = sorted(range(vocabulary), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(ranked[:size]))
-
-
-def _answers(tensors: dict[str, torch.Tensor]) -> Iterator[Answer]:
-    prompts, answers = tensors["prompt_lengths"].tolist(), tensors["answer_lengths"].tolist()
-    lengths = [length for pair in zip(prompts, answers, strict=True) for length in pair]
-    tokens = tensors["tokens"].split(lengths)
-    for index, (number, greedy) in enumerate(zip(tensors["numbers"].tolist(), tensors["greedy"].tolist(), strict=True)):
-        yield Answer(number, greedy, tokens[2 * index], tokens[2 * index + 1])

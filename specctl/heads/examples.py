@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.errors import UsageError
-from specctl.learning.shards import ShardFolder, joined
+from specctl.learning.shards import ShardFolder, joined, parts_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
@@ -37,58 +36,26 @@ class Example:
     token_prob: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Examples for training and, from other prompts, for evaluation."""
-
-    train: list[Example]
-    dev: list[Example]
-
-
-class DataFolder(ShardFolder):
+class DataFolder(ShardFolder[Example]):
     """Examples in a folder of shards."""
 
     command, contents = "train-head", "examples"
 
-    def add(self, examples: Sequence[Example], prompts: int, left_out: dict[str, str], seconds: float) -> None:
-        """Write the examples of the next ``prompts`` prompts as a shard, then add the shard to the index.
-
-        Args:
-            examples: of the prompts, in order.
-            prompts: number of prompts, including those left out.
-            left_out: reasons by prompt id.
-            seconds: wall time of collecting them.
-        """
+    def pack(self, items: Sequence[Example]) -> dict[str, torch.Tensor]:
         tensors = {
-            "numbers": torch.tensor([example.number for example in examples], dtype=torch.int32),
-            "prompt_lengths": torch.tensor([len(example.prompt) for example in examples], dtype=torch.int32),
-            "answer_lengths": torch.tensor([len(example.answer) for example in examples], dtype=torch.int32),
-            "tokens": joined([part for example in examples for part in (example.prompt, example.answer)], torch.int32),
+            "numbers": torch.tensor([example.number for example in items], dtype=torch.int32),
+            "prompt_lengths": torch.tensor([len(example.prompt) for example in items], dtype=torch.int32),
+            "answer_lengths": torch.tensor([len(example.answer) for example in items], dtype=torch.int32),
+            "tokens": joined([part for example in items for part in (example.prompt, example.answer)], torch.int32),
         }
         for field in _PER_TOKEN:
             kind = torch.int32 if field == "proposals" else torch.float32
-            tensors[field] = joined([getattr(example, field) for example in examples], kind)
-        self.write(tensors, prompts, left_out, seconds)
+            tensors[field] = joined([getattr(example, field) for example in items], kind)
+        return tensors
 
-    def split(self) -> Split:
-        """Every example, by what `is_dev` says.
-
-        Raises:
-            UsageError: prompts are still unanswered, a shard is damaged, or there are too few examples.
-        """
-        split = Split([], [])
-        for tensors in self.shards():
-            for example in _examples(tensors):
-                (split.dev if self.is_dev(example.number) else split.train).append(example)
-        if not split.train or not split.dev:
-            raise UsageError(f"{self.path} has too few answers to train on", "use thousands of prompts")
-        return split
-
-
-def _examples(tensors: dict[str, torch.Tensor]) -> Iterator[Example]:
-    answers = tensors["answer_lengths"].tolist()
-    lengths = [length for pair in zip(tensors["prompt_lengths"].tolist(), answers, strict=True) for length in pair]
-    tokens = tensors["tokens"].split(lengths)
-    columns = [tensors[field].split(answers) for field in _PER_TOKEN]
-    for index, number in enumerate(tensors["numbers"].tolist()):
-        yield Example(number, tokens[2 * index], tokens[2 * index + 1], *(column[index] for column in columns))
+    def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Example]:
+        answers = tensors["answer_lengths"].tolist()
+        texts = parts_of(tensors)
+        columns = [torch.split(tensors[field], answers) for field in _PER_TOKEN]
+        for index, number in enumerate(tensors["numbers"].tolist()):
+            yield Example(number, *texts[index], *(column[index] for column in columns))

@@ -1,9 +1,11 @@
 """A folder of training data in safetensors shards, with an index of the complete ones."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,14 +16,31 @@ from specctl.outputs import naming, write_whole
 
 FORMAT_VERSION = 1
 INDEX = "index.json"
-PROMPTS_PER_SHARD = 16
-"""Prompts that are lost at most when a run is killed."""
 DEV_EVERY = 10
 """One of this many prompts is used for development, the others for training."""
 
 
-class ShardFolder:
-    """Tensors of prompts, a shard for every few of them.
+class Numbered(Protocol):
+    """What was made of a prompt."""
+
+    @property
+    def number(self) -> int:
+        """The prompt's index in its suite, from 0."""
+
+
+Item = TypeVar("Item", bound=Numbered)
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Generic[Item]):
+    """What to train with and, from other prompts, what to evaluate with."""
+
+    train: list[Item]
+    dev: list[Item]
+
+
+class ShardFolder(ABC, Generic[Item]):
+    """What was made of prompts, a shard for every few of them.
 
     Args:
         path: the folder.
@@ -104,45 +123,57 @@ class ShardFolder:
                     "resume with the same options, or use another folder",
                 )
 
-    def write(self, tensors: dict[str, torch.Tensor], prompts: int, left_out: dict[str, str], seconds: float) -> None:
-        """Write the tensors of the next ``prompts`` prompts as a shard, then add the shard to the index.
+    @abstractmethod
+    def pack(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
+        """Items as tensors for a file."""
+
+    @abstractmethod
+    def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Item]:
+        """The items again."""
+
+    def add(self, items: Sequence[Item], prompts: int, left_out: dict[str, str], seconds: float) -> None:
+        """Write what was made of the next ``prompts`` prompts as a shard, then add the shard to the index.
 
         Args:
-            tensors: of the prompts.
+            items: of the prompts, in order.
             prompts: number of prompts, including those left out.
             left_out: reasons by prompt id.
             seconds: wall time of collecting them.
         """
         shards = self._index["shards"]
         name = f"shard-{len(shards):05}.safetensors"
-        write_whole(self.path / name, save(tensors))
+        write_whole(self.path / name, save(self.pack(items)))
         shards.append({"file": name, "prompts": prompts, "left_out": left_out, "seconds": round(seconds, 3)})
         self._write_index()
 
-    def shards(self) -> Iterator[dict[str, torch.Tensor]]:
-        """The tensors of every shard.
+    def split(self) -> Split[Item]:
+        """Every item. Every tenth prompt is for development, or the last one if there are fewer than ten.
 
         Raises:
-            UsageError: prompts are still unanswered, or a shard is damaged.
+            UsageError: prompts are still unanswered, a shard is damaged, or there are too few answers.
         """
         if self.done < self.prompts:
             raise UsageError(
                 f"{self.path} has the answers to {self.done} of {self.prompts} prompts",
                 "continue with --resume and the same options as before",
             )
+        split: Split[Item] = Split([], [])
+        every = min(DEV_EVERY, self.prompts)
         for shard in self._index["shards"]:
-            path = self.path / shard["file"]
-            try:
-                with safe_open(path, framework="pt") as file:
-                    yield {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
-            except (OSError, SafetensorError) as error:
-                raise UsageError(
-                    f"{path} is damaged ({error})", f"delete the folder and collect the {self.contents} again"
-                ) from error
+            for item in self.unpack(self._read(self.path / shard["file"])):
+                (split.dev if (item.number + 1) % every == 0 else split.train).append(item)
+        if not split.train or not split.dev:
+            raise UsageError(f"{self.path} has too few answers to train on", "use thousands of prompts")
+        return split
 
-    def is_dev(self, number: int) -> bool:
-        """Whether a prompt is for development: every tenth one, or the last one if there are fewer than ten."""
-        return (number + 1) % min(DEV_EVERY, self.prompts) == 0
+    def _read(self, path: Path) -> dict[str, torch.Tensor]:
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError) as error:
+            raise UsageError(
+                f"{path} is damaged ({error})", f"delete the folder and collect the {self.contents} again"
+            ) from error
 
     def _write_index(self) -> None:
         write_whole(self.path / INDEX, json.dumps(self._index, indent=1) + "\n")
@@ -151,3 +182,11 @@ class ShardFolder:
 def joined(parts: Sequence[torch.Tensor], kind: torch.dtype) -> torch.Tensor:
     """The parts as one tensor, which may be empty."""
     return torch.cat([part.to(kind) for part in parts]) if parts else torch.zeros(0, dtype=kind)
+
+
+def parts_of(tensors: dict[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Prompts and answers out of their joined ``tokens``, by ``prompt_lengths`` and ``answer_lengths``."""
+    prompts, answers = tensors["prompt_lengths"].tolist(), tensors["answer_lengths"].tolist()
+    lengths = [length for pair in zip(prompts, answers, strict=True) for length in pair]
+    tokens = torch.split(tensors["tokens"], lengths)
+    return list(zip(tokens[::2], tokens[1::2], strict=True))

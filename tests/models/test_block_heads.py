@@ -15,7 +15,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
-from specctl.models.loading.block_formats import build_block, spread_layers, write_dflash
+from specctl.models.loading.block_formats import build_block, spread_layers, write_block
 from specctl.models.loading.draft_head import HeadKind, recognise
 from specctl.policies import DISTRIBUTION_SIGNALS
 
@@ -212,7 +212,7 @@ def test_a_block_has_an_end() -> None:
 def test_a_head_that_was_trained_here_is_written_as_speculators_writes_it(tmp_path: Path) -> None:
     head, given = recorded("dflash")
     written = tmp_path / "written"
-    write_dflash(written, head, verifier="some/model", architectures=["Qwen3ForCausalLM"])
+    write_block(written, head, verifier="some/model", architectures=["Qwen3ForCausalLM"])
     config, weights = json.loads((written / "config.json").read_text("utf-8")), load_file(written / "model.safetensors")
     published, tensors, _ = files("dflash-speculators")
     assert weights.keys() == tensors.keys()
@@ -223,8 +223,18 @@ def test_a_head_that_was_trained_here_is_written_as_speculators_writes_it(tmp_pa
     assert again.config == head.config
     rows = drafted(ready(again, given), given["ids"].tolist()[ANCHOR], [1, 2])
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match="DSpark"):
-        write_dflash(tmp_path / "other", recorded("dspark-rnn")[0], verifier="some/model")
+
+
+@pytest.mark.parametrize("kind", ["dspark-vanilla", "dspark-rnn"])
+def test_a_dspark_head_is_read_as_it_was_written(kind: str, tmp_path: Path) -> None:
+    head, given = recorded(kind)
+    write_block(tmp_path, head, verifier="some/model")
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    weights = load_file(tmp_path / "model.safetensors")
+    assert recognise(config, weights) == "dspark"
+    again = build_block(config, weights, verifier(given))
+    assert again.config == head.config
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in head.state_dict().items())
 
 
 @pytest.mark.parametrize("architecture", ["DSparkDraftModel", "DFlashDraftModel"])

@@ -132,24 +132,23 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
     return tuple(round(1 + index * (depth - 4) / (count - 1)) for index in range(count))
 
 
-def write_dflash(folder: Path, head: BlockHead, *, verifier: str, architectures: Sequence[str] = ()) -> None:
-    """Write a DFlash head in speculators' layout: model.safetensors, and last config.json.
+def write_block(folder: Path, head: BlockHead, *, verifier: str, architectures: Sequence[str] = ()) -> None:
+    """Write a DFlash or DSpark head in speculators' layout: model.safetensors, and last config.json.
 
     The verifier's embeddings and output layer are left out if the head uses them.
 
     Args:
         folder: made if it does not exist.
-        head: one whose rows are independent, in the dtype to write it in.
+        head: in the dtype to write it in.
         verifier: the hub id or path of the model that it drafts for.
         architectures: the verifier's, as in its config.json.
 
     Raises:
-        ValueError: the head is DSpark's.
         OutputError: a file cannot be written.
     """
     config, shape = head.config, head.config.shape
-    if config.markov is not None or config.confidence:
-        raise ValueError("a DSpark head is not written")
+    chained = config.markov is not None or config.confidence
+    kind = "dspark" if chained else "dflash"
     weights = {name: head.state_dict()[own].detach().cpu().contiguous() for own, name in published_names(head).items()}
     if head.tokens is not None:
         ids = head.tokens.cpu()
@@ -157,11 +156,11 @@ def write_dflash(folder: Path, head: BlockHead, *, verifier: str, architectures:
         known[ids] = True
         weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
     values = {
-        "architectures": ["DFlashDraftModel"],
-        "speculators_model_type": "dflash",
+        "architectures": ["DSparkDraftModel" if chained else "DFlashDraftModel"],
+        "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "speculators_config": {
-            "algorithm": "dflash",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [
                 {
@@ -197,6 +196,13 @@ def write_dflash(folder: Path, head: BlockHead, *, verifier: str, architectures:
         "sample_from_anchor": config.from_anchor,
         "dtype": str(head.fc.weight.dtype).removeprefix("torch."),
     }
+    if chained:
+        values |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov or "vanilla",
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence_reads_token,
+        }
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))

@@ -1,4 +1,4 @@
-"""Writing EAGLE-3 heads in speculators' layout, which vLLM loads."""
+"""Writing EAGLE heads: EAGLE-3 in speculators' layout, EAGLE-1 in the layout it was published in. vLLM loads both."""
 
 import json
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.eagle_formats import eagle3_names
+from specctl.models.loading.eagle_formats import eagle1_names, eagle3_names
 from specctl.outputs import naming, write_whole
 
 VERSION = "0.9.0"
@@ -44,6 +45,34 @@ def write_eagle3(
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     described = _described(head, verifier, list(architectures), ahead)
+    write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
+
+
+def write_eagle1(folder: Path, head: Eagle1Head) -> None:
+    """Write model.safetensors, and last config.json, as SafeAILab does but for the format of the weights.
+
+    The verifier's embeddings are left out.
+
+    Args:
+        folder: made if it does not exist.
+        head: in the dtype to write it in.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    config = head.config
+    weights = {name: head.state_dict()[own].detach().contiguous().cpu() for own, name in eagle1_names(head).items()}
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        **_transformer(config.shape, config.vocabulary, config.num_layers),
+        "attention_bias": False,
+        "qkv_bias": config.shape.qkv_bias,
+        "bias": config.fc_bias,
+        "dtype": str(head.fc.weight.dtype).removeprefix("torch."),
+    }
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
 
 
