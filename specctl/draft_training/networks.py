@@ -133,7 +133,7 @@ def _shared(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     bias = getattr(unembedding, "bias", None)
     if bias is not None:
         output.bias = nn.Parameter(bias.detach().float(), requires_grad=False)
-    embeddings = nn.Embedding(*embedding.shape, device="meta")
+    embeddings = nn.Embedding(embedding.shape[0], embedding.shape[1], device="meta")
     embeddings.weight = nn.Parameter(embedding.float(), requires_grad=False)
     return embeddings, output
 
