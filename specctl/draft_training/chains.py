@@ -18,26 +18,19 @@ from specctl.models.draft_heads.chain import ChainHead
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The j-th drafted token of the rounds that begin at consecutive places.
+    """The j-th drafted token of R rounds.
 
     Attributes:
         index: j, from 0.
-        skipped: how many of the answer's first tokens no round drafts as its first: 1 where the prompt has one token,
-            for the head has no row before a sequence's second token; else 0.
-        logits: ``(R, V)``; row i predicts the answer's token ``skipped + i + index``.
+        answer_rows: ``(R,)`` int64, rising: which of the answer's tokens each row predicts.
+        logits: ``(R, V)``.
         rows: ``(R, H)``, the head's own rows.
     """
 
     index: int
-    skipped: int
+    answer_rows: torch.Tensor
     logits: torch.Tensor
     rows: torch.Tensor
-
-    @property
-    def answer_rows(self) -> slice:
-        """Which of the answer's tokens the rows predict."""
-        begin = self.skipped + self.index
-        return slice(begin, begin + len(self.logits))
 
 
 def drafted_steps(
@@ -45,36 +38,48 @@ def drafted_steps(
     lesson: Lesson,
     steps: int,
     noise: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+    longer: torch.Tensor | None = None,
 ) -> Iterator[Step]:
-    """Draft ``steps`` tokens from every place at which a round could begin, following the text.
+    """Draft from every place at which a round could begin, following the text.
+
+    A prompt of one token leaves out the round that would draft the answer's first token: the head has no row before a
+    sequence's second token.
 
     Args:
         head: in any mode; gradients flow through every step.
         lesson: the text. The last rounds are shorter, for they end with it.
         steps: tokens of a round, at least 1.
         noise: changes the rows ``(T, H)`` that come from true states.
+        longer: ``(A,)`` bool on the lesson's device, which rounds go on behind their first token, by the answer's token
+            that they draft first; None for all.
 
     Yields:
         One step after another, as long as any round has one.
     """
-    ids, first = lesson.ids, max(lesson.first - 1, 1)  # the place behind which the first round begins
-    count = len(ids) - 1 - first  # rounds
-    if count < 1:
+    ids, device = lesson.ids, lesson.ids.device
+    starts = torch.arange(max(lesson.first - 1, 1), len(ids) - 1, device=device)  # (R,) the last true token of each
+    if not len(starts):
         return
     true = len(ids) - 2  # tokens x_1 to x_(N-2), read with rows of true states
     rows = noise(head.fuse({layer: states[:true] for layer, states in lesson.states.items()}))
-    places = torch.arange(1, true + 1, device=ids.device)
+    places = torch.arange(1, true + 1, device=device)
     mask = places <= places[:, None]  # (T, T)
     cache = DynamicCache()
-    found = head(ids[None, 1:-1], rows[None], places, mask[None, None], cache, count)
-    skipped = first - lesson.first + 1
-    yield Step(0, skipped, found.logits, found.rows)
-    mask = mask[-count:]  # (R, T): each round's true keys
-    for index in range(1, min(steps, count)):
-        rounds = count - index
-        mask = mask[:rounds]
-        own = torch.eye(rounds, dtype=torch.bool, device=ids.device)
-        mask = torch.cat([mask, own], 1)  # this step's keys; those of the steps before have a column more each
-        places = torch.arange(first + index, first + count, device=ids.device)
-        found = head(ids[None, places], found.rows[None, :rounds], places, mask[None, None], cache)
-        yield Step(index, skipped, found.logits, found.rows)
+    found = head(ids[None, 1:-1], rows[None], places, mask[None, None], cache, len(starts))
+    yield Step(0, starts + 1 - lesson.first, found.logits, found.rows)
+    own = found.rows
+    if longer is not None:
+        chosen = longer[starts + 1 - lesson.first]
+        starts, own = starts[chosen], own[chosen]
+    mask = places <= starts[:, None]  # (R, T): each round's true keys
+    for index in range(1, steps):
+        rounds = int((starts + index < len(ids) - 1).sum())  # those that the answer does not end
+        if not rounds:
+            return
+        starts, mask = starts[:rounds], mask[:rounds]
+        # This step's keys; those of the steps before are of more rounds.
+        mask = torch.cat([mask, torch.eye(rounds, dtype=torch.bool, device=device)], 1)
+        fed = starts + index
+        found = head(ids[None, fed], own[None, :rounds], fed, mask[None, None], cache)
+        own = found.rows
+        yield Step(index, fed + 1 - lesson.first, found.logits, own)

@@ -34,7 +34,7 @@ def head_drafts(head: ChainHead | BlockHead, lesson: Lesson, depth: int) -> Iter
     with torch.no_grad():
         if isinstance(head, ChainHead):
             for step in drafted_steps(head, lesson, depth):
-                yield Drafted(step.skipped, step.index, step.logits)
+                yield Drafted(int(step.answer_rows[0]) - step.index, step.index, step.logits)
             return
         # The last token of an answer is drafted in a round that begins before it at the latest.
         for start in range(0, lesson.length, BLOCKS_AT_ONCE):

@@ -35,10 +35,18 @@ def law_loss(logits: torch.Tensor, target: torch.Tensor, vocabulary: torch.Tenso
     return -(law * log_softmax(logits[..., vocabulary], -1)).sum(-1) * counted
 
 
-def eagle3_loss(step: Step, lesson: Lesson, vocabulary: torch.Tensor | None) -> torch.Tensor:
-    """EAGLE-3's loss of one step, a sum over the answer's tokens."""
+def eagle3_loss(step: Step, lesson: Lesson, vocabulary: torch.Tensor | None, rounds: float) -> torch.Tensor:
+    """EAGLE-3's loss of one step, a sum over the answer's tokens.
+
+    Args:
+        step: of the rounds.
+        lesson: the answer.
+        vocabulary: as for `law_loss`.
+        rounds: the share of the rounds that went on behind their first token, which stand for all.
+    """
+    share = rounds if step.index else 1.0
     target = lesson.logits[step.answer_rows]
-    return STEP_DECAY**step.index * law_loss(step.logits, target, vocabulary).sum()
+    return STEP_DECAY**step.index / share * law_loss(step.logits, target, vocabulary).sum()
 
 
 def mtp_loss(step: Step, lesson: Lesson, steps: int) -> torch.Tensor:
@@ -53,8 +61,7 @@ def eagle1_loss(step: Step, lesson: Lesson) -> torch.Tensor:
     The rows are to be the target's last states, and their law the target's.
     """
     target = lesson.logits[step.answer_rows]
-    begin = lesson.first - 1 + step.skipped  # the row of token x_p stands for the state of place p
-    wanted = lesson.states[-1][begin : begin + len(step.rows)]
+    wanted = lesson.states[-1][step.answer_rows + lesson.first - 1]  # the row of token x_p stands for the state of p
     feature = smooth_l1_loss(step.rows, wanted, reduction="none").mean(-1).sum()
     return FEATURE_WEIGHT * feature + LAW_WEIGHT * law_loss(step.logits, target, None).sum()
 

@@ -13,6 +13,8 @@ class Recipe:
         kind: what it is.
         depth: its decoder layers.
         steps: tokens drafted from each place in training; of a block, all that it has.
+        rounds: share of the places from which a chain goes on behind its first token in training, drawn anew for each
+            answer and epoch; less than 1 saves most of the time.
         draft_vocabulary: the most tokens that it can draft; the answers' most frequent ones.
         markov_rank: of DSpark's sequential head.
         anchors: blocks drafted of each answer and epoch, at random places.
@@ -22,6 +24,7 @@ class Recipe:
     kind: HeadKind
     depth: int = 1
     steps: int = 1
+    rounds: float = 1.0
     draft_vocabulary: int = 32_000
     markov_rank: int = 0
     anchors: int = 0

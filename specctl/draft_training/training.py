@@ -153,7 +153,9 @@ def lesson_loss(
 
         losses = [eagle1_loss(step, lesson) for step in drafted_steps(head, lesson, recipe.steps, noisy)]
     else:
-        losses = [eagle3_loss(step, lesson, vocabulary) for step in drafted_steps(head, lesson, recipe.steps)]
+        longer = torch.rand(lesson.length, generator=generator).to(lesson.ids.device) < recipe.rounds
+        steps = drafted_steps(head, lesson, recipe.steps, longer=longer)
+        losses = [eagle3_loss(step, lesson, vocabulary, recipe.rounds) for step in steps]
     return torch.stack(losses).sum()
 
 
