@@ -29,20 +29,20 @@ class Drafted:
     logits: torch.Tensor
 
 
+@torch.no_grad()  # a block around yields would switch gradients off for the caller
 def head_drafts(head: ChainHead | BlockHead, lesson: Lesson, depth: int) -> Iterator[Drafted]:
     """The rounds of a draft head, of ``depth`` tokens or as many as it can draft."""
-    with torch.no_grad():
-        if isinstance(head, ChainHead):
-            for step in drafted_steps(head, lesson, depth):
-                yield Drafted(int(step.answer_rows[0]) - step.index, step.index, step.logits)
-            return
-        # The last token of an answer is drafted in a round that begins before it at the latest.
-        for start in range(0, lesson.length, BLOCKS_AT_ONCE):
-            end = min(start + BLOCKS_AT_ONCE, lesson.length)
-            anchors = torch.arange(start, end, device=lesson.ids.device) + lesson.first - 1
-            blocks = drafted_blocks(head, lesson, anchors)
-            for index in range(min(depth, head.longest)):
-                yield Drafted(start, index, blocks.logits[: lesson.length - index - start, index])
+    if isinstance(head, ChainHead):
+        for step in drafted_steps(head, lesson, depth):
+            yield Drafted(int(step.answer_rows[0]) - step.index, step.index, step.logits)
+        return
+    for start in range(0, lesson.length, BLOCKS_AT_ONCE):
+        end = min(start + BLOCKS_AT_ONCE, lesson.length)
+        anchors = torch.arange(start, end, device=lesson.ids.device) + lesson.first - 1
+        blocks = drafted_blocks(head, lesson, anchors)
+        for index in range(min(depth, head.longest)):
+            if (rounds := lesson.length - index - start) > 0:
+                yield Drafted(start, index, blocks.logits[:rounds, index])
 
 
 def model_drafts(logits: torch.Tensor, depth: int) -> Iterator[Drafted]:
