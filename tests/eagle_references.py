@@ -51,7 +51,7 @@ class Reference:
         """A model that the head fits, with the recorded embeddings and output weights where there are any."""
         torch.manual_seed(0)
         sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 8}
-        model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, **(sizes | settings))).eval()
+        model = LlamaForCausalLM(LlamaConfig(**({"num_attention_heads": 4} | sizes | settings))).eval()
         with torch.no_grad():
             for own, name in ((model.model.embed_tokens, "embed"), (model.lm_head, "unembed")):
                 if name in self.expected:

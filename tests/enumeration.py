@@ -19,7 +19,7 @@ from toys import Ticks
 from specctl.decoding import hierarchy, reading, verification
 from specctl.decoding import round as one_round
 from specctl.records import Round
-from specctl.replay import recording
+from specctl.replay import coupling, grid_recording, recording
 
 Outcome = TypeVar("Outcome")
 DRAFTING, VERIFYING = 1.0, 3.0
@@ -114,8 +114,12 @@ def doors(chance: Chance) -> Iterator[None]:
         patch.object(reading, "race", race),  # a draft's token
         patch.object(verification, "draw", draw),  # a verifier's own token
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
-        patch.object(recording, "draw", draw),  # the same of a trace: tokens of rejected drafts and of branches
-        patch.object(recording, "draw_draft_tokens", coins.draw_draft_tokens),  # and whether draft tokens are accepted
+        # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
+        patch.object(coupling, "draw", draw),
+        patch.object(recording, "draw", draw),
+        patch.object(grid_recording, "draw", draw),
+        patch.object(recording, "draw_draft_tokens", coins.draw_draft_tokens),
+        patch.object(grid_recording, "draw_draft_tokens", coins.draw_draft_tokens),
     ):
         yield
 
@@ -160,7 +164,7 @@ class Coins:
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
         self._known: dict[Hashable, int] = {}
-        self._verify, self._draw_draft_tokens = verification.verify, recording.draw_draft_tokens
+        self._verify, self._draw_draft_tokens = verification.verify, coupling.draw_draft_tokens
 
     def verify(
         self, tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: None
@@ -182,9 +186,14 @@ class Coins:
         return verdict
 
     def draw_draft_tokens(
-        self, wrote: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: None
+        self,
+        wrote: torch.Tensor,
+        draft_probs: torch.Tensor,
+        target_probs: torch.Tensor,
+        generator: None,
+        _: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`recording.draw_draft_tokens`, its verdicts chosen."""
+        """`coupling.draw_draft_tokens`, its verdicts chosen."""
         tossed, verdicts = [], []
         for rows in zip(wrote.tolist(), draft_probs.tolist(), target_probs.tolist(), strict=True):
             coins = self._keeping(self._drafts, *rows)
@@ -196,7 +205,7 @@ class Coins:
             rejected = torch.tensor(verdicts)[:, None].logical_not()
             return drawn(self._chance, weights * rejected)
 
-        with tossing(tossed), patch.object(recording, "draw", draw):
+        with tossing(tossed), patch.object(coupling, "draw", draw):
             found = self._draw_draft_tokens(wrote, draft_probs, target_probs, generator)
         assert found[1].tolist() == verdicts, "a token's fate hangs on more than its own coin and probabilities"
         return found
@@ -228,7 +237,7 @@ class Coins:
             return self._verify(torch.tensor([token]), draft, target.repeat(2, 1), None).accepted == 1
 
     def _drafts(self, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
-        with patch.object(recording, "draw", lambda *_: torch.tensor([0])):
+        with patch.object(coupling, "draw", lambda *_: torch.tensor([0])):
             return bool(self._draw_draft_tokens(torch.tensor([token]), draft, target, None)[1])
 
 

@@ -5,8 +5,9 @@ import random
 import numpy as np
 
 from specctl.replay.costs import CostTable, signal_key
+from specctl.replay.steps import DraftSteps
 from specctl.replay.trace_files import TraceHeader, TraceSet
-from specctl.replay.traces import DraftAlong, DraftSteps, Trace
+from specctl.replay.traces import DraftAlong, Trace
 
 LENGTH = 60
 SIGNALS = {"entropy", "top_prob", "token_prob"}

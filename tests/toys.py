@@ -1,6 +1,6 @@
 """Small stand-ins that tests share: a tabular language model whose law can be enumerated, and random-weight models."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from functools import cache
 from itertools import accumulate, count, cycle, pairwise
@@ -102,6 +102,86 @@ class TableRunner:
     def rollback(self, length: int) -> None:
         assert length >= 0
         del self.tokens[length:]
+
+
+LAYER = 1
+"""The layer whose states a `StateTable` shows."""
+NUMBERS = 11
+"""How many values such a state may have."""
+
+
+class StateTable(TableRunner):
+    """A `TableRunner` whose states are numbers that cannot be told from a few tokens: they depend on the whole text."""
+
+    def _states(self, count: int) -> dict[int, torch.Tensor] | None:
+        states = list(accumulate(self.tokens, lambda state, token: (5 * state + 3 * token + 1) % NUMBERS, initial=1))
+        return {layer: torch.tensor(states[-count:])[:, None].float() for layer in self._watched} or None
+
+
+class ToyDraftHead:
+    """A `StateReader` whose law depends on the verifier's states and, beyond them, on where the round began.
+
+    It reads token x_p with the state of place p - 1, or with its own guess where that is not known. What it has read so
+    far makes a number, and the number chooses the noise on its logits, which grows with the number of guesses.
+
+    Args:
+        logits: as a `TableRunner` has them, for a draft that is right often enough.
+        seed: of the noise.
+        noise: its size.
+        longest: the most tokens of a round.
+    """
+
+    layers = (LAYER,)
+    state_size = 1
+
+    def __init__(self, logits: torch.Tensor, seed: int, *, noise: float = 1.0, longest: int | None = None) -> None:
+        self.vocabulary = logits.shape[-1]
+        self.longest = longest
+        self.context = 1 << 31
+        self.device = torch.device("cpu")
+        self.tokens: list[int] = []
+        self._table = logits
+        self._noise = noise * torch.randn(NUMBERS, self.vocabulary, generator=seeded(seed))
+        self._states: list[int] = []
+        self._read: list[int] = []  # the number that each token made of what was read before
+        self._true = 0  # tokens that were read with states of the verifier's, or that have none before them
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def witnessed(self) -> int:
+        return len(self._states)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        assert not set(layers)
+
+    def witness(self, start: int, states: Mapping[int, torch.Tensor]) -> None:
+        assert start <= self.witnessed, "a place was left out"
+        self._states += [int(state) for state in states[LAYER][self.witnessed - start :, 0]]
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        assert tokens, "an empty forward pass"
+        rows = []
+        for token in tokens:
+            place, before = self.length - 1, self._read[-1] if self._read else 0
+            known = place < self.witnessed
+            row = (self._states[place] if known else 7 * before + 2) if place >= 0 else 0
+            self._true += known and self._true == self.length
+            self._read.append((4 * before + row + 5 * token) % NUMBERS)
+            last = self.tokens[-1] if self.tokens else self.vocabulary
+            self.tokens.append(token)
+            guesses = self.length - self._true
+            rows.append(self._table[last, token] + (1 + guesses / 2) * self._noise[self._read[-1]])
+        kept = torch.stack(rows)[len(rows) - keep :]
+        return Forward(kept, kept if hidden else None)
+
+    def rollback(self, length: int) -> None:
+        del self._states[length:]
+        self._true = min(length, self._true)
+        del self.tokens[self._true :]
+        del self._read[self._true :]
 
 
 def toy_head(draft: torch.Tensor, seed: int, *, reads_signals: bool = True) -> AcceptanceHead:

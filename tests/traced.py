@@ -28,7 +28,7 @@ def trace_of(
     pair: Pair, prompt: Sequence[int], tokens: Sequence[int], limit: int, depth: int, sampling: Sampling, seed: int = 0
 ) -> Trace:
     with torch.inference_mode():
-        draft, chances = read_sequence(pair, prompt, tokens, limit, depth, sampling, seeded(seed))
+        draft = read_sequence(pair, prompt, tokens, limit, depth, sampling, seeded(seed))
     return Trace(
         prompt="p",
         category="c",
@@ -38,7 +38,6 @@ def trace_of(
         tokens=list(tokens),
         draft=draft,
         prefill_ms=0.0,
-        chances=chances,
     )
 
 

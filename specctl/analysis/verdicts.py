@@ -50,13 +50,15 @@ class _Verdicts:
         self.discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
 
     def add_trace(self, trace: Trace) -> None:
-        """The draft token at every position of the text, as if each were the first of a draft."""
-        draft = trace.draft
-        accepted = list(map(float, draft.accepted if trace.chances is None else trace.chances))
-        columns: dict[str, Sequence[float | None]] = {name: getattr(draft.along, name) for name in DISTRIBUTION_SIGNALS}
-        columns["accept_prob"] = [_prediction(trace, position) for position in range(len(accepted))]
-        columns["next_accept_prob"] = [None] * len(accepted)
-        self._add(trace.prompt, accepted, run_lengths(np.array(accepted)).tolist(), columns)
+        """The draft tokens that were judged: at every position of the text, and of a draft head from every start."""
+        for judged in trace.draft.judged():
+            columns: dict[str, Sequence[float | None]] = {
+                name: getattr(judged.steps, name) for name in DISTRIBUTION_SIGNALS
+            }
+            columns["accept_prob"] = judged.predictions
+            columns["next_accept_prob"] = [None] * len(judged.outcomes)
+            runs = run_lengths(np.array(judged.outcomes)).tolist()
+            self._add(trace.prompt, list(judged.outcomes), runs, columns)
 
     def _add(
         self,
@@ -112,16 +114,6 @@ def _read(path: Path, found: _Verdicts) -> None:
             found.add_round(round_.id, round_)
     else:
         raise UsageError(f"{path} holds {content}, not a trace", HINT)
-
-
-def _prediction(trace: Trace, position: int) -> float | None:
-    """A head's prediction for the draft token at a position, which stands where that token has been fed."""
-    draft = trace.draft
-    after = draft.along if draft.accepted[position] else draft.branches.get(position)
-    index = position + 1 if draft.accepted[position] else 0
-    if after is None or after.accept_prob is None or index >= len(after):
-        return None
-    return after.accept_prob[index]
 
 
 def _cleaned(name: str, values: Floats) -> Floats:

@@ -172,7 +172,7 @@ def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[
     report = len(reported_on or chosen_on)
     if min(len(chosen_on), report) < FEW:
         warnings.append(f"{len(chosen_on)} prompts chose and {report} report: too few for the intervals to be trusted")
-    if not any(any(trace.draft.accepted) for trace in traces.traces):
+    if not any(any(trace.draft.accepted_runs) for trace in traces.traces):
         warnings.append("the draft never agrees with the target on these prompts")
     return warnings
 

@@ -48,8 +48,9 @@ def build_drafter(
     if not setting.drafts:
         return None
     drafts = drafts or range(len(pair.drafts))
+    above = pair.above or (None, *range(len(pair.drafts) - 1))
     for upper, draft in zip([None, *drafts], drafts[: len(setting.levels)], strict=False):
-        if isinstance(pair.drafts[draft], StateReader) and pair.above[draft] != upper:
+        if isinstance(pair.drafts[draft], StateReader) and above[draft] != upper:
             raise ProfileError(
                 "a draft head drafts for a model whose states it was not made to read",
                 "use it as it is used first in this command, directly below the same model",
@@ -124,7 +125,8 @@ def warm_up(pair: Pair, settings: SamplingTable) -> None:
             runner.rollback(0)
             runner.extend(few, keep=0)  # makes the buffers
             runner.extend(few[:1], keep=1)
-            runner.extend(few[:2], keep=2)
+            if not isinstance(runner, StateReader):  # it never verifies
+                runner.extend(few[:2], keep=2)
         # Any draft may be the lowest level, and its head may or may not be used.
         for runner, head in zip(pair.drafts, pair.heads, strict=True):
             for predicts in (False, True) if head is not None else (False,):
@@ -133,7 +135,7 @@ def warm_up(pair: Pair, settings: SamplingTable) -> None:
                 drafter = ModelDrafter(runner, POLICIES["constant"](), record, head)
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
                 drafter.draft([*few, *few[:2]], budget=2)
-                if predicts:
+                if predicts and not isinstance(runner, StateReader):
                     runner.extend(few[:2], keep=2, hidden=True)
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)

@@ -24,7 +24,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.loading.block_formats import write_block
+from specctl.models.loading.block_writing import write_block
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.draft_head import HeadKind
 from specctl.models.loading.eagle_writing import write_eagle1, write_eagle3

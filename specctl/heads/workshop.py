@@ -22,6 +22,7 @@ from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, save_head, weights_hash
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
+from specctl.models.running.runner import StateReader
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
 from specctl.profile.schema import DraftTable, PolicyTable, Profile
@@ -116,6 +117,11 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
             return open_examples(path, profile, progress)
     with progress.doing("loading") as say:
         pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
+    if isinstance(pair.drafts[0], StateReader):
+        raise UsageError(
+            f"{draft.model} is a draft head, and no acceptance head can be trained on one",
+            "use a policy that reads no head, such as svip or cost-optimal",
+        )
     if folder is None:
         start_over(output)
         folder = DataFolder.create(path, facts, len(suite.prompts))

@@ -23,8 +23,18 @@ def ordinary_tokens(number: int, eos: Set[int]) -> list[int]:
 def fill(runner: Runner, tokens: Sequence[int]) -> None:
     """Make the cache hold these tokens and nothing else; a draft head reads them with states of zeros."""
     runner.rollback(0)
-    if isinstance(runner, StateReader):
-        states = torch.zeros(len(tokens), runner.state_size, device=runner.device)
-        runner.witness(0, dict.fromkeys(runner.layers, states))
+    _show_zeros(runner, 0, len(tokens))
     if tokens:
         runner.extend(list(tokens), keep=0)
+
+
+def forget(runner: Runner, length: int, last: int) -> None:
+    """Take back the ``last`` of ``length`` cached tokens; a draft head keeps states of zeros for them."""
+    runner.rollback(length - last)
+    _show_zeros(runner, length - last, last)
+
+
+def _show_zeros(runner: Runner, start: int, count: int) -> None:
+    if isinstance(runner, StateReader) and count:
+        states = torch.zeros(count, runner.state_size, device=runner.device)
+        runner.witness(start, dict.fromkeys(runner.layers, states))

@@ -12,6 +12,9 @@ from specctl.profile.embedded import head_path, model_path
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
 
+IN_TARGET = "target:mtp"
+"""The model name of a draft head that is in the files of the model above it."""
+
 _EMBEDDED = "embedded:"
 _STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu", "mlu")
@@ -180,6 +183,13 @@ class Profile(Table):
     sampling: SamplingTable = SamplingTable()
     prompt: PromptTable = PromptTable()
     provenance: dict[str, Any] | None = None
+
+    @field_validator("target")
+    @classmethod
+    def _a_model(cls, target: ModelTable) -> ModelTable:
+        if target.model == IN_TARGET:
+            raise ValueError(f"model {IN_TARGET!r} names a draft head in the target's files; give it in [draft]")
+        return target
 
     @field_validator("compile")
     @classmethod

@@ -1,11 +1,11 @@
 """The best stopping rule on the draft's entropy and top probability, found by backward induction on traces."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from math import log, sqrt
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit
 
 from specctl.policies import Signal
@@ -14,6 +14,7 @@ from specctl.policies.online import log_odds
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
 from specctl.replay.play import Replay, replay
+from specctl.replay.steps import Judged
 from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Floats
 from specctl.statistics.logistic import fit_weights
@@ -38,7 +39,8 @@ class Solved(Rule):
     """Stops where the value of continuing, tabulated over log S and the class of the last token, is not above 0.
 
     Attributes:
-        weights: ``(3,)`` of 1, log-odds of the top probability and sqrt(entropy) in the logit of a token's acceptance.
+        weights: ``(4,)`` of 1, log-odds of the top probability, sqrt(entropy) and log of the token's index in the logit
+            of its acceptance.
         cuts: ``(LEVELS - 1,)`` predicted acceptance at the borders between classes.
         continuing: ``(61, LEVELS)`` value of drafting one more token, in tokens.
         limit: the longest draft; 0 where not even the first token pays.
@@ -57,7 +59,7 @@ class Solved(Rule):
     def should_stop(self, step: DraftStep) -> bool:
         if step.index == 1:
             self._survival = 0.0
-        row = np.array([_row(read(step.top_prob), read(step.entropy))])
+        row = np.array([_row(read(step.top_prob), read(step.entropy), step.index)])
         accepted = float(expit(row @ self.weights)[0])
         self._survival += log(max(1e-9, accepted))
         level = int(np.searchsorted(self.cuts, accepted))
@@ -85,13 +87,14 @@ def best_stopping(
 ) -> Solved:
     """The rule with the most tokens per second, fitted to the very traces on which it is to be replayed.
 
-    The acceptance probability a of each token is fitted (logistic in log-odds of the top probability and
-    sqrt(entropy)), and tokens are sorted by it into classes z. T(z'|z) is the share of class z' among the tokens after
-    an accepted token of class z. S is the probability that all draft tokens so far are accepted, c the cost of one more
-    draft token, and rho the speed in tokens per millisecond. Continuing is worth
-    sum_z' T(z'|z) (S a(z') + V(S a(z'), z')) - rho c, and V is the larger of this value and 0. rho is found by
-    bisection so that the value of a round, 1 + V at its start, equals rho times the time of a target pass. Times are
-    assumed linear in the draft length.
+    The acceptance probability a of each token is fitted (logistic in log-odds of the top probability and sqrt(entropy),
+    and for a draft head, whose tokens depend on where the round began, in log of the token's index), and tokens are
+    sorted by it into classes z. T(z'|z) is the share of class z' among the tokens after an accepted token of class z.
+    S is the probability that all draft tokens so far are accepted, c the cost of one more draft token, and rho the
+    speed in tokens per millisecond. Continuing is worth sum_z' T(z'|z) (S a(z') + V(S a(z'), z')) - rho c, and V is the
+    larger of this value and 0. rho is found by bisection so that the value of a round, 1 + V at its start, equals rho
+    times the time of a target pass. Times are assumed linear in the draft length; what the first draft token costs
+    beyond c is paid once.
 
     Args:
         traces: at least one.
@@ -99,74 +102,98 @@ def best_stopping(
         longest: the longest draft.
         one_step: count only the gain of the next token, as `cost-optimal` does.
     """
-    drafted = [trace.draft.along for trace in traces]
-    rows = [np.array([_row(*pair) for pair in zip(each.top_prob, each.entropy, strict=True)]) for each in drafted]
-    outcomes = [np.array(t.draft.accepted if t.chances is None else t.chances, dtype=np.float64) for t in traces]
+    judged = [run for trace in traces for run in trace.draft.judged() if run.accepted]
+    rows = [_rows(run) for run in judged]
+    outcomes = [np.array(run.outcomes, dtype=np.float64) for run in judged]
     weights = fit_weights(np.concatenate(rows), np.concatenate(outcomes), ridge=RIDGE)
     chances = [expit(row @ weights) for row in rows]
     cuts = np.quantile(np.concatenate(chances), np.linspace(0, 1, LEVELS + 1)[1:-1])
     classes = [np.searchsorted(cuts, chance) for chance in chances]
     sizes = np.bincount(np.concatenate(classes), minlength=LEVELS) + 1e-9
     accepted = np.bincount(np.concatenate(classes), np.concatenate(outcomes), LEVELS) / sizes
-    follows = np.zeros((LEVELS, LEVELS))
-    for trace, own in zip(traces, classes, strict=True):
-        fine = np.array(trace.draft.accepted[:-1], dtype=bool)
+    follows, first = np.zeros((LEVELS, LEVELS)), np.full(LEVELS, 1e-9)
+    for run, own in zip(judged, classes, strict=True):
+        fine = np.array(run.accepted[:-1], dtype=bool)
         np.add.at(follows, (own[:-1][fine], own[1:][fine]), 1.0)
+        np.add.at(first, own[np.array(run.indices) == 1], 1.0)
     overall = (follows.sum(0) + 1e-9) / (follows.sum() + 1e-9 * LEVELS)
     follows = (follows + SMOOTHING * overall) / (follows.sum(1, keepdims=True) + SMOOTHING)
-    step, target = _linear(traces, costs)
+    longest = min([longest, *(draft.longest for draft in (t.draft for t in traces) if draft.longest is not None)])
+    law = _Law(accepted, follows, first / first.sum(), longest, one_step)
+    step, beginning, target = _linear(traces, costs)
     low, high = 0.0, (LONGEST + 1) / target
     for _ in range(HALVINGS):
         rho = (low + high) / 2
-        _, start = _solve(accepted, follows, sizes / sizes.sum(), rho * step, one_step)
-        low, high = (rho, high) if 1 + max(0.0, start) > rho * target else (low, rho)
-    continuing, start = _solve(accepted, follows, sizes / sizes.sum(), low * step, one_step)
-    return Solved(weights, cuts, continuing, longest if start > 0 else 0)
+        _, start = _solve(law, rho * step)
+        low, high = (rho, high) if 1 + max(0.0, start - rho * beginning) > rho * target else (low, rho)
+    continuing, start = _solve(law, low * step)
+    return Solved(weights, cuts, continuing, longest if start > low * beginning else 0)
 
 
-def _row(top_prob: float, entropy: float) -> tuple[float, float, float]:
-    return 1.0, log_odds(top_prob), sqrt(max(0.0, entropy))
+def _row(top_prob: float, entropy: float, index: int) -> tuple[float, float, float, float]:
+    return 1.0, log_odds(top_prob), sqrt(max(0.0, entropy)), log(index)
 
 
-def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float]:
-    """Milliseconds of one more drafted token, and of a round without any, at the mean context of the traces."""
+def _rows(run: Judged) -> Floats:
+    columns = run.steps.top_prob, run.steps.entropy, run.indices
+    return np.array([_row(*each) for each in zip(*columns, strict=True)])
+
+
+def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float, float]:
+    """Milliseconds of one more drafted token, of beginning to draft, and of a round without any drafted token.
+
+    They are those at the mean context of the traces.
+    """
     context = float(np.mean([trace.prompt_tokens + len(trace.tokens) / 2 for trace in traces]))
     draft, target = costs.at(context)
-    verify = [float(np.interp(context, costs.contexts, column)) for column in costs.verify_ms.T]
+    drafting, verify = (
+        np.array([np.interp(context, costs.contexts, column) for column in table.T])
+        for table in (costs.draft_ms, costs.verify_ms)
+    )
     near = costs.lengths <= USUAL
-    slope = float(np.polyfit(costs.lengths[near], np.array(verify)[near], 1)[0]) if near.sum() > 1 else 0.0
+    slope = float(np.polyfit(costs.lengths[near], verify[near], 1)[0]) if near.sum() > 1 else 0.0
+    beginning = float((drafting - draft * costs.lengths)[1:].mean())
     reading = costs.signal_ms.get(signal_key(READS), 0.0)
-    return draft + reading + max(0.0, slope), target + costs.overhead_ms
+    return draft + reading + max(0.0, slope), max(0.0, beginning), target + costs.overhead_ms
 
 
-def _solve(accepted: Floats, follows: Floats, first: Floats, price: float, one_step: bool) -> tuple[Floats, float]:
+class _Law(NamedTuple):
+    """How acceptance goes in a round: `best_stopping` explains a, T and the classes.
+
+    Attributes:
+        accepted: a, ``(LEVELS,)``.
+        follows: T, ``(LEVELS, LEVELS)``.
+        first: ``(LEVELS,)`` share of each class among the first tokens of rounds.
+        longest: the longest draft.
+        one_step: count only the gain of the next token.
+    """
+
+    accepted: Floats
+    follows: Floats
+    first: Floats
+    longest: int
+    one_step: bool
+
+
+def _solve(law: _Law, price: float) -> tuple[Floats, float]:
     """The value of continuing ``(61, LEVELS)`` and of drafting a round's first token, in tokens."""
     survival = np.exp(SURVIVALS)
-    arrives = SURVIVALS[:, None] + np.log(np.maximum(accepted, 1e-9))  # (61, LEVELS)
+    arrives = SURVIVALS[:, None] + np.log(np.maximum(law.accepted, 1e-9))  # (61, LEVELS)
 
     def after(value: Floats) -> Floats:
         columns = [np.interp(arrives[:, z], SURVIVALS, value[:, z]) for z in range(LEVELS)]
         return np.stack(columns, axis=1)
 
-    gain = survival[:, None] * accepted  # (61, LEVELS): expected tokens from a next draft token of each class
-    continuing: Floats = gain @ follows.T - price
-    if not one_step:
-        for _ in range(LONGEST):
-            better: Floats = (gain + after(np.maximum(0.0, continuing))) @ follows.T - price
+    gain = survival[:, None] * law.accepted  # (61, LEVELS): expected tokens from a next draft token of each class
+    continuing: Floats = gain @ law.follows.T - price
+    if not law.one_step:
+        for _ in range(law.longest - 2):
+            better: Floats = (gain + after(np.maximum(0.0, continuing))) @ law.follows.T - price
             if np.abs(better - continuing).max() < 1e-6:
                 break
             continuing = better
     # With one_step, too, a round is worth everything that the rule earns in it.
-    value = _value_of(gain, follows, price, continuing > 0, after)
-    start = float((accepted + after(value)[-1]) @ first) - price
-    return continuing, start
-
-
-def _value_of(
-    gain: Floats, follows: Floats, price: float, continues: npt.NDArray[np.bool_], after: Callable[[Floats], Floats]
-) -> Floats:
-    """The value ``(61, LEVELS)`` that a rule earns from each state on if it continues where ``continues`` is True."""
     value = np.zeros_like(gain)
-    for _ in range(LONGEST):
-        value = np.where(continues, (gain + after(value)) @ follows.T - price, 0.0)
-    return value
+    for _ in range(law.longest - 1):
+        value = np.where(continuing > 0, (gain + after(value)) @ law.follows.T - price, 0.0)
+    return continuing, float((law.accepted + after(value)[-1]) @ law.first) - price

@@ -22,7 +22,7 @@ from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording import read_sequence, require_recordable
 from specctl.replay.trace_files import RECORDED, TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 
@@ -54,9 +54,10 @@ def collect_traces(
         earlier: what the trace file contains, if it is continued.
 
     Raises:
-        UsageError: the file contains another calibration's traces.
+        UsageError: the file contains another calibration's traces, or `require_recordable` refuses the pair.
         OutputError: the file cannot be written.
     """
+    require_recordable(pair)
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
     header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair) & RECORDED), provenance, list(heads))
@@ -125,9 +126,9 @@ def _trace(pair: Pair, answered: Answered, turn: int, depth: int) -> Trace:
     generator = torch.Generator(pair.target.device).manual_seed(completion.seed)
     text = completion.prompt, completion.tokens
     with torch.inference_mode():
-        draft, chances = read_sequence(pair, *text, limit, depth, Sampling.of(settings), generator)
+        draft = read_sequence(pair, *text, limit, depth, Sampling.of(settings), generator)
     origin = prompt.id, prompt.category, turn, completion.prompt_tokens, limit
-    return Trace(*origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3, chances)
+    return Trace(*origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3)
 
 
 def _contexts(traces: Sequence[Trace]) -> list[int]:

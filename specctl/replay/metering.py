@@ -14,7 +14,8 @@ from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.observing.timing import fill, ordinary_tokens, wait
+from specctl.models.running.runner import StateReader
+from specctl.observing.timing import fill, forget, ordinary_tokens, wait
 from specctl.policies import Signal
 from specctl.policies.constant import Constant
 from specctl.replay.costs import CostTable, signal_key
@@ -169,7 +170,13 @@ def _round(
     sampling: Sampling,
     head: AcceptanceHead | None = None,
 ) -> tuple[float, float]:
-    """Milliseconds of drafting and of verifying one round of a fixed length."""
+    """Milliseconds of drafting and of verifying one round of a fixed length.
+
+    A draft head begins a round by reading what the round before it emitted, as many tokens as were accepted and one
+    more. It is timed after a round of the same length of which half was accepted.
+    """
+    reread = length // 2 if isinstance(pair.drafts[0], StateReader) else 0
+    forget(pair.drafts[0], len(sequence) - 1, reread)
     drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals, head)
     drafter.begin(sampling, frozenset(), None)
     draft_device, target_device = pair.drafts[0].device, pair.target.device

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import DraftAlong, Drafted, Trace
 
 Clock = Callable[[int, int], tuple[float, float]]
 """Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included) and
@@ -75,7 +75,7 @@ class Replay:
         return (Level(self.starts, self.drafted, self.accepted), *self.inner)
 
 
-class _Drafted(NamedTuple):
+class _Block(NamedTuple):
     steps: list[DraftStep]
     stop: StopReason
     threshold: float | None
@@ -91,7 +91,7 @@ class _Drafting:
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self.policy.reset()
 
-    def draft(self, draft: DraftAlong, start: int, budget: int) -> _Drafted:
+    def draft(self, draft: Drafted, start: int, budget: int) -> _Block:
         """A block of at most ``budget`` tokens that starts at a position.
 
         Args:
@@ -101,8 +101,9 @@ class _Drafting:
         """
         threshold = self.policy.current_threshold
         if (below := self._below) is None:
-            steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start))
-            return _Drafted(steps, stop, threshold, [])
+            steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start), draft.longest)
+            return _Block(steps, stop, threshold, [])
+        assert isinstance(draft, DraftAlong)
         text = draft.under(start)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
@@ -113,16 +114,15 @@ class _Drafting:
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
-        return _Drafted(steps, stop, threshold, inner)
+        return _Block(steps, stop, threshold, inner)
 
     def verify(
         self,
-        drafted: _Drafted,
+        drafted: _Block,
         index: int,
-        draft: DraftAlong,
+        draft: Drafted,
         start: int,
         written: Callable[[int], int],
-        chances: Sequence[float] | None = None,
     ) -> Round:
         """Verify a block: the round that it was drafted in.
 
@@ -132,7 +132,6 @@ class _Drafting:
             draft: what this draft drafts along its verifier's text.
             start: position of the block's first token.
             written: returns the verifier's own token after a number of accepted draft tokens.
-            chances: by position, the probability that the draft token is accepted.
         """
         steps = drafted.steps
         accepted = min(len(steps), draft.accepted_runs[start])
@@ -153,7 +152,7 @@ class _Drafting:
             verify_seconds=verifying,
             total_seconds=drafting + verifying,
             inner=tuple(drafted.inner),
-            chances=None if chances is None else tuple(chances[start : start + accepted + (not full)]),
+            chances=draft.verified_chances(start, accepted + (not full)),
         )
 
 
@@ -168,6 +167,12 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
     token that the target writes without a draft token has the distribution p.
 
+    A draft head's q at a position depends on where the round began. Its grid contains, for each start, y and its
+    verdict at every position up to the first rejected y, drawn in the same way with that start's q, and then how the
+    draft goes on; the token that is fed next is x as long as y is accepted, as in a live run. Given the text, the rows
+    of different starts share nothing but the coin that decides the verdict at a position. The rounds of a replay cover
+    disjoint positions, each with one row, so their coins are independent, as in a live run.
+
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
     the lower draft's token at that position is independent of x, as in a live run. `replayable` is False for settings
     whose replayed rounds would be distributed differently.
@@ -181,7 +186,7 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     draft, tokens, start, index = trace.draft, trace.tokens, 0, 0
     while start < len(tokens):
         drafted = top.draft(draft, start, trace.limit - start - 1)
-        round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start), trace.chances)
+        round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start))
         top.policy.observe(round_)
         yield round_
         start += len(round_.emitted)
@@ -249,14 +254,16 @@ def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels
 def oracle(trace: Trace, levels: int = 1) -> Replay:
     """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
 
-    It drafts exactly up to each disagreement: no draft token is rejected, and the number of target passes is the
-    smallest possible. In a hierarchy of ``levels`` drafts, every draft knows where its verifier will disagree.
+    No draft token is rejected, and the number of target passes is the smallest possible. Without a draft head it drafts
+    exactly up to each disagreement. With one, where a round begins changes what is drafted in it, and to stop earlier
+    may save a pass later; of the rounds with the fewest passes these are the longest at the beginning. In a hierarchy
+    of ``levels`` drafts, every draft knows where its verifier will disagree.
     """
     top, *inner = (Level() for _ in range(levels))
+    lengths = _fewest_passes(trace)
     start = 0
     while start < len(trace.tokens):
-        # The last position is left to the verifier, unless the draft token there ends the sequence.
-        length = min(trace.draft.accepted_runs[start], max(0, trace.limit - start - 1))
+        length = lengths[start]
         top.starts.append(start)
         top.drafted.append(length)
         _add_inner(trace.draft, start, length, inner)
@@ -266,10 +273,24 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
     return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
 
 
-def _add_inner(draft: DraftAlong, start: int, length: int, inner: Sequence[Level]) -> None:
+def _fewest_passes(trace: Trace) -> list[int]:
+    """How many tokens to draft at each position of the text, so that no more passes than needed reach its end."""
+    count = len(trace.tokens)
+    lengths, passes = [0] * count, [0] * (count + 1)  # the passes from each position on
+    for start in reversed(range(count)):
+        # The last position is left to the verifier, unless the draft token there ends the sequence.
+        longest = min(trace.draft.accepted_runs[start], max(0, trace.limit - start - 1))
+        after = [passes[min(count, start + length + 1)] for length in range(longest + 1)]
+        passes[start] = 1 + min(after)
+        lengths[start] = max(length for length in range(longest + 1) if after[length] == min(after))
+    return lengths
+
+
+def _add_inner(draft: Drafted, start: int, length: int, inner: Sequence[Level]) -> None:
     """Add the inner rounds that collect a block of a given length without any rejection."""
     if not inner:
         return
+    assert isinstance(draft, DraftAlong)
     text, position, end = draft.under(start), start, start + length
     while position < end:
         drafted = min(text.accepted_runs[position], end - position - 1)

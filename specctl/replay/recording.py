@@ -1,18 +1,22 @@
 """Reads a finished text with every model once and records all that a policy could have seen while it was generated."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import TINY, Sampling, draw, read_signals, sibling
+from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
+from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.branches import continue_branches
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.traces import DraftAlong, DraftSteps
+from specctl.replay.coupling import draw_draft_tokens
+from specctl.replay.grid_recording import read_grid
+from specctl.replay.steps import DraftSteps, draft_steps
+from specctl.replay.traces import DraftAlong, Drafted
 
 
 def read_sequence(
@@ -23,8 +27,8 @@ def read_sequence(
     depth: int,
     sampling: Sampling,
     generator: torch.Generator,
-) -> tuple[DraftAlong, list[float] | None]:
-    """What the draft drafts along an output of at least one token, which draft tokens are accepted, and the branches.
+) -> Drafted:
+    """What the draft drafts along an output of at least one token, and which draft tokens are accepted.
 
     In a hierarchy, each further draft is read along everything that the draft above it would write. See
     `specctl.replay.play.play` for the joint distribution when sampling.
@@ -37,13 +41,26 @@ def read_sequence(
         sampling: as the output was generated.
         generator: on the target's device; draws draft tokens and verdicts when sampling.
 
-    Returns:
-        What the first draft drafts, and when sampling the acceptance probability of each of its draft tokens.
+    Raises:
+        UsageError: the pair is a hierarchy with a draft head, see `require_recordable`.
     """
+    require_recordable(pair)
+    if isinstance(draft := pair.drafts[0], StateReader):
+        heads = pair.named_heads[0]
+        return read_grid(pair.target, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:
         runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
     reading = _Reading(pair, depth, sampling, generator)
     return reading.read(0, prompt, output, output, limit - 2)
+
+
+def require_recordable(pair: Pair) -> None:
+    """Raise UsageError for a hierarchy with a draft head: what it drafts there depends on earlier rounds too."""
+    if len(pair.drafts) > 1 and any(isinstance(draft, StateReader) for draft in pair.drafts):
+        raise UsageError(
+            "a hierarchy with a draft head cannot be replayed",
+            "calibrate the draft head alone, or compare settings live with `specctl bench`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,7 @@ class _Reading:
         verifier_tokens: Sequence[int],
         last: int,
         previous: Sequence[float] | None = None,
-    ) -> tuple[DraftAlong, list[float] | None]:
+    ) -> DraftAlong:
         """Read a text with one draft, and everything that this draft would write with the drafts below it.
 
         On entry, the caches of this draft, of the drafts below and of its verifier hold a prefix of ``prefix[:-1]``,
@@ -78,9 +95,6 @@ class _Reading:
             last: the last position whose rejected draft token can be followed by another draft token: every round
                 leaves one position to the verifier.
             previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
-
-        Returns:
-            What the draft drafts, and when sampling the acceptance probability of each of its draft tokens.
         """
         draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
         along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
@@ -120,25 +134,26 @@ class _Reading:
         branches = {}
         for position, ids, rows in zip(rejected, tokens, signals, strict=True):
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
-            branches[position] = _draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
-        drafted = DraftAlong(accepted, along, branches)
+            branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
+        # Inner rounds know no chances in a live run either.
+        drafted = DraftAlong(accepted, along, branches, None if level else chances)
         if level + 1 < len(self.pair.drafts):
             drafted = self._with_below(drafted, level, prefix, text, last)
-        return drafted, chances
+        return drafted
 
     def _with_below(
         self, drafted: DraftAlong, level: int, prefix: Sequence[int], text: Sequence[int], last: int
     ) -> DraftAlong:
         """Add what the next draft drafts along the text and along each branch."""
         # One position more is left to this draft, as the verifier of the next.
-        below, _ = self.read(level + 1, prefix, text, drafted.along.tokens, last - 1)
+        below = self.read(level + 1, prefix, text, drafted.along.tokens, last - 1)
         branches_below = {}
         for position, branch in drafted.branches.items():
             shared = [*prefix, *text[:position]]
             start = [*shared, drafted.along.tokens[position]]
             room = min(last - position, self.depth) - 2
             previous = below.along.signals(position)
-            branches_below[position], _ = self.read(level + 1, start, branch.tokens, branch.tokens, room, previous)
+            branches_below[position] = self.read(level + 1, start, branch.tokens, branch.tokens, room, previous)
             for runner in self.pair.drafts[level:]:
                 runner.rollback(min(runner.length, len(shared)))
         return replace(drafted, below=below, branches_below=branches_below)
@@ -189,50 +204,9 @@ class _Reading:
                 previous_of_each = torch.cat([last[None], own[:-1]])  # (C, 3)
                 columns += [head.accept_prob(forward.hidden, previous_of_each) for head in heads.values()]
             signals.append(torch.stack(columns))  # (3 and one for each head, C)
-        along = _draft_steps(tokens, torch.cat(signals, dim=1).tolist(), heads)
+        along = draft_steps(tokens, torch.cat(signals, dim=1).tolist(), heads)
         return along, accepted, None if sampling.greedy else chances
 
     def _heads(self, level: int) -> Mapping[str, AcceptanceHead]:
         """A draft's heads by name, the head that it usually uses first."""
         return self.pair.named_heads[level]
-
-
-def _draft_steps(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> DraftSteps:
-    """Draft steps from a column for each of `DISTRIBUTION_SIGNALS`, then one for each head's predictions."""
-    entropy, top_prob, token_prob, *predictions = columns
-    _, *others = heads or ("",)
-    further = dict(zip(others, predictions[1:], strict=True)) or None
-    return DraftSteps(tokens, entropy, top_prob, token_prob, predictions[0] if predictions else None, further)
-
-
-def draw_draft_tokens(
-    verifier_tokens: torch.Tensor,
-    draft_probs: torch.Tensor,
-    verifier_probs: torch.Tensor,
-    generator: torch.Generator | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw draft tokens and their verdicts, given the tokens that the verifier wrote.
-
-    Speculative sampling draws a draft token y from q, accepts it with probability min(1, p(y) / q(y)) and after a
-    rejection draws the verifier's token x from max(p - q, 0). So, given x, it is an accepted draft token with
-    probability min(p(x), q(x)) / p(x); and after a rejection y and x are independent, y having the distribution
-    max(q - p, 0), normalised.
-
-    Args:
-        verifier_tokens: x, ``(T,)`` int64, drawn from ``verifier_probs``.
-        draft_probs, verifier_probs: q and p, ``(T, V)`` float32, after temperature and truncation.
-        generator: on the device of the arrays.
-
-    Returns:
-        Draft tokens y ``(T,)`` int64, whether each is accepted ``(T,)`` bool, and min(1, p(y) / q(y)) ``(T,)`` float32.
-    """
-    verifier_of = verifier_probs.gather(1, verifier_tokens[:, None])[:, 0]
-    draft_of = draft_probs.gather(1, verifier_tokens[:, None])[:, 0]
-    coins = torch.rand(len(verifier_tokens), generator=generator, device=verifier_tokens.device)
-    surplus = (draft_probs - verifier_probs).clamp_min(0)  # (T, V)
-    # Where q equals p up to rounding there is nothing to reject.
-    verdicts = (coins * verifier_of < draft_of) | (surplus.sum(-1) <= 0)
-    drafted = torch.where(verdicts, verifier_tokens, draw(surplus, generator))
-    column = drafted[:, None]
-    chances = verifier_probs.gather(1, column) / draft_probs.gather(1, column).clamp_min(TINY)  # (T, 1)
-    return drafted, verdicts, chances[:, 0].clamp_max(1)

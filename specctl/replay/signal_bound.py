@@ -54,6 +54,6 @@ def _trace(pair: Pair, text: Text) -> Trace:
     unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
     first = replace(pair, drafts=pair.drafts[:1], named_heads=({},))
     with torch.inference_mode():
-        draft, _ = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
+        draft = read_sequence(first, text.ids, text.tokens, text.limit, LONGEST, Sampling(), unused)
     origin = text.prompt, text.category, 0, len(text.ids), text.limit
     return Trace(*origin, text.tokens, draft, 0.0)

@@ -92,20 +92,27 @@ class TraceSet:
                 self.costs = record
 
 
-def _from_version_1(line: Any) -> Any:
-    """A prompt of version 1, where the fields of `DraftAlong` stood among those of `Trace`, and the id only once."""
+def _from_earlier(line: Any) -> Any:
+    """A prompt of version 1, where the fields of the draft stood among those of `Trace` and the id only once, or of
+    version 2, where the draft's chances still did."""
     try:
-        return {**line, "turns": [{"prompt": line["prompt"], "draft": turn, **turn} for turn in line["turns"]]}
+        return {**line, "turns": [_turn({"prompt": line["prompt"], "draft": turn, **turn}) for turn in line["turns"]]}
     except (KeyError, TypeError):
         return line  # validation reports what is wrong
 
 
+def _turn(turn: dict[str, Any]) -> dict[str, Any]:
+    if "chances" not in turn:
+        return turn
+    return {**turn, "draft": {**turn["draft"], "chances": turn["chances"]}}
+
+
 TRACES = LineFormat(
     Content.TRACE,
-    2,
+    3,
     TraceHeader,
     {
-        "prompt": Annotated[TracedPrompt, BeforeValidator(_from_version_1)],
+        "prompt": Annotated[TracedPrompt, BeforeValidator(_from_earlier)],
         "failure": Skipped,
         "costs": CostTable,
     },

@@ -12,92 +12,37 @@ tokens that the draft drafts after it. In this example the draft tokens are acce
 A round that starts at position 0 and drafts four tokens drafts ``the cat ran off``, of which two are accepted, and the
 next round starts at position 3. In a hierarchy, the next draft predicts what this draft writes: ``below`` contains what
 it drafts along ``along``, and ``branches_below`` what it drafts along each branch.
+
+What a draft head drafts depends on where its round began, too: see `specctl.replay.grid.DraftGrid`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, TypeVar
 
 from pydantic import AliasChoices, Field
 
-from specctl.errors import UsageError
 from specctl.records import DraftStep
+from specctl.replay.grid import DraftGrid
+from specctl.replay.steps import DraftSteps, Judged, too_short
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSteps:
-    """Draft tokens at consecutive positions with their signals, as columns.
-
-    Every list is as long as ``tokens``. ``accept_prob`` is the prediction of the draft's head for the token fed just
-    before the position, None without a head; ``further`` holds the predictions of the draft's other heads by name.
-    """
-
-    tokens: list[int]
-    entropy: list[float]
-    top_prob: list[float]
-    token_prob: list[float]
-    accept_prob: list[float] | None = None
-    further: dict[str, list[float]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, positions: slice) -> "DraftSteps":
-        return DraftSteps(
-            self.tokens[positions],
-            self.entropy[positions],
-            self.top_prob[positions],
-            self.token_prob[positions],
-            None if self.accept_prob is None else self.accept_prob[positions],
-        )
-
-    def __add__(self, after: "DraftSteps") -> "DraftSteps":
-        heads = None
-        if self.accept_prob is not None and after.accept_prob is not None:
-            heads = self.accept_prob + after.accept_prob
-        return DraftSteps(
-            self.tokens + after.tokens,
-            self.entropy + after.entropy,
-            self.top_prob + after.top_prob,
-            self.token_prob + after.token_prob,
-            heads,
-        )
-
-    def of_head(self, name: str) -> "DraftSteps":
-        """These steps with the predictions of another head in ``accept_prob``."""
-        return replace(self, accept_prob=(self.further or {})[name], further=None)
-
-    def signals(self, position: int) -> list[float]:
-        """Entropy, top probability and token probability at a position."""
-        return [self.entropy[position], self.top_prob[position], self.token_prob[position]]
-
-    def step(self, position: int, index: int) -> DraftStep:
-        """The token at a position as the ``index``-th step of a round."""
-        accept_prob = None if self.accept_prob is None else self.accept_prob[position]
-        if accept_prob is not None and index == 1:
-            accept_prob = 1.0  # no draft token precedes it
-        return DraftStep(
-            index,
-            self.tokens[position],
-            self.entropy[position],
-            self.top_prob[position],
-            self.token_prob[position],
-            accept_prob,
-        )
-
-
 @dataclass(frozen=True)
 class DraftAlong:
-    """What a draft drafts along a text of its verifier, which is the target or, in a hierarchy, the draft above.
+    """What a draft model drafts along a text of its verifier, which is the target or, in a hierarchy, the draft above.
+
+    A draft model's tokens depend on nothing but the text before them, so one token for each position says it all.
 
     Attributes:
         accepted: for each of the N positions of the text, whether verification accepts the draft token, once it has
             accepted those before it in the round.
         along: the draft token at each of the N positions, given the text before the position.
         branches: by position of a rejected draft token, the tokens that the draft drafts after it.
+        chances: when sampling, the probability that verification accepts the draft token at each of the N positions;
+            None in greedy decoding and for a draft below another one.
         below: in a hierarchy, what the next draft drafts along ``along``, given the text before each position.
         branches_below: in a hierarchy, by position, what the next draft drafts along each branch.
     """
@@ -105,8 +50,13 @@ class DraftAlong:
     accepted: Annotated[list[bool], Field(validation_alias=AliasChoices("accepted", "kept"))]
     along: Annotated[DraftSteps, Field(validation_alias=AliasChoices("along", "path"))]
     branches: Mapping[int, DraftSteps]
+    chances: list[float] | None = None
     below: "DraftAlong | None" = None
     branches_below: "Mapping[int, DraftAlong]" = field(default_factory=dict)
+
+    @property
+    def longest(self) -> None:
+        """The most tokens that a draft model can draft in a round: any number."""
 
     def of_head(self, name: str) -> "DraftAlong":
         """This object with the predictions of another head of the draft; itself where no other head has that name."""
@@ -143,11 +93,26 @@ class DraftAlong:
             return self.along.step(position, index)
         branch, after = self.branches.get(rejected), position - rejected - 1
         if position <= rejected or branch is None or after >= len(branch):
-            raise UsageError(
-                f"the trace was not recorded for drafts of {index} tokens",
-                "record a new one, or replay policies with a smaller max_draft",
-            )
+            raise too_short(index)
         return branch.step(after, index)
+
+    def verified_chances(self, start: int, count: int) -> tuple[float, ...] | None:
+        """`chances` of the first ``count`` tokens of a round, which are those that verification judges."""
+        return None if self.chances is None else tuple(self.chances[start : start + count])
+
+    def judged(self) -> Iterator[Judged]:
+        """The draft token at every position of the text, as if each were the first of a draft."""
+        outcomes = list(map(float, self.accepted)) if self.chances is None else self.chances
+        predictions = [self._prediction(position) for position in range(len(self.accepted))]
+        yield Judged(self.along, self.accepted, outcomes, [1] * len(self.accepted), predictions)
+
+    def _prediction(self, position: int) -> float | None:
+        """A head's prediction for the draft token at a position, which stands where that token has been fed."""
+        after = self.along if self.accepted[position] else self.branches.get(position)
+        index = position + 1 if self.accepted[position] else 0
+        if after is None or after.accept_prob is None or index >= len(after):
+            return None
+        return after.accept_prob[index]
 
     def under(self, start: int) -> "DraftAlong":
         """What the next draft drafts along the tokens that this draft writes in a round starting at a position.
@@ -184,6 +149,7 @@ def _joined(trunk: DraftAlong, branch: DraftAlong, first: int) -> DraftAlong:
         trunk.accepted[:first] + branch.accepted,
         trunk.along[:first] + branch.along,
         _shifted(trunk.branches, branch.branches, first),
+        None,
         below,
         _shifted(trunk.branches_below, branch.branches_below, first),
     )
@@ -193,6 +159,10 @@ def _shifted(trunk: Mapping[int, _T], branch: Mapping[int, _T], first: int) -> d
     return {position: value for position, value in trunk.items() if position < first} | {
         first + position: value for position, value in branch.items()
     }
+
+
+Drafted = DraftAlong | DraftGrid
+"""What a draft drafts along the target's text. Replay asks both for `step`, `accepted_runs` and `verified_chances`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +176,6 @@ class Trace:
         tokens: N ids, the text that the target wrote.
         draft: what the first draft drafts along this text.
         prefill_ms: time in which all models read the prompt, in milliseconds.
-        chances: when sampling, the probability that verification accepts the draft token at each of the N positions;
-            None in greedy decoding.
     """
 
     prompt: str
@@ -216,9 +184,8 @@ class Trace:
     prompt_tokens: int
     limit: int
     tokens: list[int]
-    draft: DraftAlong
+    draft: Drafted
     prefill_ms: float
-    chances: list[float] | None = None
 
     def of_head(self, name: str | None) -> "Trace":
         """This trace with the predictions of another head of the draft; itself for None."""

@@ -13,7 +13,8 @@ from specctl.policies import Setting, nested
 from specctl.profile import resolve
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Level, Replay
-from specctl.replay.traces import DraftAlong, DraftSteps, Trace
+from specctl.replay.steps import DraftSteps
+from specctl.replay.traces import DraftAlong, Trace
 
 SIGNALS = {"entropy", "top_prob", "token_prob"}
 ABOVE, BELOW = Setting("svip", (("threshold", 0.5),)), Setting("self-verify", (("max_draft", 4),))

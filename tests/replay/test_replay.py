@@ -181,9 +181,9 @@ class FromTrace:
         accepted = min(len(block.tokens), self._trace.draft.accepted_runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
-        assert self._trace.chances is not None
+        assert self._trace.draft.chances is not None
         first = self._start - accepted - 1
-        chances = tuple(self._trace.chances[first : first + accepted + (kind is ExtraToken.CORRECTION)])
+        chances = tuple(self._trace.draft.chances[first : first + accepted + (kind is ExtraToken.CORRECTION)])
         return Verdict(accepted, self._trace.tokens[self._start - 1], kind, chances), None
 
 

@@ -5,6 +5,7 @@ last token each wrote. Chance enters a trace where the target writes its text, w
 rejected, and where drafts go on after a rejected one.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,8 +13,9 @@ from functools import cache
 import pytest
 import torch
 from enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
+from scipy.stats import chisquare
 from test_replay_hierarchy import Part, live, players, policies, said, shared_clock
-from toys import EOS, TableRunner, related_table, table, toy_head
+from toys import EOS, StateTable, TableRunner, ToyDraftHead, related_table, table, toy_head
 from traced import pair_of, trace_of
 
 from specctl.decoding.sampling import Sampling
@@ -49,8 +51,27 @@ class Toy:
         return pair_of(TableRunner(target), *map(TableRunner, tables), eos=frozenset({EOS}), heads=heads)
 
 
+@dataclass(frozen=True)
+class HeadToy(Toy):
+    """The draft is a draft head, whose law depends on the target's states and on where the round began.
+
+    Attributes:
+        longest: the most tokens of a round.
+    """
+
+    longest: int | None = None
+
+    def pair(self) -> Pair:
+        target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
+        draft = ToyDraftHead(related_table(target, 9, noise=0.5), 3, noise=0.8, longest=self.longest)
+        runner = StateTable(target)
+        runner.watch(draft.layers)
+        return pair_of(runner, draft, eos=frozenset({EOS}), heads=[toy_head(target, 5)])
+
+
 # With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
 ALONE = [Toy(1, 3, 4), Toy(1, 2, 6)]
+STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
 ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
 
 
@@ -112,6 +133,37 @@ def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str
     assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
 
 
+@pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
+def test_replayed_rounds_of_a_draft_head_have_the_law_of_live_ones(
+    name: str, settings: dict[str, object], stop: str
+) -> None:
+    stops = set()
+    for toy in STATES:
+        stops |= assert_same_law(toy, [(name, settings, False)])
+    assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
+
+
+def test_so_have_rounds_replayed_from_traces_as_chance_makes_them() -> None:
+    """Above, a test draws for every start on its own; here the program does, with one coin for each position."""
+    toy = HeadToy(1, 2, 4)
+    pair, parts = toy.pair(), [("constant", {"draft_length": 2}, False)]
+
+    def play_one(seed: int) -> Hashable:
+        tokens = said(pair, PROMPT, toy.limit, PLAIN, seed)
+        trace = trace_of(pair, PROMPT, tokens, toy.limit, toy.limit, PLAIN, seed + (1 << 20))
+        return first_two(list(play([Player(policies(parts)[0])], trace, pair.eos)))
+
+    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, toy.limit, PLAIN))))
+    count = 3000
+    found = Counter(play_one(seed) for seed in range(count))
+    assert found.keys() <= expected.keys()
+    likely = [outcome for outcome, probability in expected.items() if probability * count >= 5]
+    rest = count - sum(found[outcome] for outcome in likely), 1 - sum(expected[outcome] for outcome in likely)
+    counts = [*(found[outcome] for outcome in likely), rest[0]]
+    shares = [*(expected[outcome] for outcome in likely), rest[1]]
+    assert chisquare(counts, [count * share for share in shares], sum_check=False).pvalue > 0.01
+
+
 SELF_VERIFY = ("self-verify", {"max_draft": 3}, False)
 HIERARCHIES: dict[str, tuple[list[Part], str]] = {
     "pre-verify once": ([("constant", {"draft_length": 3}, True), ("constant", {"draft_length": 2}, False)], "policy"),
@@ -155,14 +207,14 @@ def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the comparisons above might see nothing."""
-    from specctl.replay import recording
+    from specctl.replay import coupling
 
-    right = recording.draw_draft_tokens
+    right = coupling.draw_draft_tokens
 
     def wrong(wrote: torch.Tensor, draft: torch.Tensor, target: torch.Tensor, generator: torch.Generator | None):  # type: ignore[no-untyped-def]
         return right(wrote, (draft + target) / 2, target, generator)
 
-    monkeypatch.setattr(recording, "draw_draft_tokens", wrong)
+    monkeypatch.setattr(coupling, "draw_draft_tokens", wrong)
     traces.cache_clear()
     try:
         with pytest.raises(AssertionError):

@@ -3,14 +3,15 @@ from dataclasses import replace
 import pytest
 
 from specctl.errors import UsageError
-from specctl.replay.traces import DraftAlong, DraftSteps, Trace
+from specctl.replay.steps import DraftSteps
+from specctl.replay.traces import DraftAlong, Trace
 
 
 def some_trace(prompt: str = "p", turn: int = 0) -> Trace:
     along = DraftSteps([5, 6, 9], [0.1, 0.2, 0.3], [0.9, 0.8, 0.7], [0.9, 0.8, 0.7])
     branch = DraftSteps([3, 4], [1.1, 1.2], [0.3, 0.2], [0.3, 0.2])
-    draft = DraftAlong([True, True, False], along, {2: branch})
-    return Trace(prompt, "c", turn, 7, 20, [5, 6, 7], draft, 1.5, [1.0, 0.5, 0.25])
+    draft = DraftAlong([True, True, False], along, {2: branch}, [1.0, 0.5, 0.25])
+    return Trace(prompt, "c", turn, 7, 20, [5, 6, 7], draft, 1.5)
 
 
 def test_steps_come_from_the_path_and_then_from_the_branch():

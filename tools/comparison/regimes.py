@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from specctl.replay.costs import CostTable
-from specctl.replay.traces import DraftAlong, DraftSteps, Trace
+from specctl.replay.grid import DraftGrid
+from specctl.replay.steps import DraftSteps
+from specctl.replay.traces import DraftAlong, Trace
 
 RATIOS = (3, 8, 30)
 """Costs of a target pass in draft steps."""
@@ -30,11 +32,14 @@ def useless(trace: Trace) -> Trace:
 
     After a rejected token the draft continues with the tokens and signals along the text.
     """
-    count = len(trace.tokens)
+    draft = trace.draft
+    if isinstance(draft, DraftGrid):
+        chances = None if draft.chances is None else [[0.0] * min(1, len(row)) for row in draft.rows]
+        return replace(trace, draft=replace(draft, runs=[0] * len(draft.runs), chances=chances))
+    count, along = len(trace.tokens), draft.along
 
     def following(start: int, length: int) -> DraftSteps:
         positions = [position % count for position in range(start, start + length)]
-        along = trace.draft.along
         return DraftSteps(
             [along.tokens[position] for position in positions],
             [along.entropy[position] for position in positions],
@@ -42,8 +47,6 @@ def useless(trace: Trace) -> Trace:
             [along.token_prob[position] for position in positions],
         )
 
-    return replace(
-        trace,
-        draft=DraftAlong([False] * count, trace.draft.along, {p: following(p + 1, trace.limit) for p in range(count)}),
-        chances=None if trace.chances is None else [0.0] * count,
-    )
+    branches = {position: following(position + 1, trace.limit) for position in range(count)}
+    chances_along = None if draft.chances is None else [0.0] * count
+    return replace(trace, draft=DraftAlong([False] * count, along, branches, chances_along))

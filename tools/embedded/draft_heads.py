@@ -38,6 +38,8 @@ from tools.embedded.corpus import Corpus, encode_documents, question_prompt, rea
 from tools.embedded.recipe import finished
 from tools.embedded.teacher import continue_prompts
 
+MASK = 1
+"""The end token, behind which nothing is drafted, stands for what a block head is to draft."""
 DEPTH = 7
 """Tokens of the rounds that are evaluated."""
 HEADS = {
@@ -148,7 +150,7 @@ def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, ste
     return f"""# {name} for embedded:target
 
 A draft head that reads the hidden states of embedded:target ({PAPERS[recipe.kind]}), in speculators' layout. A
-demonstration, like the models of its family: with it every command works with a draft head on a machine without weights.
+demonstration, like the models of its family: it lets every command run with a draft head on a machine without weights.
 
 - Made by `python -m tools.embedded.draft_heads --corpus DIR --kind {recipe.kind}` (torch {torch.__version__}).
 - It learned the target's laws in {steps:,} steps over {tokens:,} tokens: answers of the target, and text of the corpus.
@@ -159,6 +161,11 @@ demonstration, like the models of its family: with it every command works with a
 - Licence of the weights: the project's, Apache-2.0. SHA-256 of model.safetensors: `{sha256}`.
 
 {tables}"""
+
+
+def loaded(name: str) -> LlamaForCausalLM:
+    """An embedded model in float32."""
+    return finished(LlamaForCausalLM.from_pretrained(model_path(name), dtype=torch.float32))
 
 
 def main() -> None:
@@ -183,7 +190,7 @@ def main() -> None:
     unseen = answered(course, corpus, target, tokenizer, args.work / "unseen.pt", dev=True)
     texts = lessons(course, answers, encode_documents(tokenizer, corpus.training_documents()))
 
-    head = new_head(recipe, target, None, int(target.config.eos_token_id), course.seed)
+    head = new_head(recipe, target, None, MASK, course.seed)
     schedule = Schedule(1, course.batch_size, course.lr, "muon", course.seed)
     training = Training(head, recipe, schedule, Teacher(target, head.layers), texts, args.work / f"{args.kind}.state")
     training.run(lambda: print(f"step {training.step}/{training.steps}  loss {training.loss:.3f}", flush=True))

@@ -73,7 +73,7 @@ def write(model: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def flat_config(architecture: str, **more: Any) -> Qwen3Config:
-    config = Qwen3Config(**layer_settings(), num_target_layers=DEPTH, block_size=BLOCK, **more)
+    config = Qwen3Config(**layer_settings(), **{"num_target_layers": DEPTH, "block_size": BLOCK, **more})
     config.architectures = [architecture]
     config._attn_implementation = "sdpa"
     return config
@@ -96,7 +96,7 @@ def dflash(folder: Path) -> None:
     positions = torch.arange(PLACES + BLOCK)[None]
 
     def rows(start: int, anchor: int, cache: DynamicCache) -> torch.Tensor:
-        hidden = model(
+        hidden: torch.Tensor = model(
             target_hidden=joined(given)[:, start:anchor],
             noise_embedding=given["embeddings"][block_ids(given, anchor)],
             position_ids=positions[:, cache.get_seq_length() : anchor + BLOCK],

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from transformers import Cache
 
+from specctl.models.draft_heads.head import DraftHead
 from specctl.models.draft_heads.layers import DecoderLayer, LayerShape, Rotary
 from specctl.models.draft_heads.markov import MARKOV, MarkovKind
 
@@ -65,7 +67,7 @@ class BlockPass(NamedTuple):
     hidden: torch.Tensor
 
 
-class BlockHead(nn.Module):
+class BlockHead(DraftHead):
     """DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
 
     Its decoder layers read the newest token and B - 1 masks behind it. Queries come from these only; keys and values
@@ -79,9 +81,9 @@ class BlockHead(nn.Module):
         output: the same for the output layer.
 
     Attributes:
+        config: the network.
+        block_size: B.
         longest: the most tokens that it drafts in one pass.
-        width: H.
-        layers, block_size, num_layers, context: as in the configuration.
     """
 
     tokens: torch.Tensor | None
@@ -96,10 +98,12 @@ class BlockHead(nn.Module):
         super().__init__()
         shape = config.shape
         self.config = config
-        self.layers, self.width = config.layers, shape.hidden_size
+        self.layers, self.state_size, self.width = config.layers, shape.hidden_size, shape.hidden_size
+        self.draft_vocabulary, self.cached_values = config.draft_vocabulary, config.num_layers * shape.cached_values
         self.block_size, self.num_layers, self.context = config.block_size, config.num_layers, config.context
         self.longest = config.block_size - config.first_row
-        # In tuples, so that they do not become parts of the head.
+        # In tuples, so that they do not become parts of the head. The output layer's forward method is not called:
+        # hooks on it keep the verifier's last states.
         self._embeddings = () if embeddings is None else (embeddings,)
         self._output = () if output is None else (output,)
         if embeddings is None:
@@ -156,7 +160,8 @@ class BlockHead(nn.Module):
         for index, layer in enumerate(self.decoder):
             states = layer(states, rope, mask, cache, index)
         hidden = self.norm(states)[0]
-        return BlockPass(self._output[0](hidden) if self._output else self.lm_head(hidden), hidden)
+        output: Any = self._output[0] if self._output else self.lm_head
+        return BlockPass(linear(hidden, output.weight, output.bias), hidden)
 
     def blank(self) -> torch.Tensor:
         """The sequential head's memory ``(R,)`` before a block's first row; R = 0 where there is no such head."""

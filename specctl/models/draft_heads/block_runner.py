@@ -10,7 +10,8 @@ from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
 from specctl.models.running.graph import SHORTEST, Capture, Capturing
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import Forward, TokenReader
+from specctl.models.running.runner import Forward
+from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import States
 
 
@@ -56,6 +57,10 @@ class BlockRunner(FixedBufferRunner):
     @property
     def layers(self) -> tuple[int, ...]:
         return self._head.layers
+
+    @property
+    def state_size(self) -> int:
+        return self._head.state_size
 
     def watch(self, layers: Iterable[int]) -> None:
         """Raises IndexError: nothing reads a draft head's states."""

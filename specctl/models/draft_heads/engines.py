@@ -1,12 +1,16 @@
 """The runner for a draft head and an engine setting."""
 
+from typing import Any
+
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
 from specctl.models.running.engines import EngineSettings, compiler_for
 from specctl.models.running.runner import Runner
 
 
-def build_head_runner(head: ChainHead, vocabulary: int, name: str, settings: EngineSettings) -> Runner:
+def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, settings: EngineSettings) -> Runner:
     """The fastest runner that the settings allow; a head always runs over fixed buffers.
 
     Args:
@@ -21,13 +25,10 @@ def build_head_runner(head: ChainHead, vocabulary: int, name: str, settings: Eng
         from specctl.models.running.graph import CudaCapture
 
         compiled = compiler if settings.compile is True else None
-        return GraphHeadRunner(
-            head,
-            vocabulary,
-            CudaCapture(),
-            name=name,
-            compiler=compiled,
-            notice=settings.notice,
-            progress=settings.progress,
-        )
+        said: dict[str, Any] = {"name": name, "notice": settings.notice, "progress": settings.progress}
+        if isinstance(head, BlockHead):
+            return GraphBlockRunner(head, vocabulary, CudaCapture(), compiler=compiled, **said)
+        return GraphHeadRunner(head, vocabulary, CudaCapture(), compiler=compiled, **said)
+    if isinstance(head, BlockHead):
+        return BlockRunner(head, vocabulary, compiler=compiler)
     return HeadRunner(head, vocabulary, compiler=compiler)

@@ -11,7 +11,8 @@ from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
 from specctl.models.running.graph import SHORTEST, Capture, Capturing
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import Forward, TokenReader
+from specctl.models.running.runner import Forward
+from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import States
 
 
@@ -43,6 +44,11 @@ class HeadRunner(FixedBufferRunner):
         self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
         self._own = torch.zeros(1, head.width, device=weights.device, dtype=weights.dtype)  # (1, H)
         self._own_after = 0  # how many tokens had been read when the head wrote that row
+
+    @property
+    def head(self) -> ChainHead:
+        """The network."""
+        return self._head
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -4,13 +4,10 @@ Flat, a Qwen3 configuration with further keys at its top or in ``dflash_config``
 (speculators). Flat files count a layer's output, speculators a layer's input. The names of tensors are the same.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
-from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
@@ -18,7 +15,6 @@ from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.loading.head_config import BOOKKEEPING, HeadConfig, layer_shape
 from specctl.models.loading.head_weights import drafted_tokens, fill
-from specctl.outputs import naming, write_whole
 
 FLAT = ("DFlashDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 """Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
@@ -130,83 +126,6 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
     if count == 1:
         return (depth // 2,)
     return tuple(round(1 + index * (depth - 4) / (count - 1)) for index in range(count))
-
-
-def write_block(folder: Path, head: BlockHead, *, verifier: str, architectures: Sequence[str] = ()) -> None:
-    """Write a DFlash or DSpark head in speculators' layout: model.safetensors, and last config.json.
-
-    The verifier's embeddings and output layer are left out if the head uses them.
-
-    Args:
-        folder: made if it does not exist.
-        head: in the dtype to write it in.
-        verifier: the hub id or path of the model that it drafts for.
-        architectures: the verifier's, as in its config.json.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    config, shape = head.config, head.config.shape
-    chained = config.markov is not None or config.confidence
-    kind = "dspark" if chained else "dflash"
-    weights = {name: head.state_dict()[own].detach().cpu().contiguous() for own, name in published_names(head).items()}
-    if head.tokens is not None:
-        ids = head.tokens.cpu()
-        known = torch.zeros(config.vocabulary, dtype=torch.bool)
-        known[ids] = True
-        weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
-    values = {
-        "architectures": ["DSparkDraftModel" if chained else "DFlashDraftModel"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": head.longest,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
-        },
-        "transformer_layer_config": {
-            "model_type": "qwen3",
-            "vocab_size": config.vocabulary,
-            "hidden_size": shape.hidden_size,
-            "intermediate_size": shape.intermediate_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "hidden_act": shape.activation,
-            "rms_norm_eps": shape.norm_eps,
-            "attention_bias": shape.qkv_bias,
-            "max_position_embeddings": shape.max_positions,
-            "rope_parameters": dict(shape.rope),
-            "layer_types": ["full_attention"] * config.num_layers,
-            "tie_word_embeddings": False,
-        },
-        "draft_vocab_size": config.draft_vocabulary,
-        "block_size": config.block_size,
-        "aux_hidden_state_layer_ids": list(config.layers),
-        "mask_token_id": config.mask_token,
-        "sample_from_anchor": config.from_anchor,
-        "dtype": str(head.fc.weight.dtype).removeprefix("torch."),
-    }
-    if chained:
-        values |= {
-            "markov_rank": config.markov_rank,
-            "markov_head_type": config.markov or "vanilla",
-            "enable_confidence_head": config.confidence,
-            "confidence_head_with_markov": config.confidence_reads_token,
-        }
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
 
 
 def _together(config: Mapping[str, Any], subject: str) -> dict[str, Any]:

@@ -3,16 +3,20 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError
 from specctl.models.loading.failures import explained, pickle_only, similar_models
 from specctl.nesting import too_deep
 from specctl.profile.schema import ModelTable
+
+if TYPE_CHECKING:
+    import torch
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
@@ -56,12 +60,36 @@ class Checkpoint:
 
     def weight_files(self) -> list[Path]:
         """The model's safetensors files, whether they exist or not; without an index, a single file."""
-        if not (self.folder / SINGLE).exists() and (self.folder / INDEX).exists():
-            names = self._json(INDEX).get("weight_map")
-            if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-                raise self._bad_json(INDEX, "it has no weight_map of file names")
-            return [self.folder / name for name in sorted(set(names.values()))]
-        return [self.folder / SINGLE]
+        index = self._index()
+        return [self.folder / SINGLE] if index is None else sorted(set(index.values()))
+
+    def tensor_files(self) -> dict[str, Path]:
+        """The file of every tensor, by its name; from the hub, only a header is read.
+
+        Raises:
+            ModelError: files are missing, damaged, or not safetensors.
+        """
+        index, path = self._index(), self.folder / SINGLE
+        if index is not None:
+            return index
+        if path.exists():
+            with self._opened(path) as file:
+                return dict.fromkeys(file.keys(), path)
+        return {name: self.folder / file for name, file in self._remote_headers().weight_map.items()}
+
+    def read(self, names: Iterable[str]) -> dict[str, "torch.Tensor"]:
+        """Some tensors, each from its file; other tensors are not read.
+
+        Raises:
+            ModelError: a file is missing or damaged, or does not hold a tensor that the index promises.
+        """
+        self.fetch_weights()
+        files = self.tensor_files()
+        found: dict[str, torch.Tensor] = {}
+        for path, group in groupby(sorted(names, key=files.__getitem__), key=files.__getitem__):
+            with self._opened(path) as file:
+                found |= {name: file.get_tensor(name) for name in group}
+        return found
 
     def has_weights(self) -> bool:
         return all(path.exists() for path in self.weight_files())
@@ -75,17 +103,20 @@ class Checkpoint:
         Raises:
             ModelError: files are missing, damaged, or not safetensors.
         """
-        if self.has_weights():
-            return self._local_headers()
-        if self.source != "hub":
-            raise self._no_weights()
-        import huggingface_hub
+        if not self.has_weights():
+            metadata = self._remote_headers()
+            files = metadata.files_metadata.values()
+            ends = [max((tensor.data_offsets[1] for tensor in file.tensors.values()), default=0) for file in files]
+            return WeightHeaders({str(kind): count for kind, count in metadata.parameter_count.items()}, sum(ends))
+        import math
 
-        with explained(self.role, self.name), hushed_hub():
-            metadata = huggingface_hub.HfApi().get_safetensors_metadata(self.name, revision=self.revision)
-        files = metadata.files_metadata.values()
-        ends = [max((tensor.data_offsets[1] for tensor in file.tensors.values()), default=0) for file in files]
-        return WeightHeaders({str(kind): count for kind, count in metadata.parameter_count.items()}, sum(ends))
+        counts: Counter[str] = Counter()
+        for path in self.weight_files():
+            with self._opened(path) as file:
+                for key in file.keys():  # noqa: SIM118 - not a mapping
+                    tensor = file.get_slice(key)
+                    counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+        return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()))
 
     def fetch_weights(self) -> None:
         """Download weights that are missing; on a terminal, the hub client shows its progress bars."""
@@ -102,21 +133,33 @@ class Checkpoint:
         if not self.has_weights():
             raise ModelError(*pickle_only(str(self), self.role, self.name))
 
-    def _local_headers(self) -> WeightHeaders:
-        import math
+    def _index(self) -> dict[str, Path] | None:
+        """The file of every tensor according to the index; None for a single file."""
+        if (self.folder / SINGLE).exists() or not (self.folder / INDEX).exists():
+            return None
+        names = self._json(INDEX).get("weight_map")
+        if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+            raise self._bad_json(INDEX, "it has no weight_map of file names")
+        return {name: self.folder / file for name, file in names.items()}
 
+    def _remote_headers(self) -> Any:
+        if self.source != "hub":
+            raise self._no_weights()
+        import huggingface_hub
+
+        with explained(self.role, self.name), hushed_hub():
+            return huggingface_hub.HfApi().get_safetensors_metadata(self.name, revision=self.revision)
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Any]:
+        """A weight file; whatever goes wrong with it inside the block is a ModelError."""
         from safetensors import SafetensorError, safe_open
 
-        counts: Counter[str] = Counter()
-        for path in self.weight_files():
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for key in file.keys():  # noqa: SIM118 - not a mapping
-                        tensor = file.get_slice(key)
-                        counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-            except (SafetensorError, OSError) as error:
-                raise self._damaged(path, str(error)) from error
-        return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()))
+        try:
+            with safe_open(path, framework="pt") as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise self._damaged(path, str(error)) from error
 
     def _damaged(self, path: Path, reason: str) -> ModelError:
         with path.open("rb") as file:

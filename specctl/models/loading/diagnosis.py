@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError
 from specctl.models.loading.architecture import generation_config, require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
-from specctl.models.loading.draft_head import draft_head
 from specctl.models.loading.draft_head_diagnosis import examine_draft_head
 from specctl.models.loading.facts import ModelFacts
+from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, gib, load_config
 from specctl.models.loading.model import load_tokenizer, model_tables
@@ -65,13 +65,13 @@ def diagnose(profile: Profile) -> Diagnosis:
         facts = ModelFacts(key, table.model)
         report.models.insert(0, facts)
         try:
-            checkpoint = locate(table, key)
-            if isinstance(table, DraftTable) and (head := draft_head(checkpoint)) is not None:
-                facts.found = _found(checkpoint)
-                facts.licence, facts.gated = _terms(checkpoint)
+            if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
+                facts.found = _found(head.checkpoint)
+                facts.licence, facts.gated = _terms(head.checkpoint)
                 facts.draft_head = head.kind.value
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, facts)
                 continue
+            checkpoint = locate(table, key)
             rules = key == "target" and profile.generation_config
             placement = _examine(checkpoint, table, facts, free, report, rules)
             free = after(free, placement)
@@ -85,9 +85,9 @@ def diagnose(profile: Profile) -> Diagnosis:
                 if (problem := Problem(key, error.message, error.hint)) not in report.problems:
                     report.problems.append(problem)
     _compare(report, tokenizers)
-    for key, table in model_tables(profile):
+    for (key, table), verifier in pairwise(tables):
         if isinstance(table, DraftTable) and table.head is not None:
-            _examine_head(key, table, table.head, report)
+            _examine_head(key, table, verifier, table.head, report)
     return report
 
 
@@ -157,7 +157,7 @@ def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> di
     return {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
 
 
-def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> None:
+def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable], name: str, report: Diagnosis) -> None:
     """Check that a draft's head exists, has the draft's hidden size, and was trained on the draft's weights.
 
     A bad head is only advice if the draft's policy does not read it.
@@ -167,8 +167,9 @@ def _examine_head(key: str, table: DraftTable, name: str, report: Diagnosis) -> 
         return
     try:
         head = locate_head(name)
-        draft = locate(table, key)
-        if draft_head(draft) is None:  # the width of a draft head's states is known once it is built
+        drafting = find_head(key, table, verifier)
+        draft = locate(table, key) if drafting is None else drafting.checkpoint
+        if drafting is None:  # the width of a draft head's states is known once it is built
             head.load(load_config(draft, table.trust_remote_code).get_text_config(decoder=True).hidden_size)
         if draft.has_weights() and (reason := mismatch(head, draft)):
             raise ModelError(f"{reason}.", "Train a head on this draft with `specctl train-head`.")

@@ -4,14 +4,15 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
+from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.failures import explained
+from specctl.models.loading.mtp_tensors import mtp_in, read_mtp
 
 if TYPE_CHECKING:
     import torch
@@ -116,30 +117,28 @@ class DraftHeadCheckpoint:
         return found if isinstance(found, str) else None
 
     @property
+    def in_target(self) -> bool:
+        """Whether its tensors are among those of the target that it was trained with."""
+        return self.kind is HeadKind.MTP and "speculators_model_type" not in self.config
+
+    @property
     def local(self) -> bool:
         """Whether its weights are here."""
         return self.checkpoint.has_weights() or (self.folder / PICKLED).exists()
 
     def read(self) -> "dict[str, torch.Tensor]":
-        """All tensors of the file, downloaded if need be; a pickle is read as tensors only, so it runs no code.
+        """The head's tensors, downloaded if need be; a pickle is read as tensors only, so it runs no code.
 
         Raises:
             ModelError: the file is missing, damaged, or a pickle of more than tensors.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
+        if self.in_target:
+            return read_mtp(self.checkpoint)
         pickled = _pickle(self.checkpoint)
         if pickled is not None:
             return _unpickled(self.checkpoint, pickled)
         self.checkpoint.fetch_weights()
-        found: dict[str, torch.Tensor] = {}
-        for path in self.checkpoint.weight_files():
-            try:
-                found |= load_file(path)
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{self}: {path} is damaged ({error}).", "Copy or download it again.") from error
-        return found
+        return self.checkpoint.read(self.checkpoint.tensor_files())
 
 
 def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
@@ -158,32 +157,29 @@ def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
     return None if kind is None else DraftHeadCheckpoint(checkpoint, kind, config)
 
 
+def head_in_target(target: Checkpoint, role: str) -> DraftHeadCheckpoint:
+    """The MTP head in a target's own files.
+
+    Args:
+        target: the target's files.
+        role: the draft's key in the profile.
+
+    Raises:
+        ModelError: there is none, or the files cannot be read.
+    """
+    mtp_in(target)
+    return DraftHeadCheckpoint(replace(target, role=role), HeadKind.MTP, target.settings())
+
+
 def tensor_names(checkpoint: Checkpoint) -> list[str]:
     """The names of a checkpoint's tensors: of its files' headers, on disk or on the hub.
 
     A repository that has only pickled weights is downloaded, because a pickle has no header.
     """
-    from safetensors import SafetensorError, safe_open
-
-    if checkpoint.has_weights():
-        names: list[str] = []
-        for path in checkpoint.weight_files():
-            try:
-                with safe_open(path, framework="pt") as file:
-                    names += file.keys()
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{checkpoint}: {path} is damaged ({error}).", "Copy or download it again.") from error
-        return names
-    pickled = _pickle(checkpoint)
+    pickled = None if checkpoint.has_weights() else _pickle(checkpoint)
     if pickled is not None:
         return list(_unpickled(checkpoint, pickled))
-    if checkpoint.source != "hub":
-        return []
-    import huggingface_hub
-
-    with explained(checkpoint.role, checkpoint.name), hushed_hub():
-        found = huggingface_hub.HfApi().get_safetensors_metadata(checkpoint.name, revision=checkpoint.revision)
-    return list(found.weight_map)
+    return list(checkpoint.tensor_files()) if checkpoint.has_weights() or checkpoint.source == "hub" else []
 
 
 def _pickle(checkpoint: Checkpoint) -> Path | None:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specctl.errors import ModelError
+from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.loading.block_formats import build_block
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, HeadKind
 from specctl.models.loading.eagle_formats import build_eagle1, build_eagle3
+from specctl.models.loading.mtp_formats import build_mtp
 from specctl.profile.schema import DraftTable, ModelTable
 
 if TYPE_CHECKING:
@@ -17,8 +20,14 @@ if TYPE_CHECKING:
 
     from specctl.models.loading.model import LoadedModel
 
-Build = Callable[[Mapping[str, Any], Mapping[str, torch.Tensor], "PreTrainedModel", str], ChainHead]
-BUILDERS: dict[HeadKind, Build] = {HeadKind.EAGLE1: build_eagle1, HeadKind.EAGLE3: build_eagle3}
+Build = Callable[[Mapping[str, Any], Mapping[str, torch.Tensor], "PreTrainedModel", str], ChainHead | BlockHead]
+BUILDERS: dict[HeadKind, Build] = {
+    HeadKind.EAGLE1: build_eagle1,
+    HeadKind.EAGLE3: build_eagle3,
+    HeadKind.MTP: build_mtp,
+    HeadKind.DFLASH: build_block,
+    HeadKind.DSPARK: build_block,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class LoadedHead:
 
     name: str
     kind: HeadKind
-    head: ChainHead
+    head: ChainHead | BlockHead
 
     @property
     def hidden_size(self) -> int:

@@ -63,7 +63,7 @@ def build_eagle3(
         shared = _embeddings(target, parsed.shape, subject)
     with torch.device("meta"):
         head = Eagle3Head(parsed, tokens, shared)
-    first = "midlayer" if any(name.startswith("midlayer.") for name in left) else "layers.0"
+    first = max(("midlayer", "layers.0"), key=lambda layer: sum(name.startswith(f"{layer}.") for name in left))
     fill(head, left, eagle3_names(head, first), subject)
     return head.eval()
 

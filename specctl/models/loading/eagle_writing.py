@@ -64,7 +64,7 @@ def write_eagle1(folder: Path, head: Eagle1Head) -> None:
     weights = {name: head.state_dict()[own].detach().contiguous().cpu() for own, name in eagle1_names(head).items()}
     described = {
         "architectures": ["LlamaForCausalLM"],
-        **_transformer(config.shape, config.vocabulary, config.num_layers),
+        **transformer_table(config.shape, config.vocabulary, config.num_layers),
         "attention_bias": False,
         "qkv_bias": config.shape.qkv_bias,
         "bias": config.fc_bias,
@@ -89,7 +89,7 @@ def _described(head: Eagle3Head, verifier: str, architectures: list[str], ahead:
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": verifier, "architectures": architectures},
         },
-        "transformer_layer_config": _transformer(config.shape, config.vocabulary, config.num_layers),
+        "transformer_layer_config": transformer_table(config.shape, config.vocabulary, config.num_layers),
         "draft_vocab_size": config.draft_vocabulary,
         "target_hidden_size": config.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(config.layers),
@@ -103,7 +103,8 @@ def _described(head: Eagle3Head, verifier: str, architectures: list[str], ahead:
     }
 
 
-def _transformer(shape: LayerShape, vocabulary: int, num_layers: int) -> dict[str, Any]:
+def transformer_table(shape: LayerShape, vocabulary: int, num_layers: int) -> dict[str, Any]:
+    """A `LayerShape` in the words of transformers' configurations."""
     return {
         "model_type": "qwen3" if shape.qk_norm else "llama",
         "vocab_size": vocabulary,

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.draft_head import DraftHeadCheckpoint, draft_head
+from specctl.models.loading.checkpoint import Checkpoint, locate
+from specctl.models.loading.draft_head import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.loading.draft_head_loading import LoadedHead, load_draft_head, require_head_settings
 from specctl.models.loading.memory import DeviceMemory
 from specctl.models.loading.model import LoadedModel, load_inspected
 from specctl.models.loading.preparation import inspected
 from specctl.models.loading.quantization import Quantization
-from specctl.profile.schema import DraftTable, ModelTable
+from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,23 @@ class Found:
     head: DraftHeadCheckpoint | None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory]) -> "Found":
-        head = draft_head(checkpoint) if isinstance(table, DraftTable) else None
-        if head is None or not isinstance(table, DraftTable):
-            return cls(checkpoint, table, inspected(checkpoint, table, devices), None)
-        require_head_settings(head, table)
-        return cls(checkpoint, table, None, head)
+    def of(
+        cls, role: str, table: ModelTable, verifier: tuple[str, ModelTable] | None, devices: Sequence[DeviceMemory]
+    ) -> "Found":
+        """Find one and check all that can be told without its weights.
+
+        Args:
+            role: its key in the profile.
+            table: its table.
+            verifier: key and table of the model that it drafts for; None for the target.
+            devices: those of the machine.
+        """
+        head = None
+        if isinstance(table, DraftTable) and verifier is not None and (head := find_head(role, table, verifier)):
+            require_head_settings(head, table)
+            return cls(head.checkpoint, table, None, head)
+        checkpoint = locate(table, role)
+        return cls(checkpoint, table, inspected(checkpoint, table, devices), None)
 
     def load(self) -> LoadedModel | None:
         """The model; None for a draft head, which is loaded after its verifier."""
@@ -50,6 +61,20 @@ class Found:
                 f"{self.head} cannot draft for another draft head.", "A draft head reads the states of a whole model."
             )
         return load_draft_head(self.head, self.table, verifier)
+
+
+def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) -> DraftHeadCheckpoint | None:
+    """The draft head that a draft table names; None if it names a model.
+
+    Args:
+        role: the table's key in the profile.
+        table: the draft's.
+        verifier: key and table of the model above it, whose own files hold the head if its name is `IN_TARGET`.
+    """
+    if table.model == IN_TARGET:
+        key, upper = verifier
+        return head_in_target(locate(upper, key), role)
+    return draft_head(locate(table, role))
 
 
 def load_found(

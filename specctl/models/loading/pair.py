@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specctl.errors import ModelError, RecordError
 from specctl.models.draft_heads.engines import build_head_runner
 from specctl.models.loading.architecture import require_supported_rules
-from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.draft_head_loading import LoadedHead
 from specctl.models.loading.found import Found, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
@@ -63,7 +63,7 @@ class Pair:
     @property
     def lower(self) -> "Pair":
         """The pair in which the first draft is the target of the drafts below it."""
-        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:])
+        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:], above=())
 
     @property
     def preparing_seconds(self) -> float | None:
@@ -121,7 +121,11 @@ def load_pair(
     above = above or [None, *range(len(tables) - 2)][: len(tables) - 1]
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
     devices = device_memory()
-    found = [Found.of(locate(table, role), table, devices) for role, table in tables]
+    verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
+    found = [
+        Found.of(role, table, verifier, devices)
+        for (role, table), verifier in zip(tables, [*verifiers[::-1], None], strict=True)
+    ]
     if profile.generation_config:
         require_supported_rules(found[-1].checkpoint)
     for name in chain.from_iterable(wanted):
@@ -154,11 +158,11 @@ def load_pair(
         if rules[0].active:
             runners = [ruled(runner, own) for runner, own in zip(runners, rules, strict=True)]
     named: list[dict[str, AcceptanceHead]] = []
-    for (_, table), draft, runner, names in zip(tables[-2::-1], networks[1:], runners[1:], wanted, strict=True):
+    for one, draft, runner, names in zip(found[-2::-1], networks[1:], runners[1:], wanted, strict=True):
         loading: dict[str, AcceptanceHead] = {}
         for name in names:
             progress(name)
-            loading[name] = _load_head(table, name, draft, on_foreign_head).to(runner.device)
+            loading[name] = _load_head(one.checkpoint, name, draft, on_foreign_head).to(runner.device)
         named.append(loading)
     return Pair(
         target=runners[0],
@@ -177,11 +181,11 @@ def _own_heads(table: ModelTable) -> list[str]:
 
 
 def _load_head(
-    table: ModelTable, name: str, draft: LoadedModel | LoadedHead, on_foreign: Callable[[str], None] | None
+    of: Checkpoint, name: str, draft: LoadedModel | LoadedHead, on_foreign: Callable[[str], None] | None
 ) -> AcceptanceHead:
     checkpoint = locate_head(name)
     head = checkpoint.load(draft.hidden_size)
-    if reason := mismatch(checkpoint, locate(table, "draft")):
+    if reason := mismatch(checkpoint, of):
         if on_foreign is None:
             hint = "Train a head on this draft with `specctl train-head`, or use this one with --foreign-head."
             raise ModelError(f"{reason}.", hint)

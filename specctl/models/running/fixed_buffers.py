@@ -11,7 +11,7 @@ from transformers import Cache
 from specctl.models.running.cache import Cursor, FixedLayer
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import TokenReader
+from specctl.models.running.token_reader import TokenReader
 
 SPARE = 256
 PIECE = 512

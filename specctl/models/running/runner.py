@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.running.cache import cache_argument, empty_cache, trims_from
-from specctl.models.running.foresight import Foresee
 from specctl.models.running.masks import MaskMaker, attends_to_everything
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
+from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import LayerWatch, States, joined_states
 
 REREAD = 16
@@ -32,35 +32,6 @@ class Forward:
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
     states: States | None = None
-
-
-class TokenReader(Protocol):
-    """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
-
-    Attributes:
-        hidden: whether it reads the token's last hidden state.
-    """
-
-    @property
-    def hidden(self) -> bool: ...
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        arrivals: torch.Tensor | None,
-        hidden: torch.Tensor | None = None,
-        previous: torch.Tensor | None = None,
-        foresee: Foresee | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The numbers ``(F,)`` float64, and the distribution ``(V,)`` behind them if it is needed later.
-
-        Args:
-            logits: ``(V,)``.
-            arrivals: ``(V,)``, a draw's randomness.
-            hidden: ``(D,)``.
-            previous: ``(S,)``, what an earlier call found and this one reads.
-            foresee: of a `ForeseeingRunner`.
-        """
 
 
 class Runner(Protocol):

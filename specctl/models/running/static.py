@@ -10,7 +10,8 @@ from transformers.utils.quantization_config import QuantizationMethod
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
 from specctl.models.running.masks import WIDEST, attends_to_everything, takes_masks
-from specctl.models.running.runner import Forward, TokenReader
+from specctl.models.running.runner import Forward
+from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import LayerWatch, States, joined_states
 
 

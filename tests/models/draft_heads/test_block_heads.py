@@ -6,20 +6,28 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from toy_heads import random_block
 from toys import Replays
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import Session, build_drafter, warm_up
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
-from specctl.models.loading.block_formats import build_block, spread_layers, write_block
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.loading.block_formats import build_block, spread_layers
+from specctl.models.loading.block_writing import write_block
+from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.draft_head import HeadKind, recognise
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.runner import FusedRunner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.profile.schema import Profile
 
-DATA = Path(__file__).parents[1] / "data" / "draft_heads"
+DATA = Path(__file__).parents[2] / "data" / "draft_heads"
 VOCABULARY, DEPTH = 40, 8
 FLAT = ("dflash", "dspark-vanilla", "dspark-gated", "dspark-rnn", "dspark-none")
 NESTED = ("dflash-speculators", "dspark-speculators", "dspark-speculators-masked")
@@ -199,6 +207,8 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
 def test_a_block_has_an_end() -> None:
     head, given = recorded("dflash")
     runner = ready(head, given)
+    assert isinstance(runner, StateReader)
+    assert isinstance(runner, FusedRunner)
     drafted(runner, 4, [1, 2])
     with pytest.raises(ValueError, match="drafts 3 tokens"):
         runner.extend([3], keep=1)
@@ -325,3 +335,36 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
             token = int(found[0])
         counts.append(capture.captured)
     assert counts[0] < counts[1] == counts[2], "the first pass makes the buffers; later ones are captured once"
+
+
+@pytest.mark.parametrize("kind", [HeadKind.DFLASH, HeadKind.DSPARK])
+def test_a_profile_names_a_block_head(kind: HeadKind, tmp_path: Path) -> None:
+    shape = LayerShape(hidden_size=192, intermediate_size=48, heads=2, kv_heads=1, head_dim=16, qk_norm=True)
+    head = random_block(layers=(2, 6, 9), vocabulary=4096, shape=shape, spread=0.2)
+    write_block(tmp_path, head, verifier="embedded:target")
+    if kind is HeadKind.DSPARK:
+        # As DeepSpec publishes them: the newest token's own row predicts too.
+        path = tmp_path / "config.json"
+        config = json.loads(path.read_text("utf-8"))
+        more = {"speculators_model_type": "dspark", "sample_from_anchor": True, "markov_rank": 4}
+        path.write_text(json.dumps(config | more | {"confidence_head_with_markov": False}), "utf-8")
+        weights = load_file(tmp_path / "model.safetensors")
+        weights |= {"markov_head.markov_w1.weight": torch.randn(4096, 4), "confidence_head.proj.bias": torch.ones(1)}
+        weights |= {"markov_head.markov_w2.weight": torch.randn(4096, 4)}
+        save_file(weights | {"confidence_head.proj.weight": torch.randn(1, 192)}, tmp_path / "model.safetensors")
+    policy = {"name": "confidence"} if kind is HeadKind.DSPARK else {"name": "constant", "draft_length": 3}
+    settings = Profile.model_validate(
+        {"target": {"model": "embedded:target"}, "draft": {"model": str(tmp_path), "policy": policy}}
+    )
+    pair = load_pair(settings)
+    assert isinstance(pair.drafts[0], BlockRunner)
+    assert settings.draft is not None
+    table = settings.sampling.model_copy(update={"max_new_tokens": 24})
+    warm_up(pair, table)
+    prompt = pair.tokenizer.encode("Once upon a time")
+    drafter = build_drafter(pair, settings.draft.setting)
+    tokens = Session(pair, drafter).generate(prompt, table).tokens
+    assert tokens == Session(pair, None).generate(prompt, table).tokens
+    report = diagnose(settings)
+    assert report.ready
+    assert report.models[1].draft_head == kind

@@ -1,0 +1,36 @@
+"""What reads a token's numbers within the pass that makes its logits."""
+
+from typing import Protocol
+
+import torch
+
+from specctl.models.running.foresight import Foresee
+
+
+class TokenReader(Protocol):
+    """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
+
+    Attributes:
+        hidden: whether it reads the token's last hidden state.
+    """
+
+    @property
+    def hidden(self) -> bool: ...
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        arrivals: torch.Tensor | None,
+        hidden: torch.Tensor | None = None,
+        previous: torch.Tensor | None = None,
+        foresee: Foresee | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The numbers ``(F,)`` float64, and the distribution ``(V,)`` behind them if it is needed later.
+
+        Args:
+            logits: ``(V,)``.
+            arrivals: ``(V,)``, a draw's randomness.
+            hidden: ``(D,)``.
+            previous: ``(S,)``, what an earlier call found and this one reads.
+            foresee: of a `Foreseeing` runner.
+        """

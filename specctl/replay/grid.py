@@ -1,0 +1,87 @@
+"""What a draft head drafts along a text: one row of tokens for each position at which a round may begin. No torch here.
+
+Beyond the last verified token a draft head reads its own approximate states, or draws a whole block at once. So what
+it drafts at a position depends on where the round began, and a trace needs a row for every start::
+
+    position           0     1     2     3
+    text      tokens   the   cat   sat   down
+    a round   at 0     the   cat   ran   off          two are accepted
+    that      at 1           cat   sat   up           two
+    begins    at 2                 sat   down         two
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from specctl.records import DraftStep
+from specctl.replay.steps import DraftSteps, Judged, too_short
+
+
+@dataclass(frozen=True)
+class DraftGrid:
+    """What a draft head drafts in the rounds that may begin at each position of the target's text.
+
+    Attributes:
+        rows: for each of the N positions, the tokens of a round that begins there, accepted or not, as many as were
+            recorded; fewer where the token limit or an end of sequence comes first.
+        runs: for each of the N positions, how many tokens of the row are accepted, before the first that is rejected.
+        longest: the most tokens that the draft can draft in a round; None for any number.
+        chances: when sampling, for each position, the probability of accepting each token of the row up to the first
+            that is rejected, this one included, once those before it are accepted; None in greedy decoding.
+    """
+
+    rows: list[DraftSteps]
+    runs: list[int]
+    longest: int | None = None
+    chances: list[list[float]] | None = None
+
+    def of_head(self, name: str) -> "DraftGrid":
+        """This object with the predictions of another head of the draft; itself where no other head has that name."""
+        if not any(name in (row.further or {}) for row in self.rows):
+            return self
+        if name not in self._by_head:
+            self._by_head[name] = replace(self, rows=[row.of_head(name) for row in self.rows])
+        return self._by_head[name]
+
+    @cached_property
+    def accepted_runs(self) -> list[int]:
+        """From each of the N positions and from the end, the number of draft tokens in a row that are accepted."""
+        return [*self.runs, 0]
+
+    def step(self, start: int, index: int) -> DraftStep:
+        """The ``index``-th step of a round that starts at a position.
+
+        Raises:
+            UsageError: the trace was recorded for shorter drafts.
+        """
+        # Cached, because thousands of settings replay the same steps.
+        steps, row = self._steps.setdefault(start, []), self.rows[start]
+        if index > len(row):
+            raise too_short(index)
+        while len(steps) < index:
+            steps.append(row.step(len(steps), len(steps) + 1))
+        return steps[index - 1]
+
+    def verified_chances(self, start: int, count: int) -> tuple[float, ...] | None:
+        """`chances` of the first ``count`` tokens of a round, which are those that verification judges."""
+        return None if self.chances is None else tuple(self.chances[start][:count])
+
+    def judged(self) -> Iterator[Judged]:
+        """For every start the tokens that verification judges: to the first that is rejected."""
+        for start, (row, run) in enumerate(zip(self.rows, self.runs, strict=True)):
+            count = min(run + 1, len(row))
+            accepted = [number < run for number in range(count)]
+            outcomes = list(map(float, accepted)) if self.chances is None else self.chances[start]
+            # A head predicts for a token once it is fed, so its prediction stands at the step after.
+            after: list[float | None] = [] if row.accept_prob is None else [*row.accept_prob[1 : count + 1]]
+            after += [None] * (count - len(after))
+            yield Judged(row[:count], accepted, outcomes, range(1, count + 1), after)
+
+    @cached_property
+    def _steps(self) -> dict[int, list[DraftStep]]:
+        return {}
+
+    @cached_property
+    def _by_head(self) -> "dict[str, DraftGrid]":
+        return {}

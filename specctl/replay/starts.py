@@ -1,0 +1,161 @@
+"""Runs a draft head from the positions of a text at which a round may begin."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from specctl.decoding.along import CHUNK
+from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.runner import HeadRunner
+from specctl.models.draft_heads.side_by_side import SideBySide
+from specctl.models.running.runner import Forward, Runner, StateReader
+
+
+class Starts(Protocol):
+    """Runs the draft from some starts at once.
+
+    Attributes:
+        at_once: how many.
+    """
+
+    at_once: int
+
+    def first(self, starts: Sequence[int]) -> Forward:
+        """The pass over the newest token of a round at each of B consecutive starts: logits ``(B, V)``."""
+
+    def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
+        """The pass over the next token of each round that goes on.
+
+        Args:
+            going: their numbers among the rounds of the pass before.
+            tokens: their newest tokens.
+        """
+
+
+class OneByOne:
+    """Runs any draft from one start after another, by the calls of a live run."""
+
+    at_once = 1
+
+    def __init__(
+        self, draft: StateReader, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
+    ) -> None:
+        self._draft, self._verifier, self._sequence, self._before, self._hidden = (
+            draft,
+            verifier,
+            sequence,
+            before,
+            hidden,
+        )
+        draft.rollback(0)
+
+    def first(self, starts: Sequence[int]) -> Forward:
+        draft, length = self._draft, self._before + starts[0]
+        draft.rollback(length - 1)
+        for place, states in self._verifier.states(length - 1):
+            draft.witness(place, states)
+        return draft.extend(self._sequence[draft.length : length], keep=1)
+
+    def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:  # noqa: ARG002 - there is only one
+        return self._draft.extend(tokens, keep=1, hidden=self._hidden)
+
+
+class ManyAtOnce:
+    """Runs a chain head from many starts in one pass."""
+
+    at_once = CHUNK
+
+    def __init__(
+        self, draft: HeadRunner, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
+    ) -> None:
+        self._rounds = SideBySide(draft.head, draft.vocabulary, sequence)
+        self._verifier, self._before, self._hidden = verifier, before, hidden
+
+    def first(self, starts: Sequence[int]) -> Forward:
+        lengths = [self._before + start for start in starts]
+        for _, states in self._verifier.states(lengths[-1] - 1):
+            self._rounds.witness(states)
+        return self._rounds.first(lengths)
+
+    def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
+        return self._rounds.further(going, tokens, hidden=self._hidden)
+
+
+class ReadText:
+    """Reads a prompt and a text in few passes; holds states until they are witnessed, and distributions for a while."""
+
+    def __init__(
+        self, runner: Runner, layers: Sequence[int], prompt: Sequence[int], text: Sequence[int], sampling: Sampling
+    ) -> None:
+        runner.watch(layers)
+        runner.rollback(0)
+        self._runner, self._prompt, self._text, self._sampling = runner, prompt, text, sampling
+        self._passes = self._read()
+        self._known = 0  # places whose states were read
+        self._witnessed = 0
+        self._pending: list[tuple[int, Mapping[int, torch.Tensor]]] = []
+        self._first = 0  # position of the first distribution that is held
+        self._probs: torch.Tensor | None = None  # (W, V)
+
+    def states(self, end: int) -> Iterator[tuple[int, Mapping[int, torch.Tensor]]]:
+        """The states of all places before ``end`` that were not asked for yet, in parts, each with its first place."""
+        while self._known < end:
+            next(self._passes)
+        for place, states in self._pending:
+            count = len(next(iter(states.values())))
+            begin, stop = max(0, self._witnessed - place), min(count, end - place)
+            if begin < stop:
+                yield place + begin, {layer: rows[begin:stop] for layer, rows in states.items()}
+        self._witnessed = max(self._witnessed, end)
+        self._pending = [
+            (place, states)
+            for place, states in self._pending
+            if place + len(next(iter(states.values()))) > self._witnessed
+        ]
+
+    def probs(self, positions: Sequence[int]) -> torch.Tensor:
+        """The distributions ``(B, V)`` at some positions of the text, none of them forgotten."""
+        while self._probs is None or self._first + len(self._probs) <= max(positions):
+            next(self._passes)
+        return self._probs[[position - self._first for position in positions]]
+
+    def forget(self, position: int) -> None:
+        """Forget the distributions before a position."""
+        if self._probs is not None:
+            self._probs = self._probs[position - self._first :]
+            self._first = position
+
+    def _read(self) -> Iterator[None]:
+        if len(self._prompt) > 1:
+            self._note(self._runner.extend(self._prompt[:-1], keep=0), len(self._prompt) - 1)
+            yield
+        read = [self._prompt[-1], *self._text[:-1]]
+        for start in range(0, len(read), CHUNK):
+            part = read[start : start + CHUNK]
+            forward = self._runner.extend(part, keep=0 if self._sampling.greedy else len(part))
+            self._note(forward, len(part))
+            if not self._sampling.greedy:
+                probs = self._sampling.probs(forward.logits)
+                self._probs = probs if self._probs is None else torch.cat([self._probs, probs])
+            yield
+
+    def _note(self, forward: Forward, count: int) -> None:
+        assert forward.states is not None
+        self._pending.append((self._known, forward.states))
+        self._known += count
+
+
+def starts_of(draft: StateReader, verifier: ReadText, sequence: Sequence[int], before: int, *, hidden: bool) -> Starts:
+    """Runs a draft head as well as it can be run.
+
+    Args:
+        draft: the head.
+        verifier: gives the states of the text.
+        sequence: prompt and text.
+        before: length of the prompt.
+        hidden: whether `Starts.further` shall give hidden states.
+    """
+    if isinstance(draft, HeadRunner):
+        return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden)
+    return OneByOne(draft, verifier, sequence, before, hidden=hidden)

@@ -1,0 +1,105 @@
+"""Draft tokens with all that a policy may read of them, as columns. No torch here."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from specctl.errors import UsageError
+from specctl.records import DraftStep
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSteps:
+    """Draft tokens at consecutive positions with their signals, as columns.
+
+    Every list is as long as ``tokens``. ``accept_prob`` is the prediction of the draft's head for the token fed just
+    before the position, None without a head; ``further`` holds the predictions of the draft's other heads by name.
+    """
+
+    tokens: list[int]
+    entropy: list[float]
+    top_prob: list[float]
+    token_prob: list[float]
+    accept_prob: list[float] | None = None
+    further: dict[str, list[float]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, positions: slice) -> "DraftSteps":
+        return DraftSteps(
+            self.tokens[positions],
+            self.entropy[positions],
+            self.top_prob[positions],
+            self.token_prob[positions],
+            None if self.accept_prob is None else self.accept_prob[positions],
+        )
+
+    def __add__(self, after: "DraftSteps") -> "DraftSteps":
+        heads = None
+        if self.accept_prob is not None and after.accept_prob is not None:
+            heads = self.accept_prob + after.accept_prob
+        return DraftSteps(
+            self.tokens + after.tokens,
+            self.entropy + after.entropy,
+            self.top_prob + after.top_prob,
+            self.token_prob + after.token_prob,
+            heads,
+        )
+
+    def of_head(self, name: str) -> "DraftSteps":
+        """These steps with the predictions of another head in ``accept_prob``."""
+        return replace(self, accept_prob=(self.further or {})[name], further=None)
+
+    def signals(self, position: int) -> list[float]:
+        """Entropy, top probability and token probability at a position."""
+        return [self.entropy[position], self.top_prob[position], self.token_prob[position]]
+
+    def step(self, position: int, index: int) -> DraftStep:
+        """The token at a position as the ``index``-th step of a round."""
+        accept_prob = None if self.accept_prob is None else self.accept_prob[position]
+        if accept_prob is not None and index == 1:
+            accept_prob = 1.0  # no draft token precedes it
+        return DraftStep(
+            index,
+            self.tokens[position],
+            self.entropy[position],
+            self.top_prob[position],
+            self.token_prob[position],
+            accept_prob,
+        )
+
+
+def draft_steps(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> DraftSteps:
+    """Draft steps from a column for each of `DISTRIBUTION_SIGNALS`, then one for each head's predictions."""
+    entropy, top_prob, token_prob, *predictions = columns
+    _, *others = heads or ("",)
+    further = dict(zip(others, predictions[1:], strict=True)) or None
+    return DraftSteps(tokens, entropy, top_prob, token_prob, predictions[0] if predictions else None, further)
+
+
+class Judged(NamedTuple):
+    """Draft tokens at consecutive positions with the verdicts on them.
+
+    Attributes:
+        steps: the tokens with their signals.
+        accepted: whether verification accepts each, once it has accepted those before it in the round.
+        outcomes: the probability that it does; in greedy decoding 1 or 0.
+        indices: the number of each token in its round, from 1; all 1 where a token does not depend on where its round
+            began, so that any of them may be the first.
+        predictions: what the draft's head predicts for each token; None where that is not known.
+    """
+
+    steps: DraftSteps
+    accepted: Sequence[bool]
+    outcomes: Sequence[float]
+    indices: Sequence[int]
+    predictions: Sequence[float | None]
+
+
+def too_short(index: int) -> UsageError:
+    """The error for a trace that was recorded for drafts of fewer than ``index`` tokens."""
+    return UsageError(
+        f"the trace was not recorded for drafts of {index} tokens",
+        "record a new one, or replay policies with a smaller max_draft",
+    )

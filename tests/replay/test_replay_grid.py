@@ -1,0 +1,365 @@
+"""Replayed rounds of a draft head, whose tokens depend on where a round began, are those of a live run.
+
+When sampling, see `test_replay_law`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_replay import CASES, DRAFTING, VERIFYING, clock
+from toy_heads import random_eagle3
+from toys import (
+    StateTable,
+    TableRunner,
+    Ticks,
+    ToyDraftHead,
+    random_head,
+    random_model,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
+from traced import pair_of, shape, trace_of
+
+from specctl.analysis.verdicts import read_traces as read_verdicts
+from specctl.decoding import round as one_round
+from specctl.decoding.along import CHUNK
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import build_drafter
+from specctl.errors import UsageError
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.runner import HeadRunner
+from specctl.models.loading.pair import Pair
+from specctl.models.running.fixed_buffers import PIECE
+from specctl.models.running.runner import EagerRunner
+from specctl.policies import NONE, POLICIES, Setting
+from specctl.records import Round
+from specctl.replay import starts
+from specctl.replay.bound import best_stopping, play_best
+from specctl.replay.costs import CostTable
+from specctl.replay.grid import DraftGrid
+from specctl.replay.play import oracle, replay, rounds
+from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
+from specctl.replay.traces import DraftAlong, Trace
+
+VOCABULARY, LENGTH, DEPTH = 12, 48, 12
+PROMPT = (3, 1, 4, 1, 5)
+NO_EOS: frozenset[int] = frozenset()
+GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
+SIGNALS = ("entropy", "top_prob", "token_prob", "accept_prob")
+
+
+@pytest.fixture(autouse=True)
+def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
+
+
+def toy_pair(eos: frozenset[int], longest: int | None) -> Pair:
+    target = table(8, spread=2.0, vocabulary=VOCABULARY)
+    draft = ToyDraftHead(related_table(target, 9, noise=0.5), 10, noise=0.6, longest=longest)
+    return pair_of(StateTable(target), draft, eos=eos, heads=[toy_head(target, 5)])
+
+
+def chain_pair(eos: frozenset[int], _: int | None) -> Pair:
+    """A real head: its rounds are recorded side by side."""
+    head = random_eagle3(layers=(0, 1), states=6, vocabulary=6, tokens=[0, 2, 3, 5], seed=5)
+    acceptance = random_head(8, seed=5, spread=0.5)
+    target = table(21, spread=1.0, vocabulary=6)
+    return pair_of(TableRunner(target), HeadRunner(head, 6), eos=eos, heads=[acceptance])
+
+
+def model_pair(eos: frozenset[int], _: int | None) -> Pair:
+    """A real head on a real target, which it hardly ever guesses right."""
+    shape_of_layer = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
+    head = random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=shape_of_layer, spread=0.5)
+    target = EagerRunner(random_model("llama"), 64)
+    return pair_of(target, HeadRunner(head, 64), eos=eos, heads=[random_head(16, spread=0.2)])
+
+
+PAIRS: dict[str, Callable[[frozenset[int], int | None], Pair]] = {
+    "toy": toy_pair,
+    "chain": chain_pair,
+    "model": model_pair,
+}
+OFTEN_RIGHT = ("toy", "chain")
+
+
+def live(pair: Pair, setting: Setting, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
+    drafter = build_drafter(pair, setting)
+    with torch.inference_mode():
+        pair.target.rollback(0)
+        pair.drafts[0].rollback(0)
+        prefill(pair.target, drafter, prompt)
+        return list(decode(pair.target, drafter, prompt, LENGTH, sampling, pair.eos, seeded(seed)))
+
+
+def said(pair: Pair, prompt: Sequence[int] = PROMPT, sampling: Sampling = GREEDY, seed: int = 0) -> list[int]:
+    return [token for played in live(pair, NONE, prompt, sampling, seed) for token in played.emitted]
+
+
+@cache
+def greedy(
+    kind: str, eos: frozenset[int] = NO_EOS, longest: int | None = None, prompt: tuple[int, ...] = PROMPT
+) -> tuple[Pair, Trace]:
+    pair = PAIRS[kind](eos, longest)
+    pair.target.watch(pair.drafts[0].layers)  # type: ignore[attr-defined]
+    return pair, trace_of(pair, prompt, said(pair, prompt), LENGTH, DEPTH, Sampling())
+
+
+def grid_of(trace: Trace) -> DraftGrid:
+    assert isinstance(trace.draft, DraftGrid)
+    return trace.draft
+
+
+def assert_rounds_are_live(pair: Pair, trace: Trace, prompt: Sequence[int] = PROMPT) -> None:
+    for name, settings in CASES:
+        found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
+        setting = Setting.of({"name": name, **settings})
+        assert found == [shape(played) for played in live(pair, setting, prompt, Sampling())], name
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: dict[str, object]) -> None:
+    pair, trace = greedy(kind)
+    found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
+    setting = Setting.of({"name": name, **settings})
+    assert found == [shape(played) for played in live(pair, setting, PROMPT, Sampling())]
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_so_are_those_after_a_prompt_of_one_token(kind: str) -> None:
+    pair, trace = greedy(kind, prompt=PROMPT[:1])
+    assert_rounds_are_live(pair, trace, PROMPT[:1])
+
+
+def test_so_are_those_of_a_head_that_drafts_a_few_tokens_at_most() -> None:
+    pair, trace = greedy("toy", longest=3)
+    assert max(map(len, grid_of(trace).rows)) == 3
+    assert_rounds_are_live(pair, trace)
+
+
+@pytest.mark.parametrize("kind", OFTEN_RIGHT)
+def test_so_are_those_of_a_sequence_that_ends(kind: str) -> None:
+    """With an end of sequence among the target's own tokens, and one that only the draft proposes."""
+    _, whole = greedy(kind)
+    drafted = grid_of(whole)
+    rejected = next(
+        row.tokens[run] for row, run in zip(drafted.rows, drafted.runs, strict=True) if 0 < run < len(row.tokens)
+    )
+    for token in {whole.tokens[-2], rejected}:
+        pair, trace = greedy(kind, frozenset({token}))
+        assert_rounds_are_live(pair, trace)
+
+
+def judged_tokens(draft: DraftGrid) -> Iterator[tuple[int, int, int, bool]]:
+    """Start, position, token and verdict of each judged token."""
+    for start, judged in enumerate(draft.judged()):
+        for number, (token, fine) in enumerate(zip(judged.steps.tokens, judged.accepted, strict=True)):
+            yield start, start + number, token, fine
+
+
+@pytest.mark.parametrize("kind", OFTEN_RIGHT)
+def test_what_is_drafted_depends_on_where_the_round_began(kind: str) -> None:
+    """Or a trace without starts would have done. It also has long runs, and long rows behind rejected tokens."""
+    _, trace = greedy(kind)
+    drafted = grid_of(trace)
+    by_position: dict[int, set[bool]] = {}
+    for _, position, _, fine in judged_tokens(drafted):
+        by_position.setdefault(position, set()).add(fine)
+    assert {True, False} in by_position.values()
+    assert max(drafted.runs) > 2
+    assert any(not run and len(row) == DEPTH for row, run in zip(drafted.rows, drafted.runs, strict=True))
+
+
+def test_a_trace_that_forgets_where_rounds_began_is_caught() -> None:
+    """Or the identity above might see nothing."""
+    pair, trace = greedy("toy")
+    drafted = grid_of(trace)
+    along = drafted.rows[0][:1]
+    for row in drafted.rows[1:]:
+        along += row[:1]
+    accepted = [run > 0 for run in drafted.runs[: len(along)]]
+    branches = {place: drafted.rows[place][1:] for place, fine in enumerate(accepted) if not fine}
+    forgetful = replace(trace, draft=DraftAlong(accepted, along, branches))
+    settings = {"draft_length": 4}
+    found = [shape(played) for played in rounds(POLICIES["constant"](**settings), forgetful, pair.eos, clock)]
+    assert found != [
+        shape(played) for played in live(pair, Setting.of({"name": "constant", **settings}), PROMPT, Sampling())
+    ]
+
+
+def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Trace]) -> DraftGrid:
+    with monkeypatch.context() as patched:
+        patched.setattr(starts, "ManyAtOnce", starts.OneByOne)
+        return grid_of(record())
+
+
+@pytest.mark.parametrize("length", [1, 5, PIECE + 40])
+def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is longer than the starts of one pass, and the prompt longer than one piece."""
+    prompt = tuple(place * place % 5 % 4 for place in range(length))
+    pair = chain_pair(NO_EOS, None)
+    with torch.inference_mode():
+        pair.target.watch(pair.drafts[0].layers)  # type: ignore[attr-defined]
+        text = said(pair, prompt) + said(pair, prompt)
+
+    def record() -> Trace:
+        return trace_of(pair, prompt, text, len(text), DEPTH, Sampling())
+
+    found = grid_of(record())
+    assert len(found.rows) > CHUNK
+    expected = recorded_one_by_one(monkeypatch, record)
+    assert (found.runs, found.longest) == (expected.runs, expected.longest)
+    for one, other in zip(found.rows, expected.rows, strict=True):
+        assert one.tokens == other.tokens
+        for name in SIGNALS:
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-3)
+
+
+def test_when_sampling_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their verdicts come from the same coins; what is drawn behind a rejected token is not compared."""
+    pair = chain_pair(NO_EOS, None)
+    pair.target.watch(pair.drafts[0].layers)  # type: ignore[attr-defined]
+    text = said(pair, sampling=PLAIN)
+
+    def record() -> Trace:
+        return trace_of(pair, PROMPT, text, LENGTH, DEPTH, PLAIN, seed=1)
+
+    found, expected = grid_of(record()), recorded_one_by_one(monkeypatch, record)
+    assert found.runs == expected.runs
+    assert {len(chances) for chances in found.chances or []} > {1, 2}
+    for run, one, other in zip(found.runs, found.chances or [], expected.chances or [], strict=True):
+        assert one[:run] == pytest.approx(other[:run], abs=1e-4)
+
+
+def test_grids_are_read_back_from_a_file(tmp_path: Path) -> None:
+    pair, trace = greedy("toy", longest=3)
+    text = said(pair, sampling=PLAIN)
+    sampled = trace_of(pair, PROMPT, text, LENGTH, DEPTH, PLAIN)
+    path = tmp_path / "t.jsonl"
+    with path.open("w", encoding="utf-8") as stream:
+        TRACES.append(stream, TraceHeader(DEPTH, [], ["entropy"], {}))
+        TRACES.append(stream, TracedPrompt("p", {}, [trace, sampled]))
+    assert read_traces(path).traces == [trace, sampled]
+
+
+def test_such_a_file_is_analysed(tmp_path: Path) -> None:
+    _, trace = greedy("toy")
+    path = tmp_path / "t.jsonl"
+    with path.open("w", encoding="utf-8") as stream:
+        TRACES.append(stream, TraceHeader(DEPTH, [], list(SIGNALS), {}))
+        TRACES.append(stream, TracedPrompt("p", {}, [trace]))
+    judged = [found for found in trace.draft.judged() if found.accepted]
+    found = read_verdicts([path])
+    assert found.accepted.tolist() == [outcome for one in judged for outcome in one.outcomes]
+    assert found.run.tolist() == [sum(one.accepted) - place for one in judged for place in range(len(one.accepted))]
+
+
+def test_a_longer_draft_than_recorded_is_refused() -> None:
+    pair, trace = greedy("toy")
+    with pytest.raises(UsageError, match="not recorded for drafts of"):
+        list(rounds(POLICIES["constant"](draft_length=DEPTH + 2), trace, pair.eos))
+
+
+def test_a_hierarchy_with_a_draft_head_is_refused() -> None:
+    pair, _ = greedy("toy")
+    below = replace(pair, drafts=(TableRunner(table(1)), *pair.drafts), named_heads=({}, {}))
+    with pytest.raises(UsageError, match="a hierarchy with a draft head"):
+        trace_of(below, PROMPT, [1, 2], LENGTH, DEPTH, Sampling())
+
+
+def test_another_head_has_its_own_word() -> None:
+    pair, trace = greedy("toy")
+    named = {"head": pair.heads[0], "other": toy_head(table(8, vocabulary=VOCABULARY), 77)}
+    both = trace_of(replace(pair, named_heads=(named,)), PROMPT, trace.tokens, LENGTH, DEPTH, Sampling())
+    other = trace_of(
+        replace(pair, named_heads=({"other": named["other"]},)), PROMPT, trace.tokens, LENGTH, DEPTH, Sampling()
+    )
+    start = next(start for start, run in enumerate(grid_of(trace).runs) if run)
+    for index in (1, 2, 3):
+        assert both.draft.step(start, index) == trace.draft.step(start, index)
+        assert both.of_head("other").draft.step(start, index) == other.draft.step(start, index)
+    assert both.of_head("other").draft.step(start, 2) != trace.draft.step(start, 2)
+    assert trace.of_head("its own").draft is trace.draft
+
+
+def fewest_passes(trace: Trace) -> int:
+    """Of all rounds without a rejected token, by search from the front."""
+    reached, passes = {0}, 0
+    while not any(start >= len(trace.tokens) for start in reached):
+        passes += 1
+        reached = {
+            start + length + 1
+            for start in reached
+            for length in range(min(trace.draft.accepted_runs[start], max(0, trace.limit - start - 1)) + 1)
+        }
+    return passes
+
+
+def test_the_oracle_takes_the_fewest_passes_that_there_can_be() -> None:
+    pair, _ = greedy("toy")
+    saved = 0
+    for seed in range(20):
+        text = said(pair, sampling=PLAIN, seed=seed)
+        trace = trace_of(pair, PROMPT, text, LENGTH, DEPTH, PLAIN, seed)
+        best = oracle(trace)
+        assert len(best.starts) == fewest_passes(trace)
+        assert best.drafted == best.accepted
+        assert all(
+            one <= trace.draft.accepted_runs[start] for start, one in zip(best.starts, best.drafted, strict=True)
+        )
+        assert sum(best.drafted) + len(best.starts) == LENGTH
+        start, greedily = 0, 0
+        while start < LENGTH:
+            start, greedily = start + min(trace.draft.accepted_runs[start], LENGTH - start - 1) + 1, greedily + 1
+        saved += greedily - len(best.starts)
+    assert saved > 0, "to draft as long as one can is no worse in any of these traces"
+
+
+def test_nobody_takes_fewer_passes_than_one_who_knows_where_the_target_disagrees() -> None:
+    pair, trace = greedy("toy")
+    best = len(oracle(trace).starts)
+    assert best <= min(len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].starts) for name, settings in CASES)
+
+
+def test_the_signal_bound_is_not_slower_than_fixed_lengths() -> None:
+    """And it knows that a token's chances fall with its number in the round."""
+    pair, _ = greedy("toy")
+    traces = [
+        trace_of(pair, PROMPT, said(pair, sampling=PLAIN, seed=seed), LENGTH, DEPTH, PLAIN, seed) for seed in range(20)
+    ]
+    costs = CostTable.flat(1.0, 6.0, DEPTH)
+    bound = costs.milliseconds(play_best(traces, costs, NO_EOS, longest=DEPTH), {"entropy"})
+    fixed = [
+        costs.milliseconds(replay(POLICIES["constant"](draft_length=length), traces, NO_EOS), {"entropy"})
+        for length in range(1, 6)
+    ]
+    assert bound < min(fixed)
+    assert best_stopping(traces, costs, longest=DEPTH).weights[3] < 0
+
+
+def test_a_block_that_costs_the_same_at_any_length_is_drafted_whole_or_not_at_all() -> None:
+    pair, _ = greedy("toy", longest=4)
+    traces = [
+        trace_of(pair, PROMPT, said(pair, sampling=PLAIN, seed=seed), LENGTH, DEPTH, PLAIN, seed) for seed in range(5)
+    ]
+    lengths = np.arange(5.0)
+
+    def costs(block: float) -> CostTable:
+        draft = np.where(lengths > 0, block, 0.0)[None]
+        return CostTable(np.zeros(1), lengths, draft, np.full((1, 5), 6.0), {}, 0.0)
+
+    cheap = replay(best_stopping(traces, costs(1.0)), traces, NO_EOS)
+    assert {drafted for one in cheap for drafted in one.drafted[:-4]} == {4}
+    assert best_stopping(traces, costs(40.0)).draft_limit() == 0
