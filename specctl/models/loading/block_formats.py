@@ -104,7 +104,7 @@ def block_config(config: Mapping[str, Any], target: PreTrainedModel, subject: st
         draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
         num_layers=count,
         block_size=table.take("block_size", int),
-        mask_token=table.take("mask_token_id", int),
+        mask_token=table.take("mask_token_id", int, least=0),
         from_anchor=from_anchor,
         markov=_markov(table, rank),
         markov_rank=rank,
