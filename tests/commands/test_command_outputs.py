@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from specctl.commands.app import app
 from specctl.errors import ModelError, SpecctlError
 from specctl.heads import workshop
-from specctl.models.loading import pair
+from specctl.models.loading import found
 from specctl.outputs import Outputs
 
 DATA = Path(__file__).parents[1] / "data"
@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(pair, "load_inspected", None)
+    monkeypatch.setattr(found, "load_inspected", None)
     monkeypatch.setattr(workshop, "load_model", None)
     Path("in.jsonl").write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "y"}\n')
     Path("soft").symlink_to("in.jsonl")
