@@ -43,6 +43,7 @@ class Kind(StrEnum):
 
     EAGLE1 = "eagle1"
     EAGLE3 = "eagle3"
+    MTP = "mtp"
     DFLASH = "dflash"
     DSPARK = "dspark"
 
@@ -88,7 +89,7 @@ def train_draft(
         typer.Option(
             min=1,
             metavar="N",
-            help="Tokens drafted from each place in training. Default: 7 for eagle3 and dspark, 15 for dflash.",
+            help="Tokens drafted from each place in training. Default: 7; 3 for mtp, 15 for dflash.",
         ),
     ] = None,
     draft_vocabulary: Annotated[
@@ -189,7 +190,11 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
 
     published = RECIPES[HeadKind(kind)]
     given = {name: value for name, value in own.items() if value is not None}
-    foreign = {Kind.EAGLE1: ("steps", "draft_vocabulary", "anchors"), Kind.EAGLE3: ("anchors",)}
+    foreign = {
+        Kind.EAGLE1: ("steps", "draft_vocabulary", "anchors"),
+        Kind.EAGLE3: ("anchors",),
+        Kind.MTP: ("depth", "draft_vocabulary", "anchors"),
+    }
     for name in foreign.get(kind, ("draft_vocabulary",)):
         if name in given:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning for --kind {kind}", "leave it out")

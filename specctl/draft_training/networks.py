@@ -14,6 +14,7 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.layers import FIXED_FREQUENCIES, LayerShape
+from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.loading.block_formats import spread_layers
 from specctl.models.loading.draft_head import HeadKind
 
@@ -38,13 +39,16 @@ def new_head(
         seed: of the weights.
 
     Raises:
-        ModelError: the target has no output layer that can be copied.
+        ModelError: the target has no output layer that can be copied, or no layer that an MTP head could be.
     """
     embeddings, output = _shared(target)
     shape, depth = _shape(target), target.config.get_text_config(decoder=True).num_hidden_layers
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.Random(f"draft head/{seed}/{recipe.kind}").getrandbits(63))
-        head = _untrained(recipe, shape, depth, tokens, mask_token, embeddings, output)
+        if recipe.kind is HeadKind.MTP:
+            head: ChainHead | BlockHead = _mtp(target, embeddings, output)
+        else:
+            head = _untrained(recipe, shape, depth, tokens, mask_token, embeddings, output)
         for module in head.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=STD)
@@ -63,7 +67,7 @@ def source_layers(recipe: Recipe, depth: int) -> tuple[int, ...]:
 
     EAGLE-3's early, middle and late layer; for blocks `SOURCES` layers spread evenly. Fewer where the target is small.
     """
-    if recipe.kind is HeadKind.EAGLE1:
+    if recipe.kind in (HeadKind.EAGLE1, HeadKind.MTP):
         return (-1,)
     if recipe.kind is HeadKind.EAGLE3:
         wanted = {2, depth // 2, depth - 3}
@@ -114,6 +118,12 @@ def _untrained(
         context=shape.max_positions,
     )
     return BlockHead(block, None, embeddings, output)
+
+
+def _mtp(target: PreTrainedModel, embeddings: nn.Embedding, output: nn.Linear) -> MtpHead:
+    head = MtpHead(target).float()
+    head.share(embeddings, output)
+    return head
 
 
 def _shared(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:

@@ -36,11 +36,12 @@ RECIPES: dict[HeadKind, Recipe] = {
     for recipe in (
         Recipe(HeadKind.EAGLE1),
         Recipe(HeadKind.EAGLE3, steps=7),
+        Recipe(HeadKind.MTP, steps=3),
         Recipe(HeadKind.DFLASH, depth=5, steps=15, anchors=512, gamma=7.0),
         Recipe(HeadKind.DSPARK, depth=5, steps=7, anchors=512, gamma=4.0, markov_rank=256),
     )
 }
-"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; DFlash as in its paper; DSpark as in DeepSpec's."""
+"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; MTP as in FastMTP; DFlash as in its paper; DSpark as DeepSpec's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from specctl.draft_training.answers import Answer, batches
 from specctl.draft_training.blocks import drafted_blocks
 from specctl.draft_training.chains import drafted_steps
 from specctl.draft_training.lessons import Lesson, Teacher
-from specctl.draft_training.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss
+from specctl.draft_training.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, mtp_loss
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.learning import saved_state
 from specctl.learning.saved_state import SavedState
@@ -152,6 +152,8 @@ def lesson_loss(
             return rows + shift * NOISE * 512 / len(lesson.ids)
 
         losses = [eagle1_loss(step, lesson) for step in drafted_steps(head, lesson, recipe.steps, noisy)]
+    elif recipe.kind is HeadKind.MTP:
+        losses = [mtp_loss(step, lesson, recipe.steps) for step in drafted_steps(head, lesson, recipe.steps)]
     else:
         longer = torch.rand(lesson.length, generator=generator).to(lesson.ids.device) < recipe.rounds
         steps = drafted_steps(head, lesson, recipe.steps, longer=longer)

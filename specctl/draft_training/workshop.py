@@ -1,7 +1,6 @@
 """From a profile and prompts to a trained draft head in a folder; every stage can resume after an interruption."""
 
 import json
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -24,10 +23,12 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
+from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.loading.block_writing import write_block
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.draft_head import HeadKind
 from specctl.models.loading.eagle_writing import write_eagle1, write_eagle3
+from specctl.models.loading.mtp_writing import write_mtp
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
@@ -152,10 +153,8 @@ def train_head(output: Path, source: Source, recipe: Recipe, schedule: Schedule,
     with progress.counting("steps", training.steps, training.step) as advance:
         training.run(advance)
     progress.say(f"training: {training.steps} steps in {training.seconds:.1f} s")
-    written = deepcopy(head).bfloat16()
     began = perf_counter()
-    head.load_state_dict(written.state_dict())  # rounded, as it will be used
-    results = _compare(source, head, recipe, teacher, split.dev, progress)
+    results = _compare(source, head.bfloat16().float(), recipe, teacher, split.dev, progress)
     seconds = {"answers": source.folder.seconds, "training": training.seconds, "evaluation": perf_counter() - began}
     more = {
         "seconds": seconds,
@@ -163,7 +162,7 @@ def train_head(output: Path, source: Source, recipe: Recipe, schedule: Schedule,
     }
     write_whole(output / RESULTS, json.dumps(as_document(results), indent=1) + "\n")
     write_whole(output / CARD, head_card(results, recipe, schedule, source.folder.facts, more))
-    write_head(output, written, target, source.folder.facts["target"])  # its last file says that all is written
+    write_head(output, head.bfloat16(), target, source.folder.facts["target"])  # its last file says that all is written
     (output / STATE).unlink(missing_ok=True)
     progress.say(f"wrote {output}")
     return results
@@ -183,6 +182,8 @@ def write_head(folder: Path, head: ChainHead | BlockHead, target: PreTrainedMode
         write_block(folder, head, verifier=name, architectures=architectures)
     elif isinstance(head, Eagle1Head):
         write_eagle1(folder, head)
+    elif isinstance(head, MtpHead):
+        write_mtp(folder, head, target, verifier=name, architectures=architectures)
     else:
         assert isinstance(head, Eagle3Head)
         write_eagle3(folder, head, verifier=name, architectures=architectures)

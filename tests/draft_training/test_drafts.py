@@ -29,7 +29,7 @@ def in_a_round(head: ChainHead | BlockHead, lesson: Lesson, start: int, index: i
 
 
 @pytest.mark.parametrize("prompt", [1, 4])
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "mtp", "dflash", "dspark"])
 def test_the_rounds_of_a_text_are_those_of_decoding(kind: str, prompt: int) -> None:
     target = random_model("llama")
     head = spread_head(kind, target, tokens=DRAWN if kind == "eagle3" else None)

@@ -6,7 +6,7 @@ import torch
 from specctl.draft_training.blocks import Blocks
 from specctl.draft_training.chains import Step
 from specctl.draft_training.lessons import Lesson
-from specctl.draft_training.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, law_loss
+from specctl.draft_training.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, law_loss, mtp_loss
 
 LAW = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]])
 DRAFT = torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.6, 0.2]])
@@ -81,3 +81,12 @@ def test_dspark_adds_the_distance_of_the_laws_and_the_predicted_acceptance() -> 
         + term(DRAFT[1], LAW[1], labels[1], 2.0)
     ) / (2 + later)
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_mtp_learns_the_text_with_falling_weights() -> None:
+    rows = torch.tensor([0, 1])  # the answer is 1, 1
+    surprise = -log(0.5) - log(0.6)
+    total = 1 + 0.6 + 0.36
+    for index in range(3):
+        found = mtp_loss(Step(index, rows, DRAFT.log(), DRAFT), lesson(LAW.log()), 3).item()
+        assert found == pytest.approx(0.6**index / total * surprise, abs=1e-6)
