@@ -56,7 +56,8 @@ class _Verdicts:
                 name: getattr(judged.steps, name) for name in DISTRIBUTION_SIGNALS
             }
             columns["accept_prob"] = judged.predictions
-            columns["next_accept_prob"] = [None] * len(judged.outcomes)
+            foreseen = judged.steps.next_accept_prob
+            columns["next_accept_prob"] = [None] * len(judged.outcomes) if foreseen is None else [None, *foreseen[:-1]]
             runs = run_lengths(np.array(judged.outcomes)).tolist()
             self._add(trace.prompt, list(judged.outcomes), runs, columns)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Grid, grid, level_grids, with_heads
 from specctl.errors import UsageError
+from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import CONFIG
-from specctl.policies import NONE, Setting
-from specctl.profile.schema import DraftTable
+from specctl.policies import NONE, SIGNALS, Setting, Signal
+from specctl.profile.schema import DraftTable, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,18 @@ def settings_replayed(
     return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *also_ranked]))
 
 
+def recordable(profile: Profile) -> frozenset[Signal]:
+    """The signals that a trace with the profile's models can contain, if its draft has an acceptance head.
+
+    Raises:
+        ModelError: the draft cannot be found.
+    """
+    draft = profile.draft
+    assert draft is not None
+    head = find_head("draft", draft, ("target", profile.target)) if draft.draft is None else None
+    return frozenset(SIGNALS) - (frozenset() if head is not None and head.foresees else {"next_accept_prob"})
+
+
 def heads_in(given: Iterable[str]) -> list[str]:
     """The heads in ``given``, each once; a folder of heads, as a sweep writes it, is replaced by its heads.
 
@@ -140,7 +153,10 @@ def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str
     levels = zip(options, known, strict=False)
     policy = next((one.policy for level, signals in levels for one in level if not one.signals <= signals), None)
     if policy == "confidence":
-        raise UsageError(f"{policy} reads what only a draft head predicts, which a calibration does not record")
+        raise UsageError(
+            f"{policy} reads what a draft head predicts of its next token, and this draft predicts nothing",
+            "draft with a DSpark head that has a confidence head, or choose another policy",
+        )
     if policy is not None:
         raise UsageError(
             f"{policy} needs a head that predicts acceptance",

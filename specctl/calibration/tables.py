@@ -24,9 +24,9 @@ def verdict(found: Calibration) -> str:
     winner, constant = found.winner, found.ranked("constant")
     if winner.score.setting == NONE:
         best = next((entry for entry in found.ranking if entry.score.setting != NONE), None)
-        other = f"; the best other setting is {best.score.setting.label}: {_times(best.speedup)}" if best else ""
+        other = f"; the best other setting is {best.score.setting.label}: {times(best.speedup)}" if best else ""
         return f"use none: target-only decoding is the right choice here{other}"
-    parts = [f"use {winner.score.setting.label}: {_times(winner.speedup)}"]
+    parts = [f"use {winner.score.setting.label}: {times(winner.speedup)}"]
     if constant is not None and constant is not winner:
         parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label})")
     parts.append(f"oracle {found.oracle.speedup.value:.2f}x")
@@ -65,7 +65,7 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
                 "policy": one.setting.table,
                 "predicted_tokens_per_second": None if one.predicted is None else round(one.predicted, 2),
                 "measured_tokens_per_second": round(one.measured, 2),
-                "measured_speedup": _interval(one.speedup),
+                "measured_speedup": plain_interval(one.speedup),
             }
             for one in measured
         ],
@@ -105,7 +105,7 @@ def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
     return (
         score.setting.label + (" *" if chosen else ""),
         f"{score.tokens_per_second:.1f}",
-        *_speedup(entry.speedup),
+        *speedup_cells(entry.speedup),
         percent(score.acceptance_rate),
         f"{score.mean_acceptance_length:.2f}",
         f"{score.verification_rate:.3f}",
@@ -121,7 +121,7 @@ def _verified(measured: Sequence[Measured]) -> Table:
             number(one.predicted, 1),
             f"{one.measured:.1f}",
             UNKNOWN if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
-            *_speedup(one.speedup),
+            *speedup_cells(one.speedup),
         )
         for one in measured
     )
@@ -233,7 +233,7 @@ def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:
     return {
         "policy": score.setting.table,
         "tokens_per_second": _round(score),
-        "speedup": _interval(entry.speedup),
+        "speedup": plain_interval(entry.speedup),
         "acceptance_rate": None if score.acceptance_rate is None else round(score.acceptance_rate, 4),
         "mean_acceptance_length": round(score.mean_acceptance_length, 4),
         "verification_rate": round(score.verification_rate, 4),
@@ -246,20 +246,23 @@ def _round(score: Score) -> float:
     return round(score.tokens_per_second, 2)
 
 
-def _interval(interval: Interval | None) -> dict[str, float | None] | None:
+def plain_interval(interval: Interval | None) -> dict[str, float | None] | None:
+    """An interval as a JSON object."""
     if interval is None:
         return None
     return {name: None if value is None else round(value, 4) for name, value in interval._asdict().items()}
 
 
-def _speedup(speedup: Interval | None) -> tuple[str, str]:
+def speedup_cells(speedup: Interval | None) -> tuple[str, str]:
+    """A speedup and its interval, for two columns."""
     if speedup is None:
         return UNKNOWN, UNKNOWN
     interval = UNKNOWN if speedup.low is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
     return f"{speedup.value:.2f}", interval
 
 
-def _times(interval: Interval) -> str:
+def times(interval: Interval) -> str:
+    """A speedup with its interval, for a sentence."""
     if interval.low is None:
         return f"{interval.value:.2f}x"
     return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from specctl.commands.calibrate_several import calibrate_several
+from specctl.commands.calibrating import calibrate_one
 from specctl.commands.files import open_report, resolve_profile, spare_profile
-from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     DraftOption,
@@ -37,12 +38,9 @@ from specctl.outputs import OutputFile, Outputs
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.calibration.contest import Contest
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
-    from specctl.models.loading.pair import Pair
-    from specctl.profile import Profile, ResolvedProfile
-    from specctl.prompts.suites import Suite
+    from specctl.profile import ResolvedProfile
     from specctl.replay.costs import CostTable
     from specctl.replay.trace_files import TraceSet
 
@@ -58,6 +56,15 @@ def calibrate(
             metavar="NAME|all",
             help="Policy to calibrate. Default: the profile's. In a hierarchy it applies to every draft, "
             "or name one for each draft with commas, the target's own draft first.",
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against",
+            metavar="PROFILE",
+            help="Calibrate the drafts of this profile too, on the same target and prompts, and say which to use; "
+            "repeatable.",
         ),
     ] = None,
     head: Annotated[
@@ -119,11 +126,13 @@ def calibrate(
     """
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
-    from specctl.calibration.contest import contest, heads_among, heads_in
+    if against and (trace or from_ or head):
+        raise UsageError("--against goes with neither --trace, --from nor --head", "calibrate one profile with these")
+    from specctl.calibration.contest import contest, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
-    from specctl.replay.trace_files import RECORDED, TRACES, read_traces
+    from specctl.replay.trace_files import TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     given = heads_in(head or [])
@@ -150,9 +159,32 @@ def calibrate(
             earlier = read_traces(from_)
         elif traced is not None and TRACES.continues(traced):
             earlier = read_traces(traced.path)
-        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else RECORDED
+        recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
         asked = contest(drafting, policy, grid, heads, recorded)
         prompts = None
+        if against:
+            rivals = [
+                resolve_profile(name, set_, flags, target=None, draft=None, trust_remote_code=trust_remote_code)
+                for name in against
+            ]
+            for rival in rivals:
+                spare_profile(outputs, rival)
+            whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
+            prompts = sample(whole, 2 * samples, own.sampling.seed)
+            calibrate_several(
+                [resolved, *rivals],
+                policy,
+                grid,
+                prompts,
+                calibrated,
+                report,
+                as_document=json_,
+                verify=verify,
+                foreign_head=foreign_head,
+                shown=progress_,
+                quiet=quiet,
+            )
+            return
         if from_ is None:
             whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
             prompts = sample(whole, 2 * samples, own.sampling.seed)
@@ -163,7 +195,7 @@ def calibrate(
                 "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); "
                 "it is only measured live"
             )
-        found = _calibrate(
+        found = calibrate_one(
             own,
             asked,
             heads,
@@ -191,54 +223,6 @@ def _resolved(
         if not heads:
             raise
         return choose({**flags, "draft.head": heads[0]})
-
-
-def _calibrate(
-    own: "Profile",
-    asked: "Contest",
-    heads: list[str],
-    prompts: "Suite | None",
-    traced: OutputFile | None,
-    earlier: "TraceSet | None",
-    *,
-    replays_old: bool,
-    verify: bool,
-    foreign_head: bool,
-    shown: bool | None,
-    quiet: bool,
-) -> "tuple[TraceSet, Calibration, CostTable, list[Measured]]":
-    """Collect the traces of the prompts, if there are any, search, and run the winner live."""
-    from rich.console import Console
-
-    from specctl.calibration.search import search
-    from specctl.terminal.loading import TerminalProgress, resumable
-
-    console = Console(stderr=True, quiet=quiet)
-    progress = TerminalProgress(console, shown)
-    pair: Pair | None = None
-    if prompts is not None or verify:
-        pair = load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head, progress=progress)
-    traces = earlier
-    if pair is not None and prompts is not None:
-        from specctl.replay.collecting import collect_traces
-
-        with resumable(console, traced and traced.path, "the same command continues"):
-            traces = collect_traces(pair, own, prompts, asked.depth, heads, traced, progress, earlier)
-    assert traces is not None
-    for identity, reason in traces.failures.items():
-        warn(f"prompt {identity} is left out: {reason}")
-    if not traces.traces or traces.costs is None:
-        raise UsageError("no prompt could be run, so there is nothing to calibrate on")
-    old = asked.old if replays_old else None
-    with progress.counting("settings", asked.most(old)) as advance:
-        found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
-    measured: list[Measured] = []
-    if verify and pair is not None:
-        from specctl.calibration.live_check import check_live, doubts
-
-        measured = check_live(pair, own, traces, found, asked.old, progress)
-        found.warnings.extend(doubts(measured))
-    return traces, found, traces.costs, measured
 
 
 def _show(

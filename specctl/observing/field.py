@@ -88,11 +88,7 @@ def competing_drafts(profiles: Sequence[Profile], policies: Sequence[PolicyTable
     Raises:
         UsageError: the profiles have different targets, or a policy has no draft to stop.
     """
-    targets = list(dict.fromkeys(_quantised_name(profile.target) for profile in profiles))
-    if len(targets) > 1:
-        raise UsageError(
-            f"the profiles name different models as target ({', '.join(targets)})", "benchmark one target at a time"
-        )
+    require_one_target(profiles)
     own = [profile.draft for profile in profiles if profile.draft is not None]
     draft = profiles[0].draft
     if draft is None:
@@ -107,6 +103,15 @@ def competing_drafts(profiles: Sequence[Profile], policies: Sequence[PolicyTable
         return [*own, *(_stopped_by(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
     alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
     return [*own, *(_stopped_by(level, PolicyTable(name="constant")) for level in alone)]
+
+
+def require_one_target(profiles: Iterable[Profile]) -> None:
+    """Raise a UsageError if profiles have different targets."""
+    targets = list(dict.fromkeys(_quantised_name(profile.target) for profile in profiles))
+    if len(targets) > 1:
+        raise UsageError(
+            f"the profiles name different models as target ({', '.join(targets)})", "compare drafts of one target"
+        )
 
 
 def _stopped_by(table: DraftTable, policy: PolicyTable) -> DraftTable:

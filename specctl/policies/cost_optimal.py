@@ -33,11 +33,43 @@ RATE_PRIOR = 2.0
 """Observations after which the acceptance rate after a token weighs as much as the overall rate."""
 COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
 """Factors on the weight of earlier rounds, in the costs and in the speed, when a round ends."""
+DRAFT_ANCHOR = 1.0
+"""`RunningLine.anchor` of draft times: until lengths have varied, each token is taken to cost the same."""
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
+ENOUGH, NEGLIGIBLE = 20, 0.01
+"""Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
 PROBING = 0.01
 """Share of the speed that may be spent on probes: drafts in rounds where drafting is not expected to pay."""
+
+
+@dataclass(slots=True)
+class DraftSums:
+    """The rounds that drafted, in sums that fade: their draft tokens, the accepted ones, the accepted first ones."""
+
+    rounds: int = 0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    first: float = 0.0
+
+    def learn(self, round_: Round) -> None:
+        self.rounds += 1
+        self.drafted = SPEED_MEMORY * self.drafted + round_.drafted
+        self.accepted = SPEED_MEMORY * self.accepted + round_.accepted
+        self.first = SPEED_MEMORY * self.first + (round_.accepted > 0)
+
+    def pays(self, first: float, price: float, entry: float) -> bool:
+        """Whether a draft whose first token is accepted with probability ``first`` is expected to earn its beginning.
+
+        Args:
+            first: the probability.
+            price: tokens lost by the time of one more draft token.
+            entry: tokens lost by the time of beginning.
+        """
+        if self.rounds < ENOUGH or entry < NEGLIGIBLE:
+            return True
+        return first * (self.accepted - price * self.drafted) >= entry * self.first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +83,8 @@ class CostOptimal(Rule):
     look-ahead is optimal if the left side falls with k. S_k is the product of the a_i, each estimated from the draft's
     top probability and entropy at its position. E[a_k+1] is estimated from the entropy at position k and from how often
     the tokens that follow token k were accepted. If not even the first token pays, the round drafts nothing, except for
-    a few probes.
+    a few probes. Nor does it if drafts save less than their beginning costs: what a draft takes whatever its length, as
+    with a draft head that writes a whole block in one pass.
 
     Acceptance is learned from verified tokens: from min(1, p/q) when sampling, else from the verdict itself. Tokens
     after a rejection are not verified and teach nothing. t_d, t_v and rho are learned from the measured times of the
@@ -82,6 +115,8 @@ class CostOptimal(Rule):
     _seconds: float = field(init=False, repr=False)
     _prior: float = field(init=False, repr=False)
     _price: float = field(init=False, repr=False)
+    _entry: float = field(init=False, repr=False)
+    _drafts: DraftSums = field(init=False, repr=False)
     _credit: float = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
     _warm: bool = field(init=False, repr=False)
@@ -99,9 +134,10 @@ class CostOptimal(Rule):
             for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT, FIRST)
         )
         self._rates = TokenRates(RATE_PRIOR)
-        self._draft, self._verify = RunningLine(COST_MEMORY, anchored=True), RunningLine(COST_MEMORY)
+        self._draft, self._verify = RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR), RunningLine(COST_MEMORY)
         self._emitted = self._seconds = self._credit = 0.0
         self._prior = PRIOR_ROUNDS
+        self._drafts = DraftSums()
         self._last_token, self._drafts_next, self._warm = None, True, False
         self._set_price()
 
@@ -148,7 +184,8 @@ class CostOptimal(Rule):
             self._learn_times(round_)
         self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
         self._credit = min(self._credit + PROBING, self._price)
-        self._drafts_next = self._first.predict((1.0, self._rates.surplus(self._last_token))) > self._price
+        first = self._first.predict((1.0, self._rates.surplus(self._last_token)))
+        self._drafts_next = first > self._price and self._drafts.pays(first, self._price, self._entry)
         if not self._drafts_next and self._credit >= self._price:
             self._credit = 0.0
             self._drafts_next = True
@@ -175,6 +212,7 @@ class CostOptimal(Rule):
     def _learn_times(self, round_: Round) -> None:
         if round_.drafted:
             self._draft.learn(round_.drafted, round_.draft_seconds)
+            self._drafts.learn(round_)
         self._verify.learn(round_.drafted, round_.verify_seconds)
         self._emitted = SPEED_MEMORY * self._emitted + len(round_.emitted)
         self._seconds = SPEED_MEMORY * self._seconds + round_.draft_seconds + round_.verify_seconds
@@ -187,7 +225,8 @@ class CostOptimal(Rule):
         if self._verify.known:
             step += self._verify.slope
         seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * step)
-        self._price = step * (self._emitted + self._prior * PRIOR_EMITTED) / seconds
+        speed = (self._emitted + self._prior * PRIOR_EMITTED) / seconds
+        self._price, self._entry = step * speed, (self._draft.base if self._draft.known else 0.0) * speed
 
 
 def _features(step: DraftStep) -> tuple[float, float]:

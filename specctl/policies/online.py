@@ -70,11 +70,12 @@ class RunningLine:
 
     Attributes:
         memory: factor on the weight of every old observation when a new one arrives.
-        anchored: whether the line goes through the origin.
+        anchor: observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly
+            varies goes through the origin, without them it is flat.
     """
 
     memory: float
-    anchored: bool = False
+    anchor: float = 0.0
     _count: float = 0.0
     _k: float = 0.0
     _kk: float = 0.0
@@ -89,19 +90,20 @@ class RunningLine:
     @property
     def slope(self) -> float:
         """Additional seconds when k grows by 1, at least 0."""
-        if self.anchored:
-            return self._t / self._k
-        mean = self._k / self._count
-        varied, together = self._kk / self._count - mean * mean, self._kt / self._count - mean * self._t / self._count
-        return max(0.0, together / (varied + RIDGE))
+        count = self._count + self.anchor
+        mean = self._k / count
+        varied, together = self._kk / count - mean * mean, self._kt / count - mean * self._t / count
+        slope = max(0.0, together / (varied + (0.0 if self.anchor else RIDGE)))
+        # A base below 0 would make a slope too steep.
+        return min(slope, self._t / self._k) if self.anchor else slope
 
     @property
     def base(self) -> float:
         """Seconds at k = 0, at least 0."""
-        return 0.0 if self.anchored else max(0.0, (self._t - self.slope * self._k) / self._count)
+        return max(0.0, (self._t - self.slope * self._k) / (self._count + self.anchor))
 
     def learn(self, k: int, seconds: float) -> None:
-        """Add an observation; ``k`` must be at least 1 for an anchored line."""
+        """Add an observation; ``k`` must be at least 1 for a line with an anchor."""
         if self.known:
             expected = self.base + self.slope * k
             most = PLAUSIBLE * self._scale + TOLERANCE * expected

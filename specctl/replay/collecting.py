@@ -23,7 +23,7 @@ from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
 from specctl.replay.recording import read_sequence, require_recordable
-from specctl.replay.trace_files import RECORDED, TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
+from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 
 PROVENANCE = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
@@ -60,7 +60,7 @@ def collect_traces(
     require_recordable(pair)
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
-    header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair) & RECORDED), provenance, list(heads))
+    header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads))
     traces = TraceSet(header)
     if output is not None and earlier is not None:
         _require_same(earlier.header, header, output.path)
@@ -85,7 +85,7 @@ def collect_traces(
                 pair,
                 _contexts(traces.traces),
                 depth,
-                _signal_sets(readable(pair) & RECORDED),
+                _signal_sets(readable(pair)),
                 Sampling.of(profile.sampling),
                 _medians(overheads, len(pair.drafts)),
                 advance,

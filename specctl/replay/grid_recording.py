@@ -1,12 +1,13 @@
 """Reads a finished text with a draft head: what it would draft in the round that begins at each position."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.foresight import Foresee
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
@@ -50,7 +51,7 @@ def read_grid(
     coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
     # The last position under the limit is left to the verifier.
     rows = [_Row(start, max(0, min(depth, limit - start - 1))) for start in range(len(text))]
-    reading = _Reading(verifier, text, sampling, generator, coins, heads, eos)
+    reading = _Reading(verifier, text, sampling, generator, coins, heads, eos, rounds.foresee)
     starting = [row for row in rows if row.room]
     for begin in range(0, len(starting), rounds.at_once):
         alive = starting[begin : begin + rounds.at_once]
@@ -84,6 +85,7 @@ class _Row:
         chances: when sampling, the probability of accepting each judged token.
         rejected: whether a token is rejected.
         ended: whether no further token can follow.
+        foreseen: what the draft predicts, after each token, for the next; empty if it does not.
     """
 
     start: int
@@ -94,6 +96,7 @@ class _Row:
     chances: list[float] = field(default_factory=list)
     rejected: bool = False
     ended: bool = False
+    foreseen: list[float] = field(default_factory=list)
 
     @property
     def position(self) -> int:
@@ -104,7 +107,7 @@ class _Row:
         """The tokens with their signals and the predictions of heads of these names."""
         names = list(heads)
         columns = list(map(list, zip(*self.values, strict=True))) or [[] for _ in (*DISTRIBUTION_SIGNALS, *names)]
-        return draft_steps(self.tokens, columns, names)
+        return replace(draft_steps(self.tokens, columns, names), next_accept_prob=self.foreseen or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class _Reading:
     coins: torch.Tensor | None  # (N,)
     heads: Mapping[str, AcceptanceHead]
     eos: frozenset[int]
+    foresee: Foresee | None
 
     def draw(self, rows: Sequence[_Row], forward: Forward) -> None:
         """The next token of each row.
@@ -139,6 +143,9 @@ class _Reading:
         for row, token, values in zip(rows, chosen.tolist(), columns, strict=True):
             row.tokens.append(token)
             row.values.append(values)
+        if self.foresee is not None:
+            for row, token in zip(rows, chosen, strict=True):  # a single one, for its `Starts` run one by one
+                row.foreseen.append(float(self.foresee(token)))
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
             row.accepted += fine
             row.rejected = not fine

@@ -72,6 +72,8 @@ def _measure_top(
     advance: Callable[[], None],
 ) -> CostTable:
     """The cost table of the first draft, verified by the target."""
+    if isinstance(draft := pair.drafts[0], StateReader) and draft.longest is not None:
+        longest = min(longest, draft.longest)
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
     contexts = sorted({min(context, pair.context - longest - 2) for context in contexts})
     plain: dict[tuple[int, int], tuple[list[float], list[float]]] = {

@@ -9,6 +9,7 @@ from specctl.decoding.along import CHUNK
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.draft_heads.side_by_side import SideBySide
+from specctl.models.running.foresight import Foresee, foresight_of
 from specctl.models.running.runner import Forward, Runner, StateReader
 
 
@@ -17,9 +18,11 @@ class Starts(Protocol):
 
     Attributes:
         at_once: how many.
+        foresee: of a head that runs one by one, what it predicts of the token after the one drawn; None if nothing.
     """
 
     at_once: int
+    foresee: Foresee | None
 
     def first(self, starts: Sequence[int]) -> Forward:
         """The pass over the newest token of a round at each of B consecutive starts: logits ``(B, V)``."""
@@ -48,6 +51,7 @@ class OneByOne:
             before,
             hidden,
         )
+        self.foresee = foresight_of(draft)
         draft.rollback(0)
 
     def first(self, starts: Sequence[int]) -> Forward:
@@ -65,6 +69,7 @@ class ManyAtOnce:
     """Runs a chain head from many starts in one pass."""
 
     at_once = CHUNK
+    foresee: Foresee | None = None
 
     def __init__(
         self, draft: HeadRunner, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool

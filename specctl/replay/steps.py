@@ -14,6 +14,7 @@ class DraftSteps:
 
     Every list is as long as ``tokens``. ``accept_prob`` is the prediction of the draft's head for the token fed just
     before the position, None without a head; ``further`` holds the predictions of the draft's other heads by name.
+    ``next_accept_prob`` is what a draft head predicts for the token that it would draft next, None if it does not.
     """
 
     tokens: list[int]
@@ -22,6 +23,7 @@ class DraftSteps:
     token_prob: list[float]
     accept_prob: list[float] | None = None
     further: dict[str, list[float]] | None = None
+    next_accept_prob: list[float] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -33,6 +35,7 @@ class DraftSteps:
             self.top_prob[positions],
             self.token_prob[positions],
             None if self.accept_prob is None else self.accept_prob[positions],
+            next_accept_prob=None if self.next_accept_prob is None else self.next_accept_prob[positions],
         )
 
     def __add__(self, after: "DraftSteps") -> "DraftSteps":
@@ -67,6 +70,7 @@ class DraftSteps:
             self.top_prob[position],
             self.token_prob[position],
             accept_prob,
+            None if self.next_accept_prob is None else self.next_accept_prob[position],
         )
 
 

@@ -10,14 +10,11 @@ from pydantic import BeforeValidator
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
 from specctl.observing.results import Skipped, of_request
-from specctl.policies import SIGNALS, Signal
+from specctl.policies import Signal
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.replay.costs import CostTable
 from specctl.replay.traces import Trace
-
-RECORDED: frozenset[Signal] = frozenset(SIGNALS) - {"next_accept_prob"}
-"""The signals that traces have: not what a draft head predicts of the token that it would draft next."""
 
 
 @dataclass(frozen=True, slots=True)

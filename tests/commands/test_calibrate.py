@@ -301,3 +301,44 @@ def test_mistakes_about_heads_are_reported(folder, sweep, tmp_path, arguments, m
     places = {"empty": tmp_path, "sweep": sweep, "trace": folder / "trace.jsonl"}
     with pytest.raises(UsageError, match=message):
         calibrate(*(argument.format(**places) for argument in arguments), "--no-verify")
+
+
+def test_drafts_of_several_profiles_side_by_side(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:4]), encoding="utf-8")
+    rival = tmp_path / "rival.toml"
+    rival.write_text('extends = "embedded"\n[draft]\nmodel = "embedded:mid"\n', encoding="utf-8")
+    named = ["-i", path, "-n", 12, "--policy", "constant", "--grid", "paper", "--samples", 2]
+    files = ["-o", tmp_path / "best.toml", "--report", tmp_path / "report"]
+    shown = calibrate("-p", "embedded", "--against", rival, *named, *files, "--json")
+    document = json.loads(shown.stdout)
+    assert set(document["profiles"]) == {"embedded", str(rival)}
+    standings = document["side_by_side"]
+    assert {one["profile"] for one in standings} == {"embedded", str(rival)}
+    assert all(one["measured_tokens_per_second"] > 0 for one in standings)
+    speedups = [one["speedup"]["value"] for one in standings]
+    assert speedups == sorted(speedups, reverse=True)
+    best = resolve(str(tmp_path / "best.toml")).profile
+    source = resolve(standings[0]["profile"]).profile
+    assert best.draft.model == source.draft.model
+    chosen = standings[0]["policy"]
+    assert best.draft.policy.name == chosen["name"]
+    assert "Side by side" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert document["verdict"].startswith("use ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--against", "embedded-hsddw", "--trace", "t.jsonl"], "goes with neither"),
+        (["--against", "embedded-hsddw", "--from", "t.jsonl"], "goes with neither"),
+        (["--against", "embedded"], "named twice"),
+        (["--against", "qwen14b-svip"], "different models"),
+    ],
+    ids=" ".join,
+)
+def test_what_does_not_go_with_several_profiles(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as error:
+        calibrate("-p", "embedded", *arguments)
+    assert message in error.value.message

@@ -161,11 +161,50 @@ def test_a_line_is_found_in_spite_of_outliers_and_after_a_change() -> None:
         assert line.slope == pytest.approx(slope, rel=0.35)
 
 
-def test_an_anchored_line_has_a_slope_alone() -> None:
-    line = RunningLine(0.9, anchored=True)
+def test_an_anchored_line_goes_through_the_origin_until_k_varies() -> None:
+    line, fixed, varied = (RunningLine(0.95, anchor=1.0) for _ in range(3))
     for k in (1, 4, 2):
         line.learn(k, 3.0 * k)
-    assert (line.base, line.slope) == (0.0, pytest.approx(3.0))
+    assert (line.base, line.slope) == (pytest.approx(0.0), pytest.approx(3.0))
+    for place in range(200):
+        fixed.learn(4, 6.0)
+        varied.learn(1 + place % 8, 6.0)
+    assert (fixed.base, fixed.slope) == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.5))
+    assert varied.base == pytest.approx(6.0, rel=0.25)
+    assert varied.slope < 0.3
+
+
+class Block:
+    """A draft that takes its time whatever it drafts, and is right with some probability at each token."""
+
+    def __init__(self, seconds: float, right: float, longest: int = 8) -> None:
+        self.seconds, self.right, self.longest = seconds, right, longest
+        self._chance = random.Random(2)
+
+    def play(self, policy: CostOptimal, rounds: int) -> list[int]:
+        """The lengths of the drafts."""
+        lengths = []
+        for _ in range(rounds):
+            count = min(length(policy), self.longest) if policy.draft_limit() else 0
+            accepted = next((place for place in range(count) if self._chance.random() > self.right), count)
+            seconds = self.seconds / max(1, count)
+            policy.observe(played(accepted, count, seconds, 8.0))
+            lengths.append(count)
+        return lengths
+
+
+def test_a_block_whose_time_does_not_depend_on_its_length_is_not_cut_short_for_it() -> None:
+    lengths = Block(4.0, 0.8).play(CostOptimal(), 600)
+    assert sum(lengths[-200:]) / 200 > 6
+
+
+def test_a_block_that_saves_less_than_it_costs_is_not_drafted() -> None:
+    """Right one time of three, it saves half a token on average, and takes as long as a pass of the target."""
+    policy = CostOptimal()
+    lengths = Block(8.0, 0.33).play(policy, 800)
+    drafting = [count for count in lengths[-400:] if count]
+    assert 0 < len(drafting) < 400 * 0.1
+    assert policy.current_threshold < 0.33, "a token alone would pay"
 
 
 def test_a_tokens_record_is_shrunk_to_the_whole() -> None:

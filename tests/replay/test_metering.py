@@ -1,11 +1,16 @@
 """A draft head is timed as it runs: each round begins with what the round before it emitted."""
 
 import torch
-from toys import StateTable, ToyDraftHead, table
+from toy_heads import random_block
+from toys import StateTable, TableRunner, ToyDraftHead, table
 from traced import pair_of
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.running.runner import Forward
+from specctl.policies import Signal
+from specctl.replay.costs import signal_key
 from specctl.replay.metering import IN_A_ROW, PASSES, measure
 
 VOCABULARY, CONTEXT, LONGEST = 120, 20, 6
@@ -37,3 +42,21 @@ def test_rounds_of_a_draft_head_begin_with_the_tokens_of_the_round_before() -> N
         round_ = [(reread + 1, reread + 1), *[(1, 0)] * (length - 1)]
         starts = [n for n in range(len(draft.passes)) if draft.passes[n : n + len(round_)] == round_]
         assert len(starts) >= PASSES * IN_A_ROW
+
+
+class WideTable(TableRunner):
+    """Its states are as wide as those that a block head reads."""
+
+    def _states(self, count: int) -> dict[int, torch.Tensor] | None:
+        return {layer: torch.zeros(count, 8) for layer in self._watched} or None
+
+
+def test_a_head_that_drafts_blocks_is_timed_with_what_it_foresees() -> None:
+    shape = LayerShape(hidden_size=8, intermediate_size=8, heads=1, kv_heads=1, head_dim=4)
+    draft = BlockRunner(random_block(block_size=4, vocabulary=VOCABULARY, markov="gated", shape=shape), VOCABULARY)
+    target = WideTable(table(1, vocabulary=VOCABULARY))
+    target.watch(draft.layers)
+    signals: frozenset[Signal] = frozenset({"next_accept_prob"})
+    costs = measure(pair_of(target, draft), [CONTEXT], LONGEST, [signals], Sampling(), [0.0])
+    assert costs.lengths.tolist() == [0, 1, 2, 3, 4], "a longer draft than its blocks cannot be timed"
+    assert signal_key(signals) in costs.signal_ms

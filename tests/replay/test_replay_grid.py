@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from test_replay import CASES, DRAFTING, VERIFYING, clock
-from toy_heads import random_eagle3
+from toy_heads import random_block, random_eagle3
 from toys import (
     StateTable,
     TableRunner,
@@ -35,13 +35,15 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import build_drafter
 from specctl.errors import UsageError
+from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.loading.pair import Pair
 from specctl.models.running.fixed_buffers import PIECE
 from specctl.models.running.runner import EagerRunner
 from specctl.policies import NONE, POLICIES, Setting
-from specctl.records import Round
+from specctl.records import Round, StopReason
 from specctl.replay import starts
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
@@ -84,10 +86,27 @@ def model_pair(eos: frozenset[int], _: int | None) -> Pair:
     return pair_of(target, HeadRunner(head, 64), eos=eos, heads=[random_head(16, spread=0.2)])
 
 
+def block_pair(eos: frozenset[int], _: int | None, markov: MarkovKind | None = None) -> Pair:
+    """A head that drafts a block in one pass."""
+    shape_of_layer = LayerShape(hidden_size=6, intermediate_size=8, heads=1, kv_heads=1, head_dim=4)
+    head = random_block(block_size=5, vocabulary=6, tokens=[0, 2, 3, 5], markov=markov, shape=shape_of_layer, seed=2)
+    runner = BlockRunner(head, 6, capacity=16)
+    return pair_of(
+        TableRunner(table(21, spread=1.0, vocabulary=6)), runner, eos=eos, heads=[random_head(6, spread=0.5)]
+    )
+
+
+def foreseeing_pair(eos: frozenset[int], longest: int | None) -> Pair:
+    """And that predicts which tokens will be accepted before they are drawn."""
+    return block_pair(eos, longest, "gated")
+
+
 PAIRS: dict[str, Callable[[frozenset[int], int | None], Pair]] = {
     "toy": toy_pair,
     "chain": chain_pair,
     "model": model_pair,
+    "block": block_pair,
+    "foreseeing": foreseeing_pair,
 }
 OFTEN_RIGHT = ("toy", "chain")
 
@@ -139,6 +158,15 @@ def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: d
 def test_so_are_those_after_a_prompt_of_one_token(kind: str) -> None:
     pair, trace = greedy(kind, prompt=PROMPT[:1])
     assert_rounds_are_live(pair, trace, PROMPT[:1])
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.8])
+def test_so_are_those_of_a_head_that_foresees_what_is_accepted(threshold: float) -> None:
+    pair, trace = greedy("foreseeing")
+    played = list(rounds(POLICIES["confidence"](threshold=threshold), trace, pair.eos, clock))
+    setting = Setting.of({"name": "confidence", "threshold": threshold})
+    assert list(map(shape, played)) == list(map(shape, live(pair, setting, PROMPT, Sampling())))
+    assert any(one.stop is StopReason.POLICY for one in played)
 
 
 def test_so_are_those_of_a_head_that_drafts_a_few_tokens_at_most() -> None:
@@ -247,15 +275,17 @@ def test_grids_are_read_back_from_a_file(tmp_path: Path) -> None:
     pair, trace = greedy("toy", longest=3)
     text = said(pair, sampling=PLAIN)
     sampled = trace_of(pair, PROMPT, text, LENGTH, DEPTH, PLAIN)
+    _, foreseeing = greedy("foreseeing")
     path = tmp_path / "t.jsonl"
     with path.open("w", encoding="utf-8") as stream:
         TRACES.append(stream, TraceHeader(DEPTH, [], ["entropy"], {}))
-        TRACES.append(stream, TracedPrompt("p", {}, [trace, sampled]))
-    assert read_traces(path).traces == [trace, sampled]
+        TRACES.append(stream, TracedPrompt("p", {}, [trace, sampled, foreseeing]))
+    assert read_traces(path).traces == [trace, sampled, foreseeing]
 
 
-def test_such_a_file_is_analysed(tmp_path: Path) -> None:
-    _, trace = greedy("toy")
+@pytest.mark.parametrize("kind", ["toy", "foreseeing"])
+def test_such_a_file_is_analysed(kind: str, tmp_path: Path) -> None:
+    _, trace = greedy(kind)
     path = tmp_path / "t.jsonl"
     with path.open("w", encoding="utf-8") as stream:
         TRACES.append(stream, TraceHeader(DEPTH, [], list(SIGNALS), {}))

@@ -122,6 +122,12 @@ class DraftHeadCheckpoint:
         return self.kind is HeadKind.MTP and "speculators_model_type" not in self.config
 
     @property
+    def foresees(self) -> bool:
+        """Whether it predicts the acceptance of tokens that are not drawn yet, by its tensors."""
+        names = tensor_names(self.checkpoint) if self.kind is HeadKind.DSPARK else []
+        return any(name.removeprefix("decoder.").startswith("confidence") for name in names)
+
+    @property
     def local(self) -> bool:
         """Whether its weights are here."""
         return self.checkpoint.has_weights() or (self.folder / PICKLED).exists()

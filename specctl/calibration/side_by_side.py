@@ -1,0 +1,165 @@
+"""Drafts of several profiles on one target, each calibrated, then run live in turn to say which to use."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from specctl.calibration.search import Calibration
+from specctl.calibration.tables import speedup_cells, times
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.errors import UsageError
+from specctl.models.loading.pair import Pair
+from specctl.observing.facts import gather
+from specctl.observing.field import Field, field_of
+from specctl.observing.progress import SILENT, Progress
+from specctl.observing.results import BASELINE, Header, RunSet
+from specctl.observing.round_robin import RoundRobin
+from specctl.observing.speedup import evened, speedup
+from specctl.policies import NONE, Setting
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.replay.trace_files import TraceSet
+from specctl.reporting.table import UNKNOWN, UP, Table
+from specctl.statistics.intervals import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """The drafts of one profile with their calibration.
+
+    Attributes:
+        name: of the profile.
+        profile: as it was resolved.
+        traces: of the prompts.
+        found: the outcome of the search in them.
+    """
+
+    name: str
+    profile: Profile
+    traces: TraceSet
+    found: Calibration
+
+    @property
+    def setting(self) -> Setting:
+        """The chosen one."""
+        return self.found.winner.score.setting
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An entrant's chosen setting.
+
+    Attributes:
+        entrant: whose it is.
+        measured: tokens/s after the prompt, live; None if it was not run.
+        speedup: over target-only decoding: measured, the time of the prompt included, or else predicted.
+    """
+
+    entrant: Entrant
+    measured: float | None
+    speedup: Interval
+
+
+def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
+    """What to load and run: the chosen setting of each entrant that drafts at all.
+
+    Raises:
+        UsageError: two entrants would have one name in the results.
+    """
+    drafting = [one for one in entrants if one.setting != NONE]
+    tables = [one.profile.draft.stopped_by(one.setting) for one in drafting if one.profile.draft is not None]
+    field = field_of(tables, ())
+    if len(field.candidates) != 1 + len(drafting):
+        raise UsageError(
+            "two of the profiles have the same drafts and settings, or drafts of one name",
+            "name each pair once; --policy all compares the policies of one",
+        )
+    return field
+
+
+def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
+    """The standings by prediction, fastest first."""
+    found = [Standing(one, None, one.found.winner.speedup) for one in entrants]
+    return sorted(found, key=lambda one: -one.speedup.value)
+
+
+def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Progress = SILENT) -> list[Standing]:
+    """Run every entrant's chosen setting and none in turn, on the prompts that all reported on; fastest first.
+
+    Args:
+        pair: the target with the drafts of the field.
+        field: of the entrants.
+        entrants: at least one.
+        progress: receives a count of runs.
+    """
+    first = entrants[0]
+    profile = first.profile
+    shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
+    prompts = [SuitePrompt(identity, **first.traces.records[identity]) for identity in shared]
+    header = Header(
+        **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),
+        candidates=field.candidates,
+        repeats=1,
+        lengths=[profile.sampling.max_new_tokens],
+        drafts=[draft.model for draft in field.drafts] if len(field.drafts) > 1 else [],
+    )
+    results = RunSet(header)
+    settings = profile.sampling.model_copy(update={"stop": []})
+    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
+    with progress.counting("live runs", len(prompts) * len(field.candidates)) as advance:
+        for run in RoundRobin(pair, results, prompts, settings, prompt_format, lambda _: None).run():
+            advance(run.tokens)
+    labels = iter(candidate.label for candidate in field.candidates if candidate.label != BASELINE)
+    found = []
+    for one in entrants:
+        label = BASELINE if one.setting == NONE else next(labels)
+        runs = evened(results.of(label))
+        speed = speedup(runs, results.of(BASELINE)) if runs else None
+        if speed is None:
+            continue
+        measured = 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
+        found.append(Standing(one, measured, speed.of_totals))
+    return sorted(found, key=lambda one: -one.speedup.value)
+
+
+def standings_table(standings: Sequence[Standing]) -> Table:
+    """The entrants beside each other."""
+    live = any(one.measured is not None for one in standings)
+    rows = tuple(
+        (
+            one.entrant.name,
+            one.entrant.setting.label,
+            f"{one.entrant.found.winner.score.tokens_per_second:.1f}",
+            UNKNOWN if one.measured is None else f"{one.measured:.1f}",
+            *speedup_cells(one.speedup),
+        )
+        for one in standings
+    )
+    return Table(
+        "Side by side",
+        (
+            "profile",
+            "policy",
+            f"predicted tokens/s{UP}",
+            f"measured tokens/s{UP}",
+            f"{'measured' if live else 'predicted'} speedup{UP}",
+            "95% interval",
+        ),
+        rows,
+    )
+
+
+def verdict_of(standings: Sequence[Standing]) -> str:
+    """Which profile to use, as one line of text."""
+    best, *others = standings
+    if best.entrant.setting == NONE or best.speedup.value <= 1:
+        return "use none: no draft here is faster than target-only decoding"
+    parts = [f"use {best.entrant.name} with {best.entrant.setting.label}: {times(best.speedup)}"]
+    parts += [f"{one.entrant.name} {times(one.speedup)}" for one in others]
+    line = "; ".join(parts)
+    if others and _overlap(best.speedup, others[0].speedup):
+        line += "; the first two are too close to tell on these prompts"
+    return line
+
+
+def _overlap(one: Interval, other: Interval) -> bool:
+    return None in (one.low, other.high) or (one.low or 0.0) < (other.high or 0.0)

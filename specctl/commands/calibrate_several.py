@@ -1,0 +1,174 @@
+"""`specctl calibrate --against`: the drafts of several profiles on one target, side by side."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specctl.commands.calibrating import calibrate_one
+from specctl.commands.loading import load
+from specctl.commands.options import warn
+from specctl.errors import UsageError
+from specctl.outputs import OutputFile
+from specctl.terminal.output import tell, write_out
+
+if TYPE_CHECKING:
+    from specctl.calibration.grids import Grid
+    from specctl.calibration.side_by_side import Entrant, Standing
+    from specctl.profile import ResolvedProfile
+    from specctl.prompts.suites import Suite
+    from specctl.replay.costs import CostTable
+
+
+def calibrate_several(
+    resolved: "Sequence[ResolvedProfile]",
+    policy: str | None,
+    grid: "Grid",
+    prompts: "Suite",
+    output: OutputFile | None,
+    report: Path | None,
+    *,
+    as_document: bool,
+    verify: bool,
+    foreign_head: bool,
+    shown: bool | None,
+    quiet: bool,
+) -> None:
+    """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use.
+
+    Args:
+        resolved: the profiles, the first with the prompts' sampling settings.
+        policy: as in `contest`, for every profile.
+        grid: of the settings.
+        prompts: that all are calibrated on.
+        output: where to write the calibrated profile of the fastest.
+        report: folder of the report.
+        as_document: whether to write one JSON object.
+        verify: whether to run the chosen settings live.
+        foreign_head, shown, quiet: as in `calibrate_one`.
+
+    Raises:
+        UsageError: the profiles have other targets, or one has no draft.
+    """
+    from specctl.calibration.contest import contest, recordable
+    from specctl.calibration.side_by_side import Entrant, field_of_entrants, predicted, run_live
+    from specctl.observing.field import require_one_target
+    from specctl.replay.play import replayable
+
+    require_one_target(one.profile for one in resolved)
+    if len({one.name for one in resolved}) < len(resolved):
+        raise UsageError("a profile is named twice", "name each once")
+    entrants: list[Entrant] = []
+    costs: dict[str, CostTable] = {}
+    for one in resolved:
+        # One list of prompts and one way to sample, whatever each profile says.
+        own = one.profile.model_copy(update={"sampling": resolved[0].profile.sampling})
+        if own.draft is None:
+            raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
+        asked = contest(own.draft, policy, grid, [], recordable(own))
+        replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
+        found = calibrate_one(
+            own,
+            asked,
+            [],
+            prompts,
+            None,
+            None,
+            replays_old=replays_old,
+            verify=False,
+            foreign_head=foreign_head,
+            shown=shown,
+            quiet=quiet,
+        )
+        traces, calibration, costs[one.name], _ = found
+        entrants.append(Entrant(one.name, own, traces, calibration))
+    standings = predicted(entrants)
+    field = field_of_entrants(entrants)
+    if verify and field.drafts:
+        from rich.console import Console
+
+        from specctl.terminal.loading import TerminalProgress
+
+        console = Console(stderr=True, quiet=quiet)
+        progress = TerminalProgress(console, shown)
+        pair = load(
+            entrants[0].profile,
+            console,
+            drafts=field.drafts,
+            above=field.above,
+            heads=field.heads,
+            foreign_head=foreign_head,
+            progress=progress,
+        )
+        standings = run_live(pair, field, entrants, progress) or standings
+    _show(resolved, entrants, standings, costs, output, report, as_document=as_document, quiet=quiet)
+
+
+def _show(
+    resolved: "Sequence[ResolvedProfile]",
+    entrants: "Sequence[Entrant]",
+    standings: "Sequence[Standing]",
+    costs: "dict[str, CostTable]",
+    output: OutputFile | None,
+    report: Path | None,
+    *,
+    as_document: bool,
+    quiet: bool,
+) -> None:
+    import tomli_w
+    from rich.console import Console
+
+    from specctl.calibration.calibrated import calibrated_profile
+    from specctl.calibration.side_by_side import standings_table, verdict_of
+    from specctl.calibration.tables import as_document as document_of
+    from specctl.calibration.tables import calibration_tables, plain_interval
+    from specctl.files import write_line
+    from specctl.reporting.console import print_tables
+
+    recorded = entrants[0].traces.header.provenance
+    facts: dict[str, Any] = {
+        "created": recorded["created"],
+        "command": shlex.join(["specctl", *sys.argv[1:]]),
+        **{key: recorded[key] for key in ("suite", "devices", "engines", "versions")},
+    }
+    tables = {one.name: calibration_tables(one.found, costs[one.name], []) for one in entrants}
+    if as_document:
+        document = {
+            "provenance": facts,
+            "verdict": verdict_of(standings),
+            "profiles": {one.name: document_of(one.found, costs[one.name], []) for one in entrants},
+            "side_by_side": [
+                {
+                    "profile": one.entrant.name,
+                    "policy": one.entrant.setting.table,
+                    "predicted_tokens_per_second": round(one.entrant.found.winner.score.tokens_per_second, 2),
+                    "measured_tokens_per_second": None if one.measured is None else round(one.measured, 2),
+                    "speedup": plain_interval(one.speedup),
+                }
+                for one in standings
+            ],
+        }
+        write_line(sys.stdout, document)
+    else:
+        for name, shown in tables.items():
+            write_out(f"== {name} ==")
+            print_tables(Console(), shown[:1])
+        print_tables(Console(), [standings_table(standings)])
+        write_out(verdict_of(standings))
+    for one in entrants:
+        for warning in one.found.warnings:
+            warn(f"{one.name}: {warning}")
+    if output is not None:
+        best = standings[0].entrant
+        source = next(one for one in resolved if one.name == best.name)
+        output.replace(tomli_w.dumps(calibrated_profile(source, best.found, costs[best.name], facts, output.path)))
+        if not quiet:
+            tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
+    if report is not None:
+        from specctl.reporting.document import write_document
+
+        together = [standings_table(standings), *(shown[0] for shown in tables.values())]
+        paths = write_document("Calibration", together, {}, {"Verdict": verdict_of(standings), **facts}, report)
+        for path in paths if not quiet else []:
+            tell(f"wrote {path}")
