@@ -15,6 +15,7 @@ from specctl.commands.calibrate import calibrate
 from specctl.commands.chat import chat
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
+from specctl.commands.train_draft import train_draft
 from specctl.commands.train_head import train_head
 from specctl.printable import one_line
 
@@ -77,5 +78,6 @@ app.command()(bench)
 app.command()(calibrate)
 app.command()(analyze)
 app.command("train-head")(train_head)
+app.command("train-draft")(train_draft)
 app.command()(doctor)
 app.add_typer(profiles.app, name="profiles")

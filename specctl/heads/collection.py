@@ -5,7 +5,6 @@ A draft model drafts one token at every position, a draft head the rounds of `sp
 
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,17 +14,17 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_toke
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
-from specctl.heads.examples import PROMPTS_PER_SHARD, DataFolder, Example
+from specctl.heads.examples import DataFolder, Example
 from specctl.heads.rounds import read_rounds
+from specctl.learning.collecting import collect_shards
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import stored_weights, weights_hash
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import StateReader
-from specctl.observing.answering import answer_each
+from specctl.observing.answering import Answered
 from specctl.observing.progress import Advance, ignored
-from specctl.observing.results import Skipped
 from specctl.policies import Setting
 from specctl.profile.schema import DraftTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite, SuitePrompt
@@ -41,37 +40,27 @@ def collect(
     prompt_format: PromptFormat,
     advance: Advance = ignored,
 ) -> None:
-    """Answer the prompts that the folder has no answers to, and add their examples shard by shard.
-
-    The examples of a prompt depend on its position in the suite and the seed only, not on where an earlier run ended.
+    """Answer the prompts that the folder has no answers to, and add their examples; see `collect_shards`.
 
     Args:
         folder: receives the examples.
         pair: the target and the draft.
-        prompts: all prompts of the suite, including those that are already answered.
+        prompts: all prompts of the suite.
         settings: how the target samples its answers.
         policy: stops the draft while answers are generated; it does not change the answers' distribution.
         prompt_format: turns prompts into ids.
         advance: called after each prompt.
     """
 
-    def fresh() -> Answerer:
-        # If a policy kept its state, an answer would depend on where a run was resumed.
+    def fresh(number: int) -> Answerer:  # noqa: ARG001 - all prompts are answered alike
         return Answerer(Session(pair, build_drafter(pair, policy)), prompt_format, settings)
 
-    for first in range(folder.done, len(prompts), PROMPTS_PER_SHARD):
-        shard = prompts[first : first + PROMPTS_PER_SHARD]
-        examples: list[Example] = []
-        left_out: dict[str, str] = {}
-        began = perf_counter()
-        for found in answer_each(fresh, shard, first=first, advance=advance):
-            if isinstance(found, Skipped):
-                left_out[found.prompt] = found.reason
-                continue
-            sampling = Sampling.of(found.settings)
-            made = [_example(pair, found.number, each, sampling) for each in found.completions if each.tokens]
-            examples += [example for example in made if example is not None]
-        folder.add(examples, len(shard), left_out, perf_counter() - began)
+    def examples(found: Answered) -> list[Example]:
+        sampling = Sampling.of(found.settings)
+        made = [_example(pair, found.number, each, sampling) for each in found.completions if each.tokens]
+        return [example for example in made if example is not None]
+
+    collect_shards(folder, prompts, fresh, examples, advance)
 
 
 def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling) -> Example | None:

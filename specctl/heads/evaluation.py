@@ -8,9 +8,10 @@ import torch
 from scipy.special import expit, xlogy
 
 from specctl.heads.draft_states import DraftStates
-from specctl.heads.examples import Example, Split
+from specctl.heads.examples import Example
 from specctl.heads.mixing import signals
 from specctl.heads.training import Recipe
+from specctl.learning.shards import Split
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.statistics.association import Bin, auroc
@@ -76,7 +77,7 @@ def evaluate(
     draft: DraftStates,
     heads: Sequence[AcceptanceHead],
     recipes: Sequence[Recipe],
-    split: Split,
+    split: Split[Example],
     share: float,
     seed: int,
     after_batch: Callable[[], None] = lambda: None,
@@ -129,7 +130,7 @@ def evaluate(
 class _Curves:
     """Logistic curves of single signals and their scores, computed once for each rejection weight."""
 
-    def __init__(self, split: Split, drafted: Sequence[torch.Tensor], truth: Floats) -> None:
+    def __init__(self, split: Split[Example], drafted: Sequence[torch.Tensor], truth: Floats) -> None:
         self._fitted_to = {name: _column(split.train, name) for name in DISTRIBUTION_SIGNALS}
         self._accepted = _column(split.train, "acceptance")
         self._evaluated_on = {name: _column(split.dev, name, drafted) for name in DISTRIBUTION_SIGNALS}

@@ -1,30 +1,24 @@
 """Training of several heads at once on one frozen draft."""
 
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch.nn.functional import logsigmoid
 
-from specctl.errors import UsageError
 from specctl.heads.draft_states import DraftStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, acceptance, signals
+from specctl.learning import saved_state
+from specctl.learning.saved_state import SavedState
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.outputs import naming, write_whole
 
 MIX = 0.15
 """SpecDec++'s share of the target's tokens in what a draft model reads."""
-SAVE_SECONDS = 20.0
-"""Time between two checkpoints: training time that is lost at most when a run is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +106,17 @@ class Training:
         examples: Sequence[Example],
         checkpoint: Path,
     ) -> None:
-        self._draft, self._schedule, self._examples, self._checkpoint = draft, schedule, examples, checkpoint
+        self._draft, self._schedule, self._examples = draft, schedule, examples
         self._recipes = list(recipes)
         width = draft.width(examples)
         self.heads = [new_head(width, r, schedule) for r in recipes]
         for head in self.heads:
             head.to(draft.device).train()
         self._optimizers = [torch.optim.Adam(head.parameters(), lr=schedule.lr) for head in self.heads]
-        self.step, self.steps = 0, schedule.steps(len(examples))
-        self.seconds = 0.0
-        self._facts = json.dumps(
-            {"recipes": [asdict(r) for r in recipes], "schedule": asdict(schedule), "examples": len(examples)}
-        )
-        if checkpoint.is_file():
-            self._restore()
+        facts = {"recipes": [asdict(r) for r in recipes], "schedule": asdict(schedule), "examples": len(examples)}
+        self._saved = SavedState(checkpoint, facts, self.heads, self._optimizers)
+        self.steps = schedule.steps(len(examples))
+        self.step, self.seconds = self._saved.restore()
 
     def run(self, after_step: Callable[[], None] = lambda: None) -> None:
         """Train to the end."""
@@ -144,8 +135,8 @@ class Training:
                 self.step += 1
                 self.seconds += perf_counter() - began
                 after_step()
-                if perf_counter() - saved > SAVE_SECONDS or first + self._schedule.batch_size >= len(order):
-                    self._save()
+                if perf_counter() - saved > saved_state.SAVE_SECONDS or first + self._schedule.batch_size >= len(order):
+                    self._saved.save(self.step, self.seconds)
                     saved = perf_counter()
         for head in self.heads:
             head.eval()
@@ -163,44 +154,9 @@ class Training:
             weighted_loss(head(hidden, seen), accepted, recipe.reject_weight).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    def _save(self) -> None:
-        tensors: dict[str, torch.Tensor] = {}
-        for number, (head, optimizer) in enumerate(zip(self.heads, self._optimizers, strict=True)):
-            tensors |= {f"{number}/head/{name}": weight for name, weight in head.state_dict().items()}
-            for index, state in optimizer.state_dict()["state"].items():
-                tensors |= {f"{number}/adam/{index}/{name}": value for name, value in state.items()}
-        metadata = {"facts": self._facts, "step": str(self.step), "seconds": str(self.seconds)}
-        with naming(self._checkpoint.parent):
-            self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_whole(self._checkpoint, save(plain, metadata))
-
-    def _restore(self) -> None:
-        try:
-            with safe_open(self._checkpoint, framework="pt") as file:
-                metadata: dict[str, str] = file.metadata() or {}
-                if metadata.get("facts") != self._facts:
-                    hint = "resume with the same options, or delete it"
-                    raise UsageError(f"{self._checkpoint} belongs to another training run", hint)
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"{self._checkpoint} is damaged ({error})", "delete it to train from the start") from error
-        for number, (head, optimizer) in enumerate(zip(self.heads, self._optimizers, strict=True)):
-            head.load_state_dict(_below(tensors, f"{number}/head/"))
-            state: dict[int, dict[str, Any]] = {}
-            for name, tensor in _below(tensors, f"{number}/adam/").items():
-                index, _, key = name.partition("/")
-                state.setdefault(int(index), {})[key] = tensor
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-        self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
-
 
 def new_head(hidden_size: int, recipe: Recipe, schedule: Schedule) -> AcceptanceHead:
     """An untrained head; the same seed and depth always give the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.Random(f"head/{schedule.seed}/{recipe.depth}").getrandbits(63))
         return AcceptanceHead(hidden_size, recipe.depth, reads_signals=schedule.signals)
-
-
-def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

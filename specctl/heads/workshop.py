@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -14,10 +13,11 @@ from specctl.errors import UsageError
 from specctl.heads.collection import collect, describe, draft_hash
 from specctl.heads.draft_states import DraftStates, ModelStates, StoredStates
 from specctl.heads.evaluation import SEQUENCES_AT_ONCE, Evaluation, evaluate
-from specctl.heads.examples import INDEX, DataFolder
+from specctl.heads.examples import DataFolder
 from specctl.heads.figure import write_reliability
 from specctl.heads.report import as_document, head_card, head_config
 from specctl.heads.training import Recipe, Schedule, Training
+from specctl.learning.shards import INDEX
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, save_head
@@ -115,7 +115,7 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
         facts = describe(profile, suite)
     folder = DataFolder.open(path) if resume and (path / INDEX).exists() else None
     if folder is not None:
-        _require_same(folder.facts, facts, path)
+        folder.require_same(facts)
         if folder.done == folder.prompts:
             return open_examples(path, profile, progress)
     with progress.doing("loading") as say:
@@ -190,13 +190,3 @@ def _draft(profile: Profile) -> DraftTable:
         hint = "name one with --draft or in the profile"
         raise UsageError("the profile has no draft to train a head on", hint)
     return profile.draft
-
-
-def _require_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    """Raise a UsageError if two sets of examples would be mixed in one folder."""
-    for name in new:
-        if old.get(name) != new[name]:
-            raise UsageError(
-                f"{path} holds other examples: {name!r} differs",
-                "resume with the same options, or use another folder",
-            )

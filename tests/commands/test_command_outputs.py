@@ -18,6 +18,7 @@ from specctl.outputs import Outputs
 
 DATA = Path(__file__).parents[1] / "data"
 INPUT = ("-i", "in.jsonl")
+DRAFT = ["train-draft", "--kind", "eagle3"]
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +86,9 @@ def refused(*arguments):
         (["analyze", *INPUT, "--report", "report"], "report already holds report.md"),
         (["analyze", "--from", "rounds", "--report", "report"], "report already holds report.md"),
         (["train-head", *INPUT, "-o", "report"], "report already holds report.md\ncontinue it with --resume"),
+        ([*DRAFT, *INPUT, "-o", "report"], "report already holds report.md\ncontinue it with --resume"),
+        ([*DRAFT, *INPUT, "-o", "notes.txt"], "cannot write notes.txt: it is a file, not a folder"),
+        ([*DRAFT, *INPUT, "-o", "photos", "--resume"], "photos holds nothing that specctl train-draft has written"),
         # An input
         *(
             ([command, *INPUT, option, name, "--force"], f"input and {role} are the same file")

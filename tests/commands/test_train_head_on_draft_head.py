@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.heads import workshop
-from specctl.heads.examples import INDEX, PROMPTS_PER_SHARD, DataFolder
+from specctl.heads.examples import DataFolder
+from specctl.learning.collecting import PROMPTS_PER_SHARD
+from specctl.learning.shards import INDEX
 from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.block_formats import write_dflash
+from specctl.models.loading.block_writing import write_block
 from specctl.models.loading.eagle_writing import write_eagle3
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
@@ -133,7 +135,7 @@ def test_one_for_a_head_that_drafts_blocks(folder: Path) -> None:
     """No state follows the last token of its block, so no example does either."""
     shape = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8, qk_norm=True)
     head = random_block(block_size=5, layers=(0, 1), vocabulary=258, shape=shape, spread=0.2)
-    write_dflash(folder / "block", head, verifier="someone/target")
+    write_block(folder / "block", head, verifier="someone/target")
     drafting = ["--set", f"draft.model={folder / 'block'}"]
     run(
         *collecting(folder, "on-blocks", "--signals", "--limit", "12", *drafting, "--set", f"draft.head={folder / 'x'}")

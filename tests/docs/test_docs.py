@@ -28,7 +28,7 @@ from specctl.profile.embedded import model_path
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = ("generate", "chat", "bench", "calibrate", "analyze", "train-head", "doctor", "profiles")
+COMMANDS = ("generate", "chat", "bench", "calibrate", "analyze", "train-head", "train-draft", "doctor", "profiles")
 SUBCOMMANDS = ("list", "show", "check", "path", "new")
 DIALECT = r"\b(foretell\w*|foretold|refus\w+|so many|beside|likewise|in law)\b"
 _MARKED = re.compile(r"^<!-- (\w+)(?:: (\S+))? -->\n```(\w*)\n(.*?)^```$", re.M | re.S)

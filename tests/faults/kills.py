@@ -25,7 +25,9 @@ import torch
 
 from specctl import __main__ as entry
 from specctl.commands import app  # noqa: F401 - imported once here, and not by every run
-from specctl.heads import collection, training, workshop  # noqa: F401
+from specctl.heads import workshop  # noqa: F401
+from specctl.learning import collecting as learning_collecting
+from specctl.learning import saved_state
 from specctl.replay import collecting, metering
 from tests.checkpoints import llama_config, save_model
 
@@ -214,8 +216,8 @@ def kill(kills: int, seed: int, say: Callable[[str], None] = lambda _: None) -> 
         rough = {"LENGTHS": (0, 1, 4, 40), "IN_A_ROW": 2, "PASSES": metering.WARM_UPS + 1}
         stack.enter_context(patch.multiple(metering, **rough))
         stack.enter_context(patch.object(collecting, "PASSES", rough["PASSES"]))
-        stack.enter_context(patch.object(training, "SAVE_SECONDS", 0.02))
-        stack.enter_context(patch.object(collection, "PROMPTS_PER_SHARD", 4))
+        stack.enter_context(patch.object(saved_state, "SAVE_SECONDS", 0.02))
+        stack.enter_context(patch.object(learning_collecting, "PROMPTS_PER_SHARD", 4))
         for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
             stack.enter_context(patch.dict(os.environ))
             del os.environ[name]

@@ -9,9 +9,10 @@ from toys import random_head, random_model, seeded
 
 from specctl.heads.draft_states import ModelStates, StoredStates
 from specctl.heads.evaluation import Evaluation, Score, evaluate, reliability, score
-from specctl.heads.examples import Example, Split
+from specctl.heads.examples import Example
 from specctl.heads.report import head_tables, sweep_recipes, sweep_tables
 from specctl.heads.training import Recipe, Schedule, Training
+from specctl.learning.shards import Split
 from specctl.statistics.logistic import fit_logistic
 
 

@@ -8,11 +8,11 @@ import torch
 from toys import FAMILIES, random_model, seeded
 
 from specctl.errors import UsageError
-from specctl.heads import training as module
 from specctl.heads.draft_states import ModelStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, mix, signals, states
 from specctl.heads.training import Recipe, Schedule, Training, weighted_loss
+from specctl.learning import saved_state
 from specctl.models.running.runner import EagerRunner
 from specctl.models.running.states import last_hidden_states
 
@@ -121,7 +121,7 @@ def test_a_head_learns_what_can_be_learned(tmp_path: Path) -> None:
 def test_an_interrupted_training_ends_as_if_nothing_had_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(saved_state, "SAVE_SECONDS", 0.0)
     schedule = Schedule(epochs=3, batch_size=4, lr=1e-2, signals=True)
     data = examples(18)
     whole = train(tmp_path / "whole", data, schedule)

@@ -104,6 +104,10 @@ class MtpHead(ChainHead):
         self._state_first = bool(getattr(config, "mtp_hidden_states_first", False))
         self.eval()
 
+    def share(self, embeddings: nn.Module, output: nn.Module) -> None:
+        """Use these in place of the target's embeddings and output layer: copies in the head's own dtype."""
+        self._shared = (embeddings, output, self._shared[2])
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "MtpHead":
         # A cast must not reach buffers: the router's correction is float32 in every model.
         kept = dict(self.named_buffers())

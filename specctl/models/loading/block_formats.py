@@ -4,13 +4,10 @@ Flat, a Qwen3 configuration with further keys at its top or in ``dflash_config``
 (speculators). Flat files count a layer's output, speculators a layer's input. The names of tensors are the same.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
-from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
@@ -18,7 +15,6 @@ from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.loading.head_config import BOOKKEEPING, HeadConfig, layer_shape
 from specctl.models.loading.head_weights import drafted_tokens, fill
-from specctl.outputs import naming, write_whole
 
 FLAT = ("DFlashDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 """Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
@@ -108,7 +104,7 @@ def block_config(config: Mapping[str, Any], target: PreTrainedModel, subject: st
         draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
         num_layers=count,
         block_size=table.take("block_size", int),
-        mask_token=table.take("mask_token_id", int),
+        mask_token=table.take("mask_token_id", int, least=0),
         from_anchor=from_anchor,
         markov=_markov(table, rank),
         markov_rank=rank,
@@ -130,79 +126,6 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
     if count == 1:
         return (depth // 2,)
     return tuple(round(1 + index * (depth - 4) / (count - 1)) for index in range(count))
-
-
-def write_dflash(folder: Path, head: BlockHead, *, verifier: str, architectures: Sequence[str] = ()) -> None:
-    """Write a DFlash head in speculators' layout: model.safetensors, and last config.json.
-
-    The verifier's embeddings and output layer are left out if the head uses them.
-
-    Args:
-        folder: made if it does not exist.
-        head: one whose rows are independent, in the dtype to write it in.
-        verifier: the hub id or path of the model that it drafts for.
-        architectures: the verifier's, as in its config.json.
-
-    Raises:
-        ValueError: the head is DSpark's, or its layers are not Qwen3's.
-        OutputError: a file cannot be written.
-    """
-    config, shape = head.config, head.config.shape
-    if config.markov is not None or config.confidence:
-        raise ValueError("a DSpark head is not written")
-    if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
-        raise ValueError("speculators' DFlash heads have Qwen3's layers: normed queries and keys, no other biases")
-    weights = {name: head.state_dict()[own].detach().cpu().contiguous() for own, name in published_names(head).items()}
-    if head.tokens is not None:
-        ids = head.tokens.cpu()
-        known = torch.zeros(config.vocabulary, dtype=torch.bool)
-        known[ids] = True
-        weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
-    values = {
-        "architectures": ["DFlashDraftModel"],
-        "speculators_model_type": "dflash",
-        "speculators_version": "0.9.0",
-        "speculators_config": {
-            "algorithm": "dflash",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": head.longest,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
-        },
-        "transformer_layer_config": {
-            "model_type": "qwen3",
-            "vocab_size": config.vocabulary,
-            "hidden_size": shape.hidden_size,
-            "intermediate_size": shape.intermediate_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "hidden_act": shape.activation,
-            "rms_norm_eps": shape.norm_eps,
-            "attention_bias": shape.qkv_bias,
-            "max_position_embeddings": shape.max_positions,
-            "rope_parameters": dict(shape.rope),
-            "layer_types": ["full_attention"] * config.num_layers,
-            "tie_word_embeddings": False,
-        },
-        "draft_vocab_size": config.draft_vocabulary,
-        "block_size": config.block_size,
-        "aux_hidden_state_layer_ids": list(config.layers),
-        "mask_token_id": config.mask_token,
-        "sample_from_anchor": config.from_anchor,
-        "dtype": str(head.fc.weight.dtype).removeprefix("torch."),
-    }
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
 
 
 def _together(config: Mapping[str, Any], subject: str) -> dict[str, Any]:

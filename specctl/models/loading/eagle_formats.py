@@ -194,8 +194,13 @@ def build_eagle1(
     unembedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
     with torch.device("meta"):
         head = Eagle1Head(parsed, unembedding, shared)
-    fill(head, left, {name: name.replace("blocks.", "layers.", 1) for name in head.state_dict()}, subject)
+    fill(head, left, eagle1_names(head), subject)
     return head.eval()
+
+
+def eagle1_names(head: Eagle1Head) -> dict[str, str]:
+    """What a file calls each of a head's weights."""
+    return {name: name.replace("blocks.", "layers.", 1) for name in head.state_dict()}
 
 
 def _own(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

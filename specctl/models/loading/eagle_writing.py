@@ -1,4 +1,4 @@
-"""Writing EAGLE-3 heads in speculators' layout, which vLLM loads."""
+"""Writing EAGLE heads: EAGLE-3 in speculators' layout, EAGLE-1 in the layout it was published in. vLLM loads both."""
 
 import json
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.eagle_formats import eagle3_names
+from specctl.models.loading.eagle_formats import eagle1_names, eagle3_names
 from specctl.outputs import naming, write_whole
 
 VERSION = "0.9.0"
@@ -47,6 +48,34 @@ def write_eagle3(
     write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
 
 
+def write_eagle1(folder: Path, head: Eagle1Head) -> None:
+    """Write model.safetensors, and last config.json, as SafeAILab does but for the format of the weights.
+
+    The verifier's embeddings are left out.
+
+    Args:
+        folder: made if it does not exist.
+        head: in the dtype to write it in.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    config = head.config
+    weights = {name: head.state_dict()[own].detach().contiguous().cpu() for own, name in eagle1_names(head).items()}
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        **transformer_table(config.shape, config.vocabulary, config.num_layers),
+        "attention_bias": False,
+        "qkv_bias": config.shape.qkv_bias,
+        "bias": config.fc_bias,
+        "dtype": str(head.fc.weight.dtype).removeprefix("torch."),
+    }
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
+    write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
+
+
 def _described(head: Eagle3Head, verifier: str, architectures: list[str], ahead: int) -> dict[str, Any]:
     config = head.config
     proposal = {"proposal_type": "greedy", "speculative_tokens": ahead, "verifier_accept_k": 1, "accept_tolerance": 0.0}
@@ -60,7 +89,7 @@ def _described(head: Eagle3Head, verifier: str, architectures: list[str], ahead:
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": verifier, "architectures": architectures},
         },
-        "transformer_layer_config": _transformer(config.shape, config.vocabulary, config.num_layers),
+        "transformer_layer_config": transformer_table(config.shape, config.vocabulary, config.num_layers),
         "draft_vocab_size": config.draft_vocabulary,
         "target_hidden_size": config.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(config.layers),
@@ -74,7 +103,8 @@ def _described(head: Eagle3Head, verifier: str, architectures: list[str], ahead:
     }
 
 
-def _transformer(shape: LayerShape, vocabulary: int, num_layers: int) -> dict[str, Any]:
+def transformer_table(shape: LayerShape, vocabulary: int, num_layers: int) -> dict[str, Any]:
+    """A `LayerShape` in the words of transformers' configurations."""
     return {
         "model_type": "qwen3" if shape.qk_norm else "llama",
         "vocab_size": vocabulary,

@@ -53,20 +53,20 @@ class HeadConfig:
         self._path = path
         self._left = {key: value for key, value in values.items() if value is not None}
 
-    def take(self, key: str, kind: type[Value], default: Value | None = None) -> Value:
+    def take(self, key: str, kind: type[Value], default: Value | None = None, *, least: int = 1) -> Value:
         """A value of a type, ``default`` where absent.
 
         Raises:
-            ModelError: it is of another type, or absent without a default, or a number below 1 where int is asked.
+            ModelError: it is of another type, or absent without a default, or a whole number below ``least``.
         """
         value = self._left.pop(key, default)
         if value is None:
             raise ModelError(f"{self.subject}: its config.json has no {self._path}{key}.")
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind or (type(value) is int and value < 1):
-            wanted = {bool: "true or false", int: "a whole number above 0", float: "a number", str: "a text"}[kind]
-            raise self.wrong(key, value, wanted)
+        if type(value) is not kind or (type(value) is int and value < least):
+            whole = f"a whole number above {least - 1}"
+            raise self.wrong(key, value, {bool: "true or false", int: whole, float: "a number", str: "a text"}[kind])
         return value
 
     def ids(self, key: str) -> tuple[int, ...] | None:

@@ -18,7 +18,8 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.block_formats import build_block, spread_layers, write_dflash
+from specctl.models.loading.block_formats import build_block, spread_layers
+from specctl.models.loading.block_writing import write_block
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.draft_head import HeadKind, recognise
 from specctl.models.loading.pair import load_pair
@@ -221,7 +222,7 @@ def test_a_block_has_an_end() -> None:
 def test_a_head_that_was_trained_here_is_written_as_speculators_writes_it(tmp_path: Path) -> None:
     head, given = recorded("dflash")
     written = tmp_path / "written"
-    write_dflash(written, head, verifier="some/model", architectures=["Qwen3ForCausalLM"])
+    write_block(written, head, verifier="some/model", architectures=["Qwen3ForCausalLM"])
     config, weights = json.loads((written / "config.json").read_text("utf-8")), load_file(written / "model.safetensors")
     published, tensors, _ = files("dflash-speculators")
     assert weights.keys() == tensors.keys()
@@ -232,8 +233,18 @@ def test_a_head_that_was_trained_here_is_written_as_speculators_writes_it(tmp_pa
     assert again.config == head.config
     rows = drafted(ready(again, given), given["ids"].tolist()[ANCHOR], [1, 2])
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match="DSpark"):
-        write_dflash(tmp_path / "other", recorded("dspark-rnn")[0], verifier="some/model")
+
+
+@pytest.mark.parametrize("kind", ["dspark-vanilla", "dspark-rnn"])
+def test_a_dspark_head_is_read_as_it_was_written(kind: str, tmp_path: Path) -> None:
+    head, given = recorded(kind)
+    write_block(tmp_path, head, verifier="some/model")
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    weights = load_file(tmp_path / "model.safetensors")
+    assert recognise(config, weights) == "dspark"
+    again = build_block(config, weights, verifier(given))
+    assert again.config == head.config
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in head.state_dict().items())
 
 
 @pytest.mark.parametrize("architecture", ["DSparkDraftModel", "DFlashDraftModel"])
@@ -330,7 +341,7 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
 def test_a_profile_names_a_block_head(kind: HeadKind, tmp_path: Path) -> None:
     shape = LayerShape(hidden_size=192, intermediate_size=48, heads=2, kv_heads=1, head_dim=16, qk_norm=True)
     head = random_block(layers=(2, 6, 9), vocabulary=4096, shape=shape, spread=0.2)
-    write_dflash(tmp_path, head, verifier="embedded:target")
+    write_block(tmp_path, head, verifier="embedded:target")
     if kind is HeadKind.DSPARK:
         # As DeepSpec publishes them: the newest token's own row predicts too.
         path = tmp_path / "config.json"

@@ -1,0 +1,214 @@
+"""`specctl train-draft`: train a small network that drafts from the target's hidden states."""
+
+import sys
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specctl.commands.files import resolve_profile, spare_profile
+from specctl.commands.options import (
+    CategoryOption,
+    DraftOption,
+    ForceOption,
+    InputOption,
+    JsonOption,
+    LimitOption,
+    MaxNewTokensOption,
+    ProfileOption,
+    ProgressOption,
+    QuietOption,
+    SamplesOption,
+    SetOption,
+    SuiteDataOption,
+    SuiteOption,
+    TargetOption,
+    TrustOption,
+    chosen_prompts,
+    sampling_flags,
+    warn,
+)
+from specctl.errors import UsageError
+from specctl.outputs import Outputs
+
+if TYPE_CHECKING:
+    from specctl.draft_training.recipes import Recipe
+    from specctl.draft_training.report import Result
+
+
+class Kind(StrEnum):
+    """Kinds of draft heads that can be trained."""
+
+    EAGLE1 = "eagle1"
+    EAGLE3 = "eagle3"
+    MTP = "mtp"
+    DFLASH = "dflash"
+    DSPARK = "dspark"
+
+
+class Optimizer(StrEnum):
+    """What changes the weights."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
+
+
+def train_draft(
+    kind: Annotated[Kind, typer.Option("--kind", help="What to train.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
+    ],
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    set_: SetOption = None,
+    suite: SuiteOption = None,
+    data: SuiteDataOption = None,
+    input_: InputOption = None,
+    limit: LimitOption = None,
+    category: CategoryOption = None,
+    samples_per_category: SamplesOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
+    temperature: Annotated[
+        float,
+        typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of every second answer."),
+    ] = 1.0,
+    answers_only: Annotated[bool, typer.Option("--answers-only", help="Collect answers and stop.")] = False,
+    answers: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Answers of an earlier run, such as of another kind's.")
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Decoder layers of the head. Default: 1; 5 for dflash and dspark."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens drafted from each place in training. Default: 7; 3 for mtp, 15 for dflash.",
+        ),
+    ] = None,
+    draft_vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Most frequent tokens that an eagle3 head can draft. Default: 32000, or all."
+        ),
+    ] = None,
+    anchors: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Blocks of an answer in an epoch, for dflash and dspark. Default: 512."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the answers.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Answers per step.")] = 8,
+    lr: Annotated[
+        float, typer.Option(metavar="X", help="Highest learning rate; it rises at first and falls to 0 along a cosine.")
+    ] = 1e-4,
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="adamw as published, or muon for the matrices of the head's layers.")
+    ] = Optimizer.ADAMW,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of answers, weights and order.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    force: ForceOption = False,
+    trust_remote_code: TrustOption = False,
+    json_: JsonOption = False,
+    progress_: ProgressOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a draft head: a small network that drafts from the target's hidden states.
+
+    The target answers the prompts, every second one greedily, and the head learns to draft these answers from what the
+    target's layers held when it wrote them. Every tenth prompt is held out to compare the head with the profile's draft
+    model.
+
+    Examples:
+
+    [cyan]specctl train-draft --kind eagle3 --target my-model -i prompts.jsonl -o my-eagle[/]
+
+    [cyan]specctl train-draft --kind dspark --target my-model --answers my-eagle/answers -o my-dspark[/]
+    """
+    if lr <= 0:
+        raise UsageError("--lr must be more than 0")
+    if answers is not None and answers_only:
+        raise UsageError("--answers-only and --answers exclude each other", "leave one of them out")
+    if answers is not None and any(option is not None for option in (suite, data, input_)):
+        raise UsageError("--answers replaces the prompts", "leave out --answers, or the options that choose prompts")
+    if answers is None and suite is None and input_ is None:
+        # No default: a head trained on the prompts of bench would be measured on its own training data.
+        raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --answers DIR")
+    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+
+    from rich.console import Console
+
+    from specctl.terminal.loading import TerminalProgress, resumable
+
+    progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
+    with progress.doing("starting"):
+        from specctl.draft_training import workshop
+        from specctl.draft_training.recipes import Schedule
+
+    recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
+    plain = workshop.plain(found.profile)
+    with Outputs(force=force) as outputs, resumable(progress.console, output):
+        outputs.reads("input", input_)
+        outputs.reads("data", data)
+        spare_profile(outputs, found, heads=False)
+        if answers is not None:
+            outputs.spare("answers", answers)
+        outputs.folder("output", output, resumed=resume)
+        if resume and workshop.is_finished(output):
+            progress.say(f"{output} is finished")
+            return
+        if answers is not None:
+            source = workshop.open_answers(answers, plain, progress)
+            if not resume:
+                workshop.start_over(output)
+        else:
+            prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
+            source = workshop.collect_answers(output, plain, prompts, progress, resume=resume)
+            for identity, reason in source.folder.left_out.items():
+                warn(f"prompt {identity} is left out: {reason}")
+        if answers_only:
+            return
+        schedule = Schedule(epochs, batch_size, lr, optimizer.value, seed)
+        results = workshop.train_head(output, source, recipe, schedule, progress)
+    _show(results, json_)
+
+
+def _recipe(kind: Kind, **own: int | None) -> "Recipe":
+    """The published settings of a kind, with those that the user gave.
+
+    Raises:
+        UsageError: the user gave one that the kind does not have.
+    """
+    from specctl.draft_training.recipes import RECIPES
+    from specctl.models.loading.draft_head import HeadKind
+
+    published = RECIPES[HeadKind(kind)]
+    given = {name: value for name, value in own.items() if value is not None}
+    foreign = {
+        Kind.EAGLE1: ("steps", "draft_vocabulary", "anchors"),
+        Kind.EAGLE3: ("anchors",),
+        Kind.MTP: ("depth", "draft_vocabulary", "anchors"),
+    }
+    for name in foreign.get(kind, ("draft_vocabulary",)):
+        if name in given:
+            raise UsageError(f"--{name.replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
+    return replace(published, **given)  # type: ignore[arg-type]
+
+
+def _show(results: list["Result"], as_json: bool) -> None:
+    from rich.console import Console
+
+    from specctl.draft_training.report import as_document, result_tables
+    from specctl.files import write_line
+    from specctl.reporting.console import print_tables
+
+    if as_json:
+        write_line(sys.stdout, {"drafts": as_document(results)})
+    else:
+        print_tables(Console(), result_tables(results))

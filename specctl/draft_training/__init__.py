@@ -1,0 +1,1 @@
+"""Training draft heads: answers of a target, lessons made of them, training, evaluation and reports."""

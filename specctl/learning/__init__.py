@@ -1,0 +1,1 @@
+"""What every training needs: a folder of data that grows prompt by prompt, and a state to resume from."""
