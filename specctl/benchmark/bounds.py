@@ -7,11 +7,13 @@ import torch
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.decoding.along import read_along
 from specctl.models.loading.pair import Pair
+from specctl.models.running.runner import StateReader
 from specctl.observing.results import BASELINE, OraclePasses, Run, RunSet
 from specctl.observing.round_robin import Emit, RoundRobin
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST
-from specctl.replay.signal_bound import Text, signal_bound
+from specctl.replay.play import oracle
+from specctl.replay.signal_bound import Text, greedy_trace, signal_bound
 
 
 def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], results: RunSet, emit: Emit) -> None:
@@ -59,11 +61,17 @@ def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tupl
 
 
 def _oracle_passes(pair: Pair, prompt_ids: list[list[int]], run: Run) -> int:
-    """The fewest target passes for a run's text: in each turn, one more than the number of positions at which draft and
-    target disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
+    """The fewest target passes for a run's text (SpecDec++, arXiv 2405.19715, Theorem 4.1).
+
+    Of a draft model, in each turn one more than the number of positions at which draft and target disagree.
     """
     draft = pair.drafts[0]
     passes = 0
+    if isinstance(draft, StateReader):  # what it drafts depends on where a round begins
+        for ids, turn in zip(prompt_ids, run.turns, strict=True):
+            text = Text(run.prompt, "", ids, list(turn.tokens), min(run.length, pair.room(ids)))
+            passes += len(oracle(greedy_trace(pair, text)).starts)
+        return passes
     for ids, turn in zip(prompt_ids, run.turns, strict=True):
         for part, (forward,) in read_along([draft], ids, turn.tokens):
             predicted = forward.logits.argmax(-1).tolist()

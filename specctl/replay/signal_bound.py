@@ -40,7 +40,7 @@ def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalB
         texts: at least one.
         costs: of the first draft and the target.
     """
-    traces = [_trace(pair, text) for text in texts]
+    traces = [greedy_trace(pair, text) for text in texts]
     replays = play_best(traces, costs, frozenset(pair.eos))
     return SignalBound(
         prompts=len({trace.prompt for trace in traces}),
@@ -50,7 +50,8 @@ def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalB
     )
 
 
-def _trace(pair: Pair, text: Text) -> Trace:
+def greedy_trace(pair: Pair, text: Text) -> Trace:
+    """The trace of a text with the first draft."""
     unused = torch.Generator(pair.target.device)  # nothing is drawn in greedy decoding
     first = replace(pair, drafts=pair.drafts[:1], named_heads=({},))
     with torch.inference_mode():
