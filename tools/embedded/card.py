@@ -16,6 +16,8 @@ stories, and grade-school maths that looks right but often is not. Use them to s
 Validation loss is the mean next-token cross-entropy in nats on held-out stories and on held-out questions with their
 answers. Context: 1,024 tokens. Weights: bfloat16 safetensors, tied embeddings.
 
+The target has [draft heads](../../../docs/draft-heads.md) with cards of their own: [EAGLE-3](eagle3/README.md).
+
 ## How they were made
 
 `python -m tools.embedded.train --corpus DIR` with seed {seed} (torch {torch}). The

@@ -145,12 +145,14 @@ def compare(
 def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str) -> str:
     """The head's card, in Markdown."""
     name = KIND_NAMES[recipe.kind]
-    own = ", ".join(f"{key} {value}" for key, value in {**asdict(recipe), **asdict(course)}.items() if key != "kind")
+    settings = {**asdict(recipe), **asdict(course)}
+    own = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "kind" and value != 0)
     tables = "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables(results))
     return f"""# {name} for embedded:target
 
-A draft head that reads the hidden states of embedded:target ({PAPERS[recipe.kind]}), in speculators' layout. A
-demonstration, like the models of its family: it lets every command run with a draft head on a machine without weights.
+A draft head that reads the hidden states of embedded:target
+({PAPERS[recipe.kind]}), in speculators' layout. A demonstration, like the
+models of its family: it lets every command run with a draft head on a machine without weights.
 
 - Made by `python -m tools.embedded.draft_heads --corpus DIR --kind {recipe.kind}` (torch {torch.__version__}).
 - It learned the target's laws in {steps:,} steps over {tokens:,} tokens: answers of the target, and text of the corpus.
