@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from specctl.errors import ModelError
 from specctl.models.running.watching import LayerWatch, States
 
 
@@ -38,12 +39,18 @@ class Teacher:
     Args:
         target: a causal language model in eval mode.
         layers: whose states are wanted, in specctl's numbers.
+
+    Raises:
+        ModelError: the target has no list of decoder layers to watch.
     """
 
     def __init__(self, target: PreTrainedModel, layers: Iterable[int]) -> None:
         self._target = target
         self._watch = LayerWatch(target)
-        self._watch.watch(layers)
+        try:
+            self._watch.watch(layers)
+        except IndexError as error:
+            raise ModelError(f"The target's layers cannot be read: {error}.") from error
         self.device = next(target.parameters()).device
 
     def lesson(self, prompt: torch.Tensor, answer: torch.Tensor) -> Lesson:

@@ -8,6 +8,7 @@ from toys import random_model
 from specctl.draft_training.chains import drafted_steps
 from specctl.draft_training.drafts import head_drafts, model_drafts
 from specctl.draft_training.lessons import Lesson, Teacher
+from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain import ChainHead
@@ -93,3 +94,8 @@ def test_a_lesson_is_what_the_target_says() -> None:
     for layer in (0, 1, -1):
         torch.testing.assert_close(lesson.states[layer], output.hidden_states[layer][0])
     assert lesson.length == 6
+
+
+def test_a_target_without_such_a_layer() -> None:
+    with pytest.raises(ModelError, match="layers cannot be read"):
+        Teacher(random_model("llama"), (9,))
