@@ -105,7 +105,11 @@ def test_the_rounds_add_up_to_the_metrics(document):
 @pytest.mark.slow
 def test_a_prompt_in_a_pipe_writes_plain_text_only(document):
     done = subprocess.run(
-        [SPECCTL, "generate", PROMPT, "-n", "24", "--no-progress"], env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [SPECCTL, "generate", PROMPT, "-n", "24", "--no-progress"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, document["completion"] + "\n", "")
 
