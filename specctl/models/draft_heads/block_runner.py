@@ -8,7 +8,7 @@ import torch
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.running.graph import SHORTEST, Capture, Capturing
+from specctl.models.running.graph import Capturing
 from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import Forward
 from specctl.models.running.token_reader import TokenReader
@@ -213,23 +213,4 @@ class BlockRunner(FixedBufferRunner):
 
 
 class GraphBlockRunner(Capturing, BlockRunner):
-    """A `BlockRunner` with its passes captured.
-
-    Args:
-        head, vocabulary, compiler: as for `BlockRunner`.
-        capture, name, notice, progress: as for `GraphRunner`.
-    """
-
-    def __init__(
-        self,
-        head: BlockHead,
-        vocabulary: int,
-        capture: Capture,
-        *,
-        name: str = "the draft head",
-        compiler: Compiler | None = None,
-        notice: Callable[[str], None] = lambda _: None,
-        progress: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        super().__init__(head, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
-        self.capture_with(capture, name, notice, progress)
+    """A `BlockRunner` with its passes captured."""

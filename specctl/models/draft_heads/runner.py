@@ -9,7 +9,7 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.witnessed_rows import WitnessedRows
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.running.graph import SHORTEST, Capture, Capturing
+from specctl.models.running.graph import Capturing
 from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import Forward
 from specctl.models.running.token_reader import TokenReader
@@ -175,23 +175,4 @@ class HeadRunner(FixedBufferRunner):
 
 
 class GraphHeadRunner(Capturing, HeadRunner):
-    """A `HeadRunner` with its passes captured.
-
-    Args:
-        head, vocabulary, compiler: as for `HeadRunner`.
-        capture, name, notice, progress: as for `GraphRunner`.
-    """
-
-    def __init__(
-        self,
-        head: ChainHead,
-        vocabulary: int,
-        capture: Capture,
-        *,
-        name: str = "the draft head",
-        compiler: Compiler | None = None,
-        notice: Callable[[str], None] = lambda _: None,
-        progress: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        super().__init__(head, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
-        self.capture_with(capture, name, notice, progress)
+    """A `HeadRunner` with its passes captured."""

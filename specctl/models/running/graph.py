@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import FixedBufferRunner, PassKind
@@ -77,28 +77,34 @@ class Capturing(FixedBufferRunner):
     nothing attends to it and later tokens overwrite it. A span is a number of slots that covers the sequence; those
     ahead of a token are masked. A draft step is captured with its reader, so that a draft token and its signals are
     one replay and one small transfer; the draw's randomness and the previous numbers are copied in before a replay.
+
+    Args:
+        network: the model or draft head, as the runner takes it that captures.
+        vocabulary: as for `EagerRunner`.
+        capture: `CudaCapture`, or a stand-in for it.
+        name: the network's, in messages.
+        compiler: compiles passes before they are captured; None to capture them uncompiled.
+        notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
+        progress: called with what is being captured.
     """
 
     _slack = WIDEST
 
-    _capture: Capture | None = None
-
-    def capture_with(
+    def __init__(
         self,
+        network: nn.Module,
+        vocabulary: int,
         capture: Capture,
+        *,
         name: str = "the model",
+        compiler: Compiler | None = None,
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Capture passes from now on.
-
-        Args:
-            capture: `CudaCapture`, or a stand-in for it.
-            name: the network's, in messages.
-            notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
-            progress: called with what is being captured.
-        """
-        self._capture = capture
+        # The class that it stands before in a runner's bases: each takes its network first.
+        runner: Any = super()
+        runner.__init__(network, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
+        self._capture: Capture | None = capture
         self._captured: dict[tuple[PassKind, int], Captured] = {}
         self._name, self._notice, self._progress = name, notice, progress
         self._seconds = 0.0
@@ -177,28 +183,4 @@ def _copied(result: Any, kept: slice) -> Any:
 
 
 class GraphRunner(Capturing, StaticRunner):
-    """A `StaticRunner` with its passes captured.
-
-    Args:
-        model: one without an `obstacle`.
-        vocabulary: as for `EagerRunner`.
-        capture: `CudaCapture`, or a stand-in for it.
-        name: the model's, in messages.
-        compiler: compiles passes before they are captured; None to capture them uncompiled.
-        notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
-        progress: called with what is being captured.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        vocabulary: int,
-        capture: Capture,
-        *,
-        name: str = "the model",
-        compiler: Compiler | None = None,
-        notice: Callable[[str], None] = lambda _: None,
-        progress: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        super().__init__(model, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
-        self.capture_with(capture, name, notice, progress)
+    """A `StaticRunner` with its passes captured; its model has no `obstacle`."""
