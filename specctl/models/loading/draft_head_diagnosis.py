@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
-from specctl.models.loading.draft_head_loading import BUILDERS, require_head_settings
+from specctl.models.loading.draft_head_loading import BUILDERS, needed
 from specctl.models.loading.facts import ModelFacts
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, load_config
+from specctl.models.loading.found import require_head_settings
+from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, load_config
 from specctl.models.loading.placement import place
 from specctl.models.loading.skeleton import skeleton
 from specctl.profile.model_names import short_name
@@ -54,13 +55,9 @@ def examine_draft_head(
     facts.reads_layers = list(network.layers)
     facts.draft_tokens = network.draft_vocabulary
     facts.vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    parameters = sum(weight.numel() for weight in network.parameters())
-    dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
-    need = Estimate(
-        parameters, parameters * ITEM_BYTES[dtype], dtype, quantised=False, cached_values=network.cached_values
-    )
+    need = needed(network)
     placement = place(table, need, devices, head.checkpoint.role)
-    facts.parameters, facts.dtype, facts.devices = parameters, placement.dtype, placement.shares
+    facts.parameters, facts.dtype, facts.devices = need.parameters, placement.dtype, placement.shares
     facts.weights_by_dtype = {name: need.weight_bytes(name) for name in ITEM_BYTES if name != "float64"}
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
     return advice

@@ -12,8 +12,10 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.loading.block_formats import build_block
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, HeadKind
 from specctl.models.loading.eagle_formats import build_eagle1, build_eagle3
+from specctl.models.loading.memory import ITEM_BYTES, Estimate, device_memory
 from specctl.models.loading.mtp_formats import build_mtp
-from specctl.profile.schema import DraftTable, ModelTable
+from specctl.models.loading.placement import place
+from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,24 +52,12 @@ class LoadedHead:
         return self.head.width
 
 
-def require_head_settings(found: DraftHeadCheckpoint, table: DraftTable) -> None:
-    """Raise a ModelError if a table has settings that make no sense for a draft head."""
-    if table.draft is not None:
-        raise ModelError(
-            f"{found} cannot verify the tokens of a faster draft: it reads a block token after token, so that this "
-            "would gain nothing.",
-            f"Remove [{found.checkpoint.role}.draft], or put the draft head there and a model in its place here.",
-        )
-    if table.quantize is not None:
-        raise ModelError(
-            f"{found} cannot be quantised.", f"Remove quantize from [{found.checkpoint.role}]; the head is small."
-        )
-    if isinstance(table.device, dict) or table.device in ("balanced", "balanced_low_0", "sequential"):
-        raise ModelError(
-            f"{found} goes to a single device.",
-            f'Set device in [{found.checkpoint.role}] to one, such as "cuda:0", or leave it out: it then goes where '
-            "its verifier's output layer is.",
-        )
+def needed(head: ChainHead | BlockHead) -> Estimate:
+    """The memory that a draft head needs."""
+    parameters = sum(weight.numel() for weight in head.parameters())
+    dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
+    size = parameters * ITEM_BYTES[dtype]
+    return Estimate(parameters, size, dtype, quantised=False, cached_values=head.cached_values)
 
 
 def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "LoadedModel") -> LoadedHead:
@@ -79,9 +69,12 @@ def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "Lo
         verifier: the loaded model whose states it reads.
 
     Raises:
-        ModelError: the head is damaged, of a layout that specctl does not know, or made for another model.
+        ModelError: the head is damaged, of a layout that specctl does not know, or made for another model, or its
+            device does not exist.
     """
     head = BUILDERS[found.kind](found.config, found.read(), verifier.model, str(found))
+    if table.device != "auto":
+        place(table, needed(head), device_memory(), found.checkpoint.role)
     output = verifier.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     device = output.weight.device if table.device == "auto" else torch.device(table.device)  # type: ignore[arg-type]
     dtype = verifier.dtype if table.dtype == "auto" else getattr(torch, table.dtype)

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, draft_head, head_in_target
-from specctl.models.loading.draft_head_loading import LoadedHead, load_draft_head, require_head_settings
 from specctl.models.loading.memory import DeviceMemory
 from specctl.models.loading.model import LoadedModel, load_inspected
+from specctl.models.loading.placement import STRATEGIES
 from specctl.models.loading.preparation import inspected
 from specctl.models.loading.quantization import Quantization
 from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable
+
+if TYPE_CHECKING:
+    from specctl.models.loading.draft_head_loading import LoadedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,37 @@ class Found:
         """The model; None for a draft head, which is loaded after its verifier."""
         return load_inspected(self.checkpoint, self.table, self.quantization) if self.head is None else None
 
-    def load_head(self, verifier: LoadedModel | None) -> LoadedHead:
+    def load_head(self, verifier: LoadedModel | None) -> "LoadedHead":
         """The draft head, beside the model whose states it reads."""
         assert self.head is not None
         if verifier is None:
             raise ModelError(
                 f"{self.head} cannot draft for another draft head.", "A draft head reads the states of a whole model."
             )
+        # Imported here because most pairs have no draft head, and need none of the networks.
+        from specctl.models.loading.draft_head_loading import load_draft_head
+
         return load_draft_head(self.head, self.table, verifier)
+
+
+def require_head_settings(found: DraftHeadCheckpoint, table: DraftTable) -> None:
+    """Raise a ModelError if a table has settings that make no sense for a draft head."""
+    if table.draft is not None:
+        raise ModelError(
+            f"{found} cannot verify the tokens of a faster draft: it reads a block token after token, so that this "
+            "would gain nothing.",
+            f"Remove [{found.checkpoint.role}.draft], or put the draft head there and a model in its place here.",
+        )
+    if table.quantize is not None:
+        raise ModelError(
+            f"{found} cannot be quantised.", f"Remove quantize from [{found.checkpoint.role}]; the head is small."
+        )
+    if isinstance(table.device, dict) or table.device in STRATEGIES:
+        raise ModelError(
+            f"{found} goes to a single device.",
+            f'Set device in [{found.checkpoint.role}] to one, such as "cuda:0", or leave it out: it then goes where '
+            "its verifier's output layer is.",
+        )
 
 
 def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) -> DraftHeadCheckpoint | None:
@@ -79,7 +106,7 @@ def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) ->
 
 def load_found(
     found: Sequence[Found], above: Sequence[int | None], progress: Callable[[str], None]
-) -> list[LoadedModel | LoadedHead]:
+) -> "list[LoadedModel | LoadedHead]":
     """Load all of them, the models first and in their order, then the draft heads.
 
     Args:

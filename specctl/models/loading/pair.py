@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specctl.errors import ModelError, RecordError
-from specctl.models.draft_heads.engines import build_head_runner
 from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.draft_head_loading import LoadedHead
 from specctl.models.loading.found import Found, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
 from specctl.models.loading.memory import device_memory
@@ -22,6 +21,9 @@ from specctl.models.running.recurrent_state import untested
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.token_rules import TokenRules, ruled
 from specctl.profile.schema import DraftTable, ModelTable, Profile
+
+if TYPE_CHECKING:
+    from specctl.models.loading.draft_head_loading import LoadedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,12 @@ def load_pair(
     settings = engines or EngineSettings.of(profile)
     runners: list[Runner] = []
     for network in networks:
-        if isinstance(network, LoadedHead):
-            runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
-        else:
+        if isinstance(network, LoadedModel):
             runners.append(build_runner(network.model, vocabulary, network.name, settings))
+        else:
+            from specctl.models.draft_heads.engines import build_head_runner
+
+            runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
     if settings.check or untested(target.model):
@@ -181,7 +185,7 @@ def _own_heads(table: ModelTable) -> list[str]:
 
 
 def _load_head(
-    of: Checkpoint, name: str, draft: LoadedModel | LoadedHead, on_foreign: Callable[[str], None] | None
+    of: Checkpoint, name: str, draft: "LoadedModel | LoadedHead", on_foreign: Callable[[str], None] | None
 ) -> AcceptanceHead:
     checkpoint = locate_head(name)
     head = checkpoint.load(draft.hidden_size)

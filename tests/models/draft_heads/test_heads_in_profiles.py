@@ -87,6 +87,8 @@ def test_a_head_drafts_for_no_other_model_than_its_own(folders: dict[str, Path])
     [
         ({"quantize": "int8"}, "cannot be quantised"),
         ({"device": {"": "cpu"}}, "goes to a single device"),
+        ({"device": "balanced"}, "goes to a single device"),
+        ({"device": "xpu:7"}, "'xpu:7' is not on this machine"),
         ({"draft": {"model": "embedded:draft"}}, "cannot verify the tokens of a faster draft"),
     ],
     ids=str,
