@@ -14,7 +14,8 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.loading.head_config import BOOKKEEPING, HeadConfig, layer_shape
-from specctl.models.loading.head_weights import drafted_tokens, fill
+from specctl.models.loading.head_weights import drafted_tokens, fill, own_weights
+from specctl.models.loading.verifier_fit import context_of, require_layers, require_same
 
 FLAT = ("DFlashDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 """Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
@@ -26,8 +27,6 @@ TRAINING = frozenset(
     }
 )
 """Keys about how a block head was trained and what for."""
-NOT_THE_HEADS = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
-"""Copies of the verifier's weights that speculators' trainer needs."""
 
 
 def build_block(
@@ -47,11 +46,7 @@ def build_block(
     Raises:
         ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
     """
-    left = {
-        name: weight
-        for name, weight in weights.items()
-        if name not in NOT_THE_HEADS and not name.endswith("rotary_emb.inv_freq")
-    }
+    left = own_weights(weights)
     parsed = block_config(config, target, subject)
     tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
     # A smaller vocabulary's output layer cannot be the verifier's.
@@ -110,8 +105,7 @@ def block_config(config: Mapping[str, Any], target: PreTrainedModel, subject: st
         markov_rank=rank,
         confidence=confidence,
         confidence_reads_token=table.take("confidence_head_with_markov", bool, nested) and confidence,
-        # Positions go on beyond those of training, whereas a limit would end the text.
-        context=max(shape.max_positions, int(getattr(text, "max_position_embeddings", 0))),
+        context=context_of(shape, target),
     )
     table.demand("target_hidden_size", (shape.hidden_size,))
     for each in (inner, table):
@@ -165,23 +159,14 @@ def _layers(layers: Sequence[int], depth: int, subject: str) -> tuple[int, ...]:
     if depth in layers:
         # Implementations differ in whether this state is taken before or after the final norm.
         raise ModelError(f"{subject} reads the output of the last of the verifier's {depth} layers, which is refused.")
-    if outside := [layer for layer in layers if not 0 <= layer < depth]:
-        raise ModelError(
-            f"{subject} reads the inputs of layers {', '.join(map(str, layers))}; "
-            f"the verifier has {depth} layers, 0 to {depth - 1}, and none is layer {outside[0]}."
-        )
+    require_layers(subject, layers, depth)
     return tuple(layers)
 
 
 def _check(config: BlockConfig, hidden_size: int, vocabulary: int, subject: str) -> None:
     """Refuse what contradicts itself or the verifier."""
-    hint = "Choose the head that was trained on this verifier."
-    if config.shape.hidden_size != hidden_size:
-        raise ModelError(
-            f"{subject} needs hidden states of width {config.shape.hidden_size}; the verifier has {hidden_size}.", hint
-        )
-    if config.vocabulary != vocabulary:
-        raise ModelError(f"{subject} needs a vocabulary of {config.vocabulary}; the verifier has {vocabulary}.", hint)
+    require_same(subject, "hidden states of width", config.shape.hidden_size, hidden_size)
+    require_same(subject, "a vocabulary of", config.vocabulary, vocabulary)
     if config.mask_token >= vocabulary:
         raise ModelError(f"{subject}: mask_token_id is {config.mask_token}; the vocabulary ends at {vocabulary - 1}.")
     if config.block_size < 2:

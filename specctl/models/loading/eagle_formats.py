@@ -17,7 +17,8 @@ from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.head_config import BOOKKEEPING, HeadConfig, layer_shape
-from specctl.models.loading.head_weights import drafted_tokens, fill
+from specctl.models.loading.head_weights import drafted_tokens, fill, own_weights
+from specctl.models.loading.verifier_fit import context_of, require_layers, require_same
 
 LLAMA_ROPE_THETA = 10000.0
 """What EAGLE's code and transformers' Llama use where a configuration has none."""
@@ -33,9 +34,6 @@ TRAINING = frozenset(
     }
 )
 """Keys about how an EAGLE head was trained and what for."""
-
-NOT_THE_HEADS = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
-"""Copies of the verifier's weights that speculators' trainer needs."""
 
 
 def build_eagle3(
@@ -55,7 +53,7 @@ def build_eagle3(
     Raises:
         ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
     """
-    left = _own(weights)
+    left = own_weights(weights)
     parsed = eagle3_config(config, left, target, subject)
     tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
     shared = None
@@ -116,13 +114,13 @@ def eagle3_config(
         norm_before_fc=table.take("norm_before_fc", bool, False),
         fc_norm=table.take("fc_norm", bool, False),
         norm_output=table.take("norm_output", bool, False),
-        context=_context(shape, target),
+        context=context_of(shape, target),
     )
     for each in (inner, table):
         each.drop(BOOKKEEPING | TRAINING)
         each.refuse_rest()
-    _fits(subject, "hidden states of width", parsed.target_hidden_size, text.hidden_size)
-    _fits(subject, "a vocabulary of", vocabulary, text.vocab_size)
+    require_same(subject, "hidden states of width", parsed.target_hidden_size, text.hidden_size)
+    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
     return parsed
 
 
@@ -145,12 +143,7 @@ def _layers(table: HeadConfig, depth: int) -> tuple[int, ...]:
     if any(ids != given[0] for ids in given):
         raise ModelError(f"{table.subject}: its config.json names the verifier's layers twice, and differently.")
     layers = given[0] if given else (2, depth // 2, depth - 3)
-    # The last layer's output is no layer's input; implementations differ in whether it is normed.
-    if outside := [layer for layer in layers if not 0 <= layer < depth]:
-        raise ModelError(
-            f"{table.subject} reads the inputs of layers {', '.join(map(str, layers))}; "
-            f"the verifier has {depth} layers, 0 to {depth - 1}, and none is layer {outside[0]}."
-        )
+    require_layers(table.subject, layers, depth)
     return layers
 
 
@@ -173,7 +166,7 @@ def build_eagle1(
     subject: str = "The draft head",
 ) -> Eagle1Head:
     """An EAGLE-1 head, whose layout EAGLE-2's weights have too; see `build_eagle3`."""
-    left = _own(weights)
+    left = own_weights(weights)
     table = HeadConfig(config, subject)
     vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
     shape = layer_shape(table, qk_norm=False, rope_theta=LLAMA_ROPE_THETA)
@@ -184,12 +177,12 @@ def build_eagle1(
         vocabulary=vocabulary,
         num_layers=table.take("num_hidden_layers", int, 1),
         fc_bias=table.take("bias", bool, True),
-        context=_context(shape, target),
+        context=context_of(shape, target),
     )
     table.drop(BOOKKEEPING)
     table.refuse_rest()
-    _fits(subject, "hidden states of width", shape.hidden_size, text.hidden_size)
-    _fits(subject, "a vocabulary of", vocabulary, text.vocab_size)
+    require_same(subject, "hidden states of width", shape.hidden_size, text.hidden_size)
+    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
     shared = None if "embed_tokens.weight" in left else _embeddings(target, shape, subject)
     unembedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
     with torch.device("meta"):
@@ -203,35 +196,8 @@ def eagle1_names(head: Eagle1Head) -> dict[str, str]:
     return {name: name.replace("blocks.", "layers.", 1) for name in head.state_dict()}
 
 
-def _own(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that are the network's; old files also hold rotary frequencies, which follow from the config."""
-    return {
-        name: weight
-        for name, weight in weights.items()
-        if name not in NOT_THE_HEADS and not name.endswith("rotary_emb.inv_freq")
-    }
-
-
 def _embeddings(target: PreTrainedModel, shape: LayerShape, subject: str) -> nn.Module:
     shared: nn.Module = target.get_input_embeddings()
     width = int(shared.weight.shape[1])  # type: ignore[index]
-    _fits(subject, "without embeddings of its own, token embeddings of width", shape.hidden_size, width)
+    require_same(subject, "without embeddings of its own, token embeddings of width", shape.hidden_size, width)
     return shared
-
-
-def _context(shape: LayerShape, target: PreTrainedModel) -> int:
-    """The most tokens: the verifier's, where the head's file has fewer.
-
-    Published heads name the length that they were trained with. Rotary positions go on beyond it, and what suffers is
-    how much of a draft is accepted, whereas a limit would end the text.
-    """
-    text = target.config.get_text_config(decoder=True)
-    return max(shape.max_positions, int(getattr(text, "max_position_embeddings", 0)))
-
-
-def _fits(subject: str, what: str, own: int, verifiers: int) -> None:
-    if own != verifiers:
-        raise ModelError(
-            f"{subject} needs {what} {own}; the verifier has {verifiers}.",
-            "Choose the head that was trained on this verifier, or train one with `specctl train-draft`.",
-        )

@@ -9,6 +9,18 @@ from specctl.errors import ModelError
 
 ANEW = "Copy or download it again; if it is whole, it is of a layout that specctl does not know."
 
+NOT_THE_HEADS = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
+"""Copies of the verifier's weights that speculators' trainer needs."""
+
+
+def own_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors that are the network's; old files also hold rotary frequencies, which follow from the config."""
+    return {
+        name: weight
+        for name, weight in weights.items()
+        if name not in NOT_THE_HEADS and not name.endswith("rotary_emb.inv_freq")
+    }
+
 
 def fill(head: nn.Module, weights: Mapping[str, torch.Tensor], names: Mapping[str, str], subject: str) -> None:
     """Give a head on the meta device its weights, as they are in the file: neither copied nor cast.
