@@ -10,7 +10,7 @@ from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.observing.facts import gather
 from specctl.observing.field import Field, field_of
 from specctl.observing.progress import SILENT, Progress
-from specctl.observing.results import BASELINE, Header, RunSet
+from specctl.observing.results import BASELINE, Header, Run, RunSet
 from specctl.observing.round_robin import RoundRobin
 from specctl.observing.speedup import evened, speedup
 from specctl.policies import NONE, Setting
@@ -78,22 +78,48 @@ def check_live(
     field = field_of([profile.draft.stopped_by(setting) for setting in drafting], ())
     labels = {setting: one.label for setting, one in zip([NONE, *drafting], field.candidates, strict=True)}
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
+    drafts = [level.model for level in profile.draft.levels]
+    results = run_field(_with_heads(pair, field), profile, field, prompts, drafts, progress)
+    return list(_measured(results, predicted, labels))
+
+
+def run_field(
+    pair: Pair,
+    profile: Profile,
+    field: Field,
+    prompts: Sequence[SuitePrompt],
+    drafts: Sequence[str],
+    progress: Progress,
+) -> RunSet:
+    """Run the candidates of a field on prompts, in turn and without stop strings.
+
+    Args:
+        pair: with the drafts and heads that the candidates use.
+        profile: how it samples and formats prompts.
+        field: the candidates.
+        prompts: to run.
+        drafts: names of the pair's drafts.
+        progress: receives a count of runs.
+    """
     header = Header(
         **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),
         candidates=field.candidates,
         repeats=1,
         lengths=[profile.sampling.max_new_tokens],
-        drafts=[level.model for level in profile.draft.levels] if len(pair.drafts) > 1 else [],
+        drafts=list(drafts) if len(pair.drafts) > 1 else [],
     )
     results = RunSet(header)
     settings = profile.sampling.model_copy(update={"stop": []})
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("live runs", len(prompts) * len(field.candidates)) as advance:
-        for run in RoundRobin(
-            _with_heads(pair, field), results, prompts, settings, prompt_format, lambda _: None
-        ).run():
+        for run in RoundRobin(pair, results, prompts, settings, prompt_format, lambda _: None).run():
             advance(run.tokens)
-    return list(_measured(results, predicted, labels))
+    return results
+
+
+def decode_speed(runs: Sequence[Run]) -> float:
+    """Tokens/s after the prompt, of at least one run."""
+    return 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
 
 
 def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
@@ -126,6 +152,5 @@ def _measured(
         if not runs:
             continue
         speed = speedup(runs, results.of(BASELINE))
-        measured = 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
-        found.append(Measured(setting, tokens_per_second, measured, speed and speed.of_totals))
+        found.append(Measured(setting, tokens_per_second, decode_speed(runs), speed and speed.of_totals))
     return found

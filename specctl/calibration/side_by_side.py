@@ -1,22 +1,20 @@
 """Drafts of several profiles on one target, each calibrated, then run live in turn to say which to use."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from specctl.calibration.live_check import decode_speed, run_field
 from specctl.calibration.search import Calibration
 from specctl.calibration.tables import speedup_cells, times
-from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
-from specctl.observing.facts import gather
 from specctl.observing.field import Field, field_of
 from specctl.observing.progress import SILENT, Progress
-from specctl.observing.results import BASELINE, Header, RunSet
-from specctl.observing.round_robin import RoundRobin
+from specctl.observing.results import BASELINE
 from specctl.observing.speedup import evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
-from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.prompts.suites import SuitePrompt
 from specctl.replay.trace_files import TraceSet
 from specctl.reporting.table import UNKNOWN, UP, Table
 from specctl.statistics.intervals import Interval
@@ -92,22 +90,9 @@ def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Pr
         progress: receives a count of runs.
     """
     first = entrants[0]
-    profile = first.profile
     shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
     prompts = [SuitePrompt(identity, **first.traces.records[identity]) for identity in shared]
-    header = Header(
-        **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),
-        candidates=field.candidates,
-        repeats=1,
-        lengths=[profile.sampling.max_new_tokens],
-        drafts=[draft.model for draft in field.drafts] if len(field.drafts) > 1 else [],
-    )
-    results = RunSet(header)
-    settings = profile.sampling.model_copy(update={"stop": []})
-    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with progress.counting("live runs", len(prompts) * len(field.candidates)) as advance:
-        for run in RoundRobin(pair, results, prompts, settings, prompt_format, lambda _: None).run():
-            advance(run.tokens)
+    results = run_field(pair, first.profile, field, prompts, [draft.model for draft in field.drafts], progress)
     labels = iter(candidate.label for candidate in field.candidates if candidate.label != BASELINE)
     found = []
     for one in entrants:
@@ -116,8 +101,7 @@ def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Pr
         speed = speedup(runs, results.of(BASELINE)) if runs else None
         if speed is None:
             continue
-        measured = 1e3 * sum(run.tokens for run in runs) / sum(run.decode_ms for run in runs)
-        found.append(Standing(one, measured, speed.of_totals))
+        found.append(Standing(one, decode_speed(runs), speed.of_totals))
     return sorted(found, key=lambda one: -one.speedup.value)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from specctl.commands.calibrate_several import calibrate_several
-from specctl.commands.calibrating import calibrate_one
+from specctl.commands.calibrating import calibrate_one, facts_of, write_calibrated
 from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.options import (
     CategoryOption,
@@ -236,25 +236,15 @@ def _show(
     as_document_: bool,
     quiet: bool,
 ) -> None:
-    import shlex
-
     import tomli_w
     from rich.console import Console
 
-    from specctl.calibration.calibrated import calibrated_profile, draft_table
+    from specctl.calibration.calibrated import draft_table
     from specctl.calibration.tables import as_document, calibration_tables, verdict
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
-    recorded = traces.header.provenance
-    facts = {
-        "created": recorded["created"],
-        "command": shlex.join(["specctl", *sys.argv[1:]]),
-        "suite": recorded["suite"],
-        "devices": recorded["devices"],
-        "engines": recorded["engines"],
-        "versions": recorded["versions"],
-    }
+    facts = facts_of(traces)
     shown = calibration_tables(found, costs, measured)
     if as_document_:
         write_line(sys.stdout, {"provenance": facts, **as_document(found, costs, measured)})
@@ -267,9 +257,7 @@ def _show(
     for warning in found.warnings:
         warn(warning)
     if output is not None:
-        output.replace(tomli_w.dumps(calibrated_profile(resolved, found, costs, facts, output.path)))
-        if not quiet:
-            tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
+        write_calibrated(resolved, found, costs, facts, output, quiet=quiet)
     if report is not None:
         from specctl.calibration.figures import draw_calibration
         from specctl.reporting.document import write_document

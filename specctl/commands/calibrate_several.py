@@ -1,12 +1,11 @@
 """`specctl calibrate --against`: the drafts of several profiles on one target, side by side."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specctl.commands.calibrating import calibrate_one
+from specctl.commands.calibrating import calibrate_one, facts_of, write_calibrated
 from specctl.commands.loading import load
 from specctl.commands.options import warn
 from specctl.errors import UsageError
@@ -119,22 +118,15 @@ def _show(
     as_document: bool,
     quiet: bool,
 ) -> None:
-    import tomli_w
     from rich.console import Console
 
-    from specctl.calibration.calibrated import calibrated_profile
     from specctl.calibration.side_by_side import standings_table, verdict_of
     from specctl.calibration.tables import as_document as document_of
     from specctl.calibration.tables import calibration_tables, plain_interval
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
-    recorded = entrants[0].traces.header.provenance
-    facts: dict[str, Any] = {
-        "created": recorded["created"],
-        "command": shlex.join(["specctl", *sys.argv[1:]]),
-        **{key: recorded[key] for key in ("suite", "devices", "engines", "versions")},
-    }
+    facts = facts_of(entrants[0].traces)
     tables = {one.name: calibration_tables(one.found, costs[one.name], []) for one in entrants}
     if as_document:
         document = {
@@ -165,9 +157,7 @@ def _show(
     if output is not None:
         best = standings[0].entrant
         source = next(one for one in resolved if one.name == best.name)
-        output.replace(tomli_w.dumps(calibrated_profile(source, best.found, costs[best.name], facts, output.path)))
-        if not quiet:
-            tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
+        write_calibrated(source, best.found, costs[best.name], facts, output, quiet=quiet)
     if report is not None:
         from specctl.reporting.document import write_document
 

@@ -1,18 +1,21 @@
 """One calibration: collect traces, search in them, run the winner live."""
 
-from typing import TYPE_CHECKING
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
 
 from specctl.commands.loading import load
 from specctl.commands.options import warn
 from specctl.errors import UsageError
 from specctl.outputs import OutputFile
+from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.calibration.contest import Contest
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
     from specctl.models.loading.pair import Pair
-    from specctl.profile import Profile
+    from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable
     from specctl.replay.trace_files import TraceSet
@@ -78,3 +81,32 @@ def calibrate_one(
         measured = check_live(pair, own, traces, found, asked.old, progress)
         found.warnings.extend(doubts(measured))
     return traces, found, traces.costs, measured
+
+
+def facts_of(traces: "TraceSet") -> dict[str, Any]:
+    """Where and how a calibration was made, for its profile and reports."""
+    recorded = traces.header.provenance
+    return {
+        "created": recorded["created"],
+        "command": shlex.join(["specctl", *sys.argv[1:]]),
+        **{key: recorded[key] for key in ("suite", "devices", "engines", "versions")},
+    }
+
+
+def write_calibrated(
+    resolved: "ResolvedProfile",
+    found: "Calibration",
+    costs: "CostTable",
+    facts: dict[str, Any],
+    output: OutputFile,
+    *,
+    quiet: bool,
+) -> None:
+    """Write the calibrated profile, and unless quiet say how to use it."""
+    import tomli_w
+
+    from specctl.calibration.calibrated import calibrated_profile
+
+    output.replace(tomli_w.dumps(calibrated_profile(resolved, found, costs, facts, output.path)))
+    if not quiet:
+        tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
