@@ -152,3 +152,8 @@ def test_options_that_do_not_go_together(here: Path, arguments: list[str]) -> No
 def test_a_pair_needs_a_draft(models: Path, here: Path) -> None:
     with pytest.raises(UsageError, match="no draft"):
         run("-p", profile(models, here, draft=None), "-i", "prompts.jsonl")
+
+
+def test_a_draft_head_is_not_read_by_places_alone(here: Path) -> None:  # noqa: ARG001 - the folder with the prompts
+    with pytest.raises(UsageError, match="a draft head cannot be analysed"):
+        run("-p", "embedded-eagle3", "-i", "prompts.jsonl", "-n", "4")

@@ -89,6 +89,19 @@ def test_no_policy_beats_the_oracle(whole):
             assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
 
 
+def test_no_policy_beats_the_oracle_of_a_draft_head(prompts, tmp_path):
+    """A round of the oracle begins where the one before ended, which a reading by places alone would not know."""
+    path = tmp_path / "results.jsonl"
+    policies = [part for name in ("constant", "cost-optimal") for part in ("--policy", name)]
+    bench("-p", "embedded-eagle3", "-i", prompts, "-n", "12", *policies, "--oracle", "-o", path, "-q")
+    results = read_results(path)
+    drafted = [run for run in results.runs if run.turns[0].rounds and run.candidate != "none"]
+    assert len(drafted) >= 4
+    for run in drafted:
+        assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
+        assert results.oracle[run.prompt] < sum(len(turn.tokens) for turn in run.turns)
+
+
 def test_the_tokens_of_every_candidate_arrive_round_by_round(whole):
     """Peers too, whose rounds are seen by their streamer only."""
     for run in read_results(whole[0]).runs:
