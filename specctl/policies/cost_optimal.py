@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Ge, Gt
 
 from specctl.policies.base import Rule, Signal, read
-from specctl.policies.online import OnlineLogistic, RunningLine, TokenRates, log_odds
+from specctl.policies.online import OnlineLogistic, RunningLine, Slowdown, TokenRates, log_odds
 from specctl.records import DraftStep, Round
 
 
@@ -88,9 +88,10 @@ class CostOptimal(Rule):
 
     Acceptance is learned from verified tokens: from min(1, p/q) when sampling, else from the verdict itself. Tokens
     after a rejection are not verified and teach nothing. t_d, t_v and rho are learned from the measured times of the
-    rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context or a slower
-    machine. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the first
-    times are known.
+    rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context. Only ratios
+    of times matter, so what slows drafts and verification alike for a while, such as other programs, is divided out
+    first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the first times
+    are known.
 
     With ``use_head``, S_k also uses a trained head's prediction for each token but the newest, whose prediction is not
     known yet.
@@ -111,6 +112,7 @@ class CostOptimal(Rule):
     _rates: TokenRates = field(init=False, repr=False)
     _draft: RunningLine = field(init=False, repr=False)
     _verify: RunningLine = field(init=False, repr=False)
+    _slowdown: Slowdown = field(init=False, repr=False)
     _emitted: float = field(init=False, repr=False)
     _seconds: float = field(init=False, repr=False)
     _prior: float = field(init=False, repr=False)
@@ -135,6 +137,7 @@ class CostOptimal(Rule):
         )
         self._rates = TokenRates(RATE_PRIOR)
         self._draft, self._verify = RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR), RunningLine(COST_MEMORY)
+        self._slowdown = Slowdown()
         self._emitted = self._seconds = self._credit = 0.0
         self._prior = PRIOR_ROUNDS
         self._drafts = DraftSums()
@@ -210,23 +213,27 @@ class CostOptimal(Rule):
             token_before, root_entropy_before = step.token, root_entropy
 
     def _learn_times(self, round_: Round) -> None:
+        drafting, verifying = round_.draft_seconds, round_.verify_seconds
+        if round_.drafted and drafting and self._draft.known:
+            expected = self._draft.at(round_.drafted), self._verify.at(round_.drafted)
+            self._slowdown.learn(drafting / expected[0], verifying / expected[1])
+        drafting, verifying = drafting / self._slowdown.value, verifying / self._slowdown.value
         if round_.drafted:
-            self._draft.learn(round_.drafted, round_.draft_seconds)
+            self._draft.learn(round_.drafted, drafting)
             self._drafts.learn(round_)
-        self._verify.learn(round_.drafted, round_.verify_seconds)
+        self._verify.learn(round_.drafted, verifying)
         self._emitted = SPEED_MEMORY * self._emitted + len(round_.emitted)
-        self._seconds = SPEED_MEMORY * self._seconds + round_.draft_seconds + round_.verify_seconds
+        self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
         self._prior *= SPEED_MEMORY
         self._set_price()
 
     def _set_price(self) -> None:
-        base = self._verify.base if self._verify.known else 1.0
-        step = self._draft.slope if self._draft.known else self.cost_ratio * base
-        if self._verify.known:
-            step += self._verify.slope
+        base, slope = self._verify.fit() if self._verify.known else (1.0, 0.0)
+        entry, step = self._draft.fit() if self._draft.known else (0.0, self.cost_ratio * base)
+        step += slope
         seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * step)
         speed = (self._emitted + self._prior * PRIOR_EMITTED) / seconds
-        self._price, self._entry = step * speed, (self._draft.base if self._draft.known else 0.0) * speed
+        self._price, self._entry = step * speed, entry * speed
 
 
 def _features(step: DraftStep) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
+from operator import mul
 
 FLAT = 1e-4
 """Smallest variance of an outcome, so that even a certain prediction can still change. Probabilities are also kept this
@@ -14,6 +15,8 @@ RATE_SPEED = 0.005
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """Errors are clipped to PLAUSIBLE typical errors plus TOLERANCE times the expected value; SCALE_RATE is the weight of
 one observation in the typical error."""
+SLOWDOWN_RATE, LARGEST_SLOWDOWN = 0.3, 4.0
+"""Weight of one observation in the logarithm of the slowdown; an observation counts at most as this factor."""
 
 
 def log_odds(probability: float) -> float:
@@ -45,23 +48,25 @@ class OnlineLogistic:
         self._covariance = [[self.variances[row] if row == column else 0.0 for column in size] for row in size]
 
     def predict(self, features: Sequence[float]) -> float:
-        score = sum(weight * value for weight, value in zip(self.weights, features, strict=True))
+        score = sum(map(mul, self.weights, features))
         return 1 / (1 + exp(-max(-30.0, min(30.0, score))))
 
     def learn(self, features: Sequence[float], outcome: float) -> None:
         """Update the weights by an outcome: 0 or 1, or the probability of 1 if it is known."""
-        for index, (row, prior) in enumerate(zip(self._covariance, self.variances, strict=True)):
-            if row[index] < prior:
-                row[index] += self.drift * prior
-        direction = [sum(c * value for c, value in zip(row, features, strict=True)) for row in self._covariance]  # P x
+        # This runs several times a round, beside passes of milliseconds: sums over maps are the fastest plain Python.
+        rows = self._covariance
+        for index, prior in enumerate(self.variances):
+            if rows[index][index] < prior:
+                rows[index][index] += self.drift * prior
+        direction = [sum(map(mul, row, features)) for row in rows]  # P x
         predicted = self.predict(features)
         variance = max(FLAT, predicted * (1 - predicted))
-        scale = 1 + variance * sum(d * value for d, value in zip(direction, features, strict=True))
+        scale = 1 + variance * sum(map(mul, direction, features))
         step, shrink = (outcome - predicted) / scale, variance / scale
-        for index, (row, part) in enumerate(zip(self._covariance, direction, strict=True)):
-            self.weights[index] += step * part
-            for column, other in enumerate(direction):
-                row[column] -= shrink * part * other
+        self.weights = [weight + step * part for weight, part in zip(self.weights, direction, strict=True)]
+        for index, part in enumerate(direction):
+            share = shrink * part
+            rows[index] = [value - share * other for value, other in zip(rows[index], direction, strict=True)]
 
 
 @dataclass(slots=True)
@@ -87,25 +92,25 @@ class RunningLine:
     def known(self) -> bool:
         return self._count > 0
 
-    @property
-    def slope(self) -> float:
-        """Additional seconds when k grows by 1, at least 0."""
+    def at(self, k: int) -> float:
+        """Seconds at ``k``."""
+        base, slope = self.fit()
+        return base + slope * k
+
+    def fit(self) -> tuple[float, float]:
+        """The base, seconds at k = 0, and the slope, additional seconds when k grows by 1; both at least 0."""
         count = self._count + self.anchor
         mean = self._k / count
         varied, together = self._kk / count - mean * mean, self._kt / count - mean * self._t / count
         slope = max(0.0, together / (varied + (0.0 if self.anchor else RIDGE)))
-        # A base below 0 would make a slope too steep.
-        return min(slope, self._t / self._k) if self.anchor else slope
-
-    @property
-    def base(self) -> float:
-        """Seconds at k = 0, at least 0."""
-        return max(0.0, (self._t - self.slope * self._k) / (self._count + self.anchor))
+        if self.anchor:  # a base below 0 would make a slope too steep
+            slope = min(slope, self._t / self._k)
+        return max(0.0, (self._t - slope * self._k) / count), slope
 
     def learn(self, k: int, seconds: float) -> None:
         """Add an observation; ``k`` must be at least 1 for a line with an anchor."""
         if self.known:
-            expected = self.base + self.slope * k
+            expected = self.at(k)
             most = PLAUSIBLE * self._scale + TOLERANCE * expected
             error = seconds - expected
             seconds = expected + max(-most, min(most, error))
@@ -116,6 +121,24 @@ class RunningLine:
         self._kk = self.memory * self._kk + k * k
         self._t = self.memory * self._t + seconds
         self._kt = self.memory * self._kt + k * seconds
+
+
+@dataclass(slots=True)
+class Slowdown:
+    """How many times longer than expected two things take alike, as when other programs want the processor.
+
+    Times divided by it are comparable from round to round, although the machine's speed changes between them.
+    """
+
+    value: float = 1.0
+
+    def learn(self, one: float, other: float) -> None:
+        """Add the two times of a round, each over the time that was expected of a machine as fast as usual.
+
+        What both have in common is the median of them and 1: nothing if only one is slower, or one is faster.
+        """
+        common = min(LARGEST_SLOWDOWN, max(1 / LARGEST_SLOWDOWN, sorted((one, other, 1.0))[1]))
+        self.value *= (common / self.value) ** SLOWDOWN_RATE
 
 
 @dataclass(slots=True)
