@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Ge, Gt
 
 from specctl.policies.base import Rule, Signal, read
-from specctl.policies.online import OnlineLogistic, RunningLine, Slowdown, TokenRates, log_odds
+from specctl.policies.online import OnlineLogistic, RunningLine, Slowdown, TokenRates, WidthTimes, log_odds
 from specctl.records import DraftStep, Round
 
 
@@ -38,6 +38,8 @@ DRAFT_ANCHOR = 1.0
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
+AHEAD = 8
+"""The most further tokens of a draft that are weighed at once."""
 ENOUGH, NEGLIGIBLE = 20, 0.01
 """Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
 PROBING = 0.01
@@ -80,11 +82,17 @@ class CostOptimal(Rule):
     E[emitted] - rho E[time] of a round. Let S_k be the probability that all k draft tokens are accepted, a_i the
     acceptance probability of token i, t_d the time of a draft step and t_v(k) the time to verify k tokens. One more
     token is worth drafting while S_k E[a_k+1 | signals so far] > rho (t_d + t_v(k+1) - t_v(k)). This one-step
-    look-ahead is optimal if the left side falls with k. S_k is the product of the a_i, each estimated from the draft's
-    top probability and entropy at its position. E[a_k+1] is estimated from the entropy at position k and from how often
-    the tokens that follow token k were accepted. If not even the first token pays, the round drafts nothing, except for
-    a few probes. Nor does it if drafts save less than their beginning costs: what a draft takes whatever its length, as
-    with a draft head that writes a whole block in one pass.
+    look-ahead is optimal if the left side falls with k and t_v is a line. S_k is the product of the a_i, each estimated
+    from the draft's top probability and entropy at its position. E[a_k+1] is estimated from the entropy at position k
+    and from how often the tokens that follow token k were accepted.
+
+    On real machines passes of some widths are as fast as narrower ones, so t_v is learned for each width, and drafting
+    goes on if any number of further tokens, up to 8, is worth its time, the later ones as likely to be accepted as the
+    next. Where t_v is a line, that is the one-step rule.
+
+    If not even the first token pays, the round drafts nothing, except for a few probes. Nor does it if drafts save less
+    than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
+    in one pass.
 
     Acceptance is learned from verified tokens: from min(1, p/q) when sampling, else from the verdict itself. Tokens
     after a rejection are not verified and teach nothing. t_d, t_v and rho are learned from the measured times of the
@@ -111,13 +119,14 @@ class CostOptimal(Rule):
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
     _draft: RunningLine = field(init=False, repr=False)
-    _verify: RunningLine = field(init=False, repr=False)
+    _verify: WidthTimes = field(init=False, repr=False)
     _slowdown: Slowdown = field(init=False, repr=False)
     _emitted: float = field(init=False, repr=False)
     _seconds: float = field(init=False, repr=False)
     _prior: float = field(init=False, repr=False)
     _price: float = field(init=False, repr=False)
     _entry: float = field(init=False, repr=False)
+    _spent: list[float] = field(init=False, repr=False)
     _drafts: DraftSums = field(init=False, repr=False)
     _credit: float = field(init=False, repr=False)
     _last_token: int | None = field(init=False, repr=False)
@@ -136,7 +145,7 @@ class CostOptimal(Rule):
             for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT, FIRST)
         )
         self._rates = TokenRates(RATE_PRIOR)
-        self._draft, self._verify = RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR), RunningLine(COST_MEMORY)
+        self._draft, self._verify = RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR), WidthTimes(RunningLine(COST_MEMORY))
         self._slowdown = Slowdown()
         self._emitted = self._seconds = self._credit = 0.0
         self._prior = PRIOR_ROUNDS
@@ -177,7 +186,23 @@ class CostOptimal(Rule):
         self._last_features = _features(step)
         self._survival = self._survival_before * self._accepted.predict((1.0, *self._last_features))
         following = self._next.predict((1.0, self._last_features[1], self._rates.surplus(step.token)))
-        return self._survival * following <= self._price
+        return not self._goes_on(step.index, self._survival * following, following)
+
+    def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
+        """Whether some number of further draft tokens is expected to save more time than it takes.
+
+        Args:
+            drafted: tokens of the draft so far.
+            gain: the probability that the next token and all before it are accepted.
+            following: the probability that a later token is, if all before it are.
+        """
+        gains = 0.0
+        for spent in self._spent[drafted + 1 : drafted + 1 + AHEAD]:
+            gains += gain
+            if gains > spent - self._spent[drafted]:
+                return True
+            gain *= following
+        return False
 
     def observe(self, round_: Round) -> None:
         self._learn_verdicts(round_)
@@ -215,7 +240,7 @@ class CostOptimal(Rule):
     def _learn_times(self, round_: Round) -> None:
         drafting, verifying = round_.draft_seconds, round_.verify_seconds
         if round_.drafted and drafting and self._draft.known:
-            expected = self._draft.at(round_.drafted), self._verify.at(round_.drafted)
+            expected = self._draft.at(round_.drafted), self._verify.line.at(round_.drafted)
             self._slowdown.learn(drafting / expected[0], verifying / expected[1])
         drafting, verifying = drafting / self._slowdown.value, verifying / self._slowdown.value
         if round_.drafted:
@@ -228,12 +253,14 @@ class CostOptimal(Rule):
         self._set_price()
 
     def _set_price(self) -> None:
-        base, slope = self._verify.fit() if self._verify.known else (1.0, 0.0)
+        base, slope = self._verify.line.fit() if self._verify.line.known else (1.0, 0.0)
         entry, step = self._draft.fit() if self._draft.known else (0.0, self.cost_ratio * base)
-        step += slope
-        seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * step)
+        seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * (step + slope))
         speed = (self._emitted + self._prior * PRIOR_EMITTED) / seconds
-        self._price, self._entry = step * speed, entry * speed
+        self._price, self._entry = (step + slope) * speed, entry * speed
+        count = self.max_draft + 2
+        passes = self._verify.upto(count) if self._verify.line.known else [base] * count
+        self._spent = [speed * (step * k + verifying) for k, verifying in enumerate(passes)]
 
 
 def _features(step: DraftStep) -> tuple[float, float]:

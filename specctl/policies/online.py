@@ -15,6 +15,11 @@ RATE_SPEED = 0.005
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """Errors are clipped to PLAUSIBLE typical errors plus TOLERANCE times the expected value; SCALE_RATE is the weight of
 one observation in the typical error."""
+SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
+"""Factor on the weight of earlier observations of a width, and the largest surplus of one, as a share of the line."""
+SURPLUS_PRIOR, SURPLUS_NOISE = 4.0, 0.05
+"""A surplus is believed by half after this many observations, and this many more for each square of the typical error
+over SURPLUS_NOISE of the expected time."""
 SLOWDOWN_RATE, LARGEST_SLOWDOWN = 0.3, 4.0
 """Weight of one observation in the logarithm of the slowdown; an observation counts at most as this factor."""
 
@@ -92,6 +97,11 @@ class RunningLine:
     def known(self) -> bool:
         return self._count > 0
 
+    @property
+    def error(self) -> float:
+        """The typical error of an observation in seconds."""
+        return self._scale
+
     def at(self, k: int) -> float:
         """Seconds at ``k``."""
         base, slope = self.fit()
@@ -121,6 +131,39 @@ class RunningLine:
         self._kk = self.memory * self._kk + k * k
         self._t = self.memory * self._t + seconds
         self._kt = self.memory * self._kt + k * seconds
+
+
+@dataclass(slots=True)
+class WidthTimes:
+    """Seconds of a pass over k draft tokens: a `RunningLine`, and by how much single widths differ from it.
+
+    Matrix products of some widths, such as multiples of 4, can be faster than those of narrower ones.
+
+    Attributes:
+        line: through all widths.
+    """
+
+    line: RunningLine
+    _surplus: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def learn(self, k: int, seconds: float) -> None:
+        """Add an observation."""
+        self.line.learn(k, seconds)
+        expected = self.line.at(k)
+        most = LARGEST_SURPLUS * expected
+        total, weight = self._surplus.get(k, (0.0, 0.0))
+        surplus = max(-most, min(most, seconds - expected))
+        self._surplus[k] = SURPLUS_MEMORY * total + surplus, SURPLUS_MEMORY * weight + 1
+
+    def upto(self, count: int) -> list[float]:
+        """Seconds for each k from 0 to below ``count``."""
+        base, slope = self.line.fit()
+        seconds = [base + slope * k for k in range(count)]
+        for k, (total, weight) in self._surplus.items():
+            if k < count and seconds[k] > 0:
+                doubt = SURPLUS_PRIOR + (self.line.error / (SURPLUS_NOISE * seconds[k])) ** 2
+                seconds[k] += total / (weight + doubt)
+        return seconds
 
 
 @dataclass(slots=True)

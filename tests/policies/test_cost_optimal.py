@@ -7,7 +7,7 @@ from math import exp, sqrt
 import pytest
 
 from specctl.policies.cost_optimal import ACCEPTED, NEXT, PROBING, CostOptimal, _features
-from specctl.policies.online import OnlineLogistic, RunningLine, TokenRates, log_odds
+from specctl.policies.online import OnlineLogistic, RunningLine, TokenRates, WidthTimes, log_odds
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 
@@ -74,6 +74,17 @@ def test_a_target_pass_that_widens_counts_as_the_draft_step_does() -> None:
     assert policy.current_threshold == pytest.approx(3 * 4.5 / 18.5, rel=0.05)
 
 
+def test_widths_that_are_cheap_are_gone_to() -> None:
+    """Passes over 1 to 4 tokens take alike, then 5 to 8: a draft of 3 or 7 tokens fills them, and all others waste."""
+    policy, chance, lengths = CostOptimal(), random.Random(4), []
+    for _ in range(800):
+        count = length(policy)
+        accepted = next((place for place in range(count) if chance.random() > 0.8), count)
+        policy.observe(played(accepted, count, 0.5, 8.0 + 3.0 * (count // 4)))
+        lengths.append(count)
+    assert sum(count in (3, 7) for count in lengths[-300:]) > 240
+
+
 def test_costs_that_change_are_followed() -> None:
     policy = after(CostOptimal(), 200, step_seconds=0.2)
     long = length(policy)
@@ -98,6 +109,24 @@ def test_drafts_that_take_no_time_are_learned_from() -> None:
     policy = after(CostOptimal(), 20, step_seconds=0.0)
     assert policy.current_threshold < 0.01
     assert length(policy) == policy.max_draft
+
+
+def test_a_width_that_differs_from_the_line_is_learned_and_noise_is_not() -> None:
+    chance = random.Random(6)
+
+    def learned(noise: float) -> list[float]:
+        times = WidthTimes(RunningLine(0.95))
+        for place in range(400):
+            k = place % 8
+            times.learn(k, (5.0 + k - (2.0 if k == 3 else 0.0)) * (1 + noise * chance.uniform(-1, 1)))
+        return times.upto(12)
+
+    plain, noisy = learned(0.0), learned(0.6)
+    assert plain[2] - plain[3] > 0.5
+    assert plain[5] - plain[4] == pytest.approx(1.0, abs=0.4)
+    assert plain[11] - plain[10] == pytest.approx(1.0, abs=0.2)  # never seen: as the line says
+    surplus = [noisy[k] - (noisy[11] - (11 - k) * (noisy[11] - noisy[10])) for k in range(8)]
+    assert max(map(abs, surplus)) < 1.0
 
 
 def test_where_no_token_pays_it_drafts_next_to_nothing_and_still_probes() -> None:
