@@ -82,7 +82,7 @@ def test_widths_that_are_cheap_are_gone_to() -> None:
         accepted = next((place for place in range(count) if chance.random() > 0.8), count)
         policy.observe(played(accepted, count, 0.5, 8.0 + 3.0 * (count // 4)))
         lengths.append(count)
-    assert sum(count in (3, 7) for count in lengths[-300:]) > 240
+    assert sum(count in (3, 7) for count in lengths[-300:]) > 280
 
 
 def test_costs_that_change_are_followed() -> None:
