@@ -22,7 +22,7 @@ from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
-from specctl.replay.recording import read_sequence, require_recordable
+from specctl.replay.recording import read_sequence
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 
@@ -54,10 +54,9 @@ def collect_traces(
         earlier: what the trace file contains, if it is continued.
 
     Raises:
-        UsageError: the file contains another calibration's traces, or `require_recordable` refuses the pair.
+        UsageError: the file contains another calibration's traces, or the pair cannot be recorded.
         OutputError: the file cannot be written.
     """
-    require_recordable(pair)
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
     header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads))

@@ -315,13 +315,6 @@ def test_a_longer_draft_than_recorded_is_refused() -> None:
         list(rounds(POLICIES["constant"](draft_length=DEPTH + 2), trace, pair.eos))
 
 
-def test_a_hierarchy_with_a_draft_head_is_refused() -> None:
-    pair, _ = greedy("toy")
-    below = replace(pair, drafts=(TableRunner(table(1)), *pair.drafts), named_heads=({}, {}))
-    with pytest.raises(UsageError, match="a hierarchy with a draft head"):
-        trace_of(below, PROMPT, [1, 2], LENGTH, DEPTH, Sampling())
-
-
 def test_another_head_has_its_own_word() -> None:
     pair, trace = greedy("toy")
     named = {"head": pair.heads[0], "other": toy_head(table(8, vocabulary=VOCABULARY), 77)}
