@@ -111,12 +111,23 @@ def _answerer(pair: Pair, profile: Profile) -> Answerer:
 
 
 def _traced(pair: Pair, answered: Answered, depth: int) -> TracedPrompt:
-    """Read every answer to a prompt with every draft."""
     prompt = answered.prompt
     record = {"category": prompt.category, "data": prompt.data, "chat": prompt.chat}
-    return TracedPrompt(
-        prompt.id, record, [_trace(pair, answered, turn, depth) for turn in range(len(answered.completions))]
-    )
+    return TracedPrompt(prompt.id, record, trace_answers(pair, answered, depth))
+
+
+def trace_answers(pair: Pair, answered: Answered, depth: int) -> list[Trace]:
+    """Read every answer to a prompt with every draft.
+
+    Args:
+        pair: with a draft.
+        answered: a prompt with its answers.
+        depth: the longest draft that shall be replayed.
+
+    Raises:
+        UsageError: the pair cannot be recorded.
+    """
+    return [_trace(pair, answered, turn, depth) for turn in range(len(answered.completions))]
 
 
 def _trace(pair: Pair, answered: Answered, turn: int, depth: int) -> Trace:
