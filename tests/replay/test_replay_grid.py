@@ -48,7 +48,8 @@ from specctl.replay import starts
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.grid import DraftGrid
-from specctl.replay.play import oracle, replay, rounds
+from specctl.replay.oracle import oracle
+from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import DraftAlong, Trace
 

@@ -36,7 +36,8 @@ from specctl.policies import POLICIES
 from specctl.records import Round
 from specctl.replay import starts
 from specctl.replay.grid import DraftGrid
-from specctl.replay.play import oracle, play
+from specctl.replay.oracle import oracle
+from specctl.replay.play import play
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import DraftAlong, Trace
 
