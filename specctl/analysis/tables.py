@@ -17,10 +17,10 @@ def analysis_tables(analysis: Analysis, *, greedy: bool | None = None) -> list[T
         greedy: whether decoding was greedy; None for traces, which do not record it.
     """
     theory = analysis.theory
-    found = [_predictors(analysis)]
+    found = [_predictors(analysis, traced=greedy is None)]
     if analysis.verdicts:
         found.append(_verdicts(analysis))
-        found.append(_by_entropy(analysis, sampled=greedy is False))
+        found.append(_by_entropy(analysis, sampled=greedy is False and theory is not None))
     if theory is not None:
         found += [_means(theory, bool(greedy)), _bounds(theory)]
         if theory.ratio is not None:
@@ -38,13 +38,13 @@ def distributions(greedy: bool) -> str:
     return "Sampled output. Acceptance probability and KL are of the distributions that tokens are drawn from."
 
 
-def _predictors(analysis: Analysis) -> Table:
+def _predictors(analysis: Analysis, *, traced: bool) -> Table:
     rows = tuple(
         (SIGNAL_NAMES[name], "falls" if RISING[name] < 0 else "rises", str(found.tokens), number(found.auroc, 3))
         for name, found in analysis.predictors.items()
     )
     share = show_interval(analysis.acceptance)
-    source = " A trace of generate contains only what its policy drafted." if analysis.theory is None else ""
+    source = " A trace of generate contains only what its policy drafted." if traced else ""
     return Table(
         "How well each signal separates accepted from rejected tokens",
         ("signal", "acceptance", "tokens", f"AUROC{UP}"),

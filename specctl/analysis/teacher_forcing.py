@@ -13,9 +13,8 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_toke
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.observing.answering import answer_each
 from specctl.observing.progress import Advance, ignored
 from specctl.observing.results import Skipped
@@ -35,7 +34,7 @@ def read_prompts(
     """Answer every prompt with the target and read each answer with both models.
 
     Args:
-        pair: with a draft.
+        pair: with a draft model; of a draft head see `specctl.analysis.head_rounds`.
         prompts: to answer.
         settings: the sampling table in force.
         prompt_format: how prompts become ids.
@@ -43,15 +42,7 @@ def read_prompts(
 
     Returns:
         The readings of all tokens, None where there are none; and by id why a prompt could not be answered.
-
-    Raises:
-        UsageError: the draft is a draft head.
     """
-    if isinstance(pair.drafts[0], StateReader):
-        raise UsageError(
-            "a draft head cannot be analysed: what it drafts depends on where a round begins",
-            "use `specctl calibrate`, which shows its bounds, or analyse a file of `generate --trace` with --from",
-        )
     readings: list[Reading] = []
     of_prompt: list[int] = []
     categories: list[str] = []

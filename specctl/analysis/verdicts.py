@@ -85,6 +85,22 @@ def read_traces(paths: Iterable[Path]) -> Judged:
     found = _Verdicts()
     for path in paths:
         _read(path, found)
+    return _judged(found)
+
+
+def verdicts(traces: Iterable[Trace]) -> Judged:
+    """The draft tokens of some traces that verification judges.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = _Verdicts()
+    for trace in traces:
+        found.add_trace(trace)
+    return _judged(found)
+
+
+def _judged(found: _Verdicts) -> Judged:
     if not found.accepted:
         raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
     known = {name: np.array(values) for name, values in found.signals.items() if not all(map(isnan, values))}

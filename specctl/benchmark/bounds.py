@@ -12,7 +12,7 @@ from specctl.observing.results import BASELINE, OraclePasses, Run, RunSet
 from specctl.observing.round_robin import Emit, RoundRobin
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST
-from specctl.replay.play import oracle
+from specctl.replay.oracle import oracle
 from specctl.replay.signal_bound import Text, greedy_trace, signal_bound
 
 

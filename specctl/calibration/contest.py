@@ -13,7 +13,7 @@ from specctl.models.loading.head_checkpoint import CONFIG
 from specctl.models.loading.model import model_tables
 from specctl.policies import NONE, SIGNALS, Setting, Signal
 from specctl.profile.schema import DraftTable, Profile
-from specctl.replay.recording import not_recordable
+from specctl.replay.recording import require_recordable
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
     """
     names = _policies(policy or ("specdec++" if heads else None), draft)
     known = [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
+    # What a draft head predicts of its next token is known where it drafts: at the lowest level.
+    known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
     choices: list[str | None] = [*heads] or [None]
     (old,) = with_heads([draft.setting], choices[:1])
     _require_known([[one] for one in old.levels], known)
@@ -94,14 +96,13 @@ def recordable(profile: Profile) -> frozenset[Signal]:
 
     Raises:
         ModelError: a draft cannot be found.
-        UsageError: the profile is a hierarchy with a draft head.
+        UsageError: the profile is a hierarchy of more than three models with a draft head.
     """
     tables = model_tables(profile)
     heads = [
         find_head(key, table, verifier) for (key, table), verifier in pairwise(tables) if isinstance(table, DraftTable)
     ]
-    if len(heads) > 1 and any(heads):
-        raise not_recordable()
+    require_recordable(len(heads), any(heads))
     foreseeing = any(head is not None and head.foresees for head in heads)
     return frozenset(SIGNALS) - (frozenset() if foreseeing else {"next_accept_prob"})
 

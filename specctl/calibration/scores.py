@@ -9,7 +9,8 @@ from specctl.calibration.grids import LONGEST
 from specctl.policies import Setting, Signal
 from specctl.replay.bound import READS, play_best
 from specctl.replay.costs import CostTable
-from specctl.replay.play import Replay, oracle, players_of, replay_levels
+from specctl.replay.oracle import oracle
+from specctl.replay.play import Replay, players_of, replay_levels
 from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import Floats, Interval, bootstrap
 

@@ -73,8 +73,8 @@ def analyze(
 ) -> None:
     """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
 
-    The target answers every prompt, then target and draft both read the answer. With --from, the rounds or texts of
-    earlier runs are analysed instead.
+    The target answers every prompt, then target and draft both read the answer; a draft head drafts from every place
+    of it. With --from, the rounds or texts of earlier runs are analysed instead.
     """
     if from_:
         unused = {
@@ -115,15 +115,13 @@ def analyze(
         spare_profile(outputs, found)
         open_report(outputs, report)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
-        readings, facts, failures = _read(resolved, prompts, quiet, progress, foreign_head)
+        judged, readings, facts, failures = _read(resolved, prompts, quiet, progress, foreign_head)
         for identity, reason in failures.items():
             warn(f"prompt {identity} is left out: {reason}")
-        if readings is None:
+        if judged is None:
             raise UsageError("no prompt produced a token that can be analysed")
-        from specctl.analysis.readings import judge
-
         sources = {"command": _command(), **facts, "left_out": failures}
-        _show(judge(readings), readings, resolved.sampling.temperature == 0, sources, report, json_, quiet)
+        _show(judged, readings, resolved.sampling.temperature == 0, sources, report, json_, quiet)
     if failures:
         raise typer.Exit(1)
 
@@ -134,8 +132,13 @@ def _command() -> str:
 
 def _read(
     profile: "Profile", suite: "Suite", quiet: bool, shown: bool | None, foreign_head: bool
-) -> tuple["Readings | None", dict[str, Any], dict[str, str]]:
-    """Run the prompts: readings (None without any), facts of the run, and by prompt id why a prompt failed."""
+) -> tuple["Judged | None", "Readings | None", dict[str, Any], dict[str, str]]:
+    """Run the prompts.
+
+    Returns:
+        The verdicts, None without any; the readings, None of a draft head too; facts of the run; and by prompt id why
+        a prompt failed.
+    """
     from rich.console import Console
 
     from specctl.terminal.loading import TerminalProgress
@@ -146,16 +149,25 @@ def _read(
     drafts = [profile.draft] if profile.draft is not None else []
     pair = load(profile, console, drafts=drafts, foreign_head=foreign_head, progress=progress)
 
+    from specctl.analysis.head_rounds import read_rounds
+    from specctl.analysis.readings import judge
     from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
+    from specctl.models.running.runner import StateReader
     from specctl.observing.facts import gather
 
     facts = gather(pair, profile, suite)
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
+    readings: Readings | None = None
     with progress.counting("prompts", len(suite.prompts)) as advance:
-        readings, failures = read_prompts(pair, suite.prompts, profile.sampling, prompt_format, advance)
+        asked = pair, suite.prompts, profile.sampling, prompt_format
+        if isinstance(pair.drafts[0], StateReader):
+            judged, failures = read_rounds(*asked, advance)
+        else:
+            readings, failures = read_prompts(*asked, advance)
+            judged = judge(readings) if readings is not None else None
     names = ("created", "suite", "sampling", "devices", "versions", "profile")
-    return readings, {name: getattr(facts, name) for name in names}, failures
+    return judged, readings, {name: getattr(facts, name) for name in names}, failures
 
 
 def _show(
@@ -178,8 +190,8 @@ def _show(
     analysis = analyse(judged, readings)
     shown = analysis_tables(analysis, greedy=greedy)
     if as_document:
-        about = {} if greedy is None else {"distributions": distributions(greedy)}
-        source = "traces" if readings is None else "models"
+        about = {} if greedy is None or readings is None else {"distributions": distributions(greedy)}
+        source = "traces" if greedy is None else "models"
         write_line(sys.stdout, {"provenance": sources, "source": source, **about, **plain(analysis)})
     else:
         print_tables(Console(), shown)

@@ -93,6 +93,11 @@ class PreVerifiedDrafter:
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             added: list[DraftStep] = []
+            seen = self.inner.witnessed
+            if seen is not None and seen < len(text) - 2:
+                # A block without tokens was offered. A draft head drafts without the state of one place, never of more:
+                # what it drafts follows from where its round begins and whether that place lacks.
+                prefill(self.runner, self.inner, text)
 
             def read(forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> None:
                 added.extend(self._steps(forward, probs, tokens, first))

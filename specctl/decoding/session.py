@@ -48,9 +48,8 @@ def build_drafter(
     if not setting.drafts:
         return None
     drafts = drafts or range(len(pair.drafts))
-    above = pair.above or (None, *range(len(pair.drafts) - 1))
     for upper, draft in zip([None, *drafts], drafts[: len(setting.levels)], strict=False):
-        if isinstance(pair.drafts[draft], StateReader) and above[draft] != upper:
+        if isinstance(pair.drafts[draft], StateReader) and pair.verifiers[draft] != upper:
             raise ProfileError(
                 "a draft head drafts for a model whose states it was not made to read",
                 "use it as it is used first in this command, directly below the same model",

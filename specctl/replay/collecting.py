@@ -22,7 +22,7 @@ from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
-from specctl.replay.recording import read_sequence, require_recordable
+from specctl.replay.recording import read_sequence
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 
@@ -54,10 +54,9 @@ def collect_traces(
         earlier: what the trace file contains, if it is continued.
 
     Raises:
-        UsageError: the file contains another calibration's traces, or `require_recordable` refuses the pair.
+        UsageError: the file contains another calibration's traces, or the pair cannot be recorded.
         OutputError: the file cannot be written.
     """
-    require_recordable(pair)
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
     header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads))
@@ -112,12 +111,23 @@ def _answerer(pair: Pair, profile: Profile) -> Answerer:
 
 
 def _traced(pair: Pair, answered: Answered, depth: int) -> TracedPrompt:
-    """Read every answer to a prompt with every draft."""
     prompt = answered.prompt
     record = {"category": prompt.category, "data": prompt.data, "chat": prompt.chat}
-    return TracedPrompt(
-        prompt.id, record, [_trace(pair, answered, turn, depth) for turn in range(len(answered.completions))]
-    )
+    return TracedPrompt(prompt.id, record, trace_answers(pair, answered, depth))
+
+
+def trace_answers(pair: Pair, answered: Answered, depth: int) -> list[Trace]:
+    """Read every answer to a prompt with every draft.
+
+    Args:
+        pair: with a draft.
+        answered: a prompt with its answers.
+        depth: the longest draft that shall be replayed.
+
+    Raises:
+        UsageError: the pair cannot be recorded.
+    """
+    return [_trace(pair, answered, turn, depth) for turn in range(len(answered.completions))]
 
 
 def _trace(pair: Pair, answered: Answered, turn: int, depth: int) -> Trace:

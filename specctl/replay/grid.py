@@ -8,19 +8,25 @@ it drafts at a position depends on where the round began, and a trace needs a ro
     a round   at 0     the   cat   ran   off          two are accepted
     that      at 1           cat   sat   up           two
     begins    at 2                 sat   down         two
+
+Below a middle draft, what verifies the draft head at a position is what the middle draft writes in a block that begins
+at this position or before it: the text up to the first token that the target rejects, this token, and how the middle
+draft goes on. After a block of which the target accepts every token, the middle draft has not read the last of them,
+and the target has written one more. The head then begins its round without the state of that place: `DraftGrid.late`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from specctl.errors import UsageError
 from specctl.records import DraftStep
 from specctl.replay.steps import DraftSteps, Judged, too_short
 
 
 @dataclass(frozen=True)
 class DraftGrid:
-    """What a draft head drafts in the rounds that may begin at each position of the target's text.
+    """What a draft head drafts in the rounds that may begin at each position of its verifier's text.
 
     Attributes:
         rows: for each of the N positions, the tokens of a round that begins there, accepted or not, as many as were
@@ -28,13 +34,27 @@ class DraftGrid:
         runs: for each of the N positions, how many tokens of the row are accepted, before the first that is rejected.
         longest: the most tokens that the draft can draft in a round; None for any number.
         chances: when sampling, for each position, the probability of accepting each token of the row up to the first
-            that is rejected, this one included, once those before it are accepted; None in greedy decoding.
+            that is rejected, this one included, once those before it are accepted; None in greedy decoding and below
+            another draft.
+        late: below another draft, the rounds that begin where this draft has not read the newest token but one.
     """
 
     rows: list[DraftSteps]
     runs: list[int]
     longest: int | None = None
     chances: list[list[float]] | None = None
+    late: "DraftGrid | None" = None
+
+    @property
+    def begun_late(self) -> "DraftGrid":
+        """The rounds that begin where the verifier has not read the newest token but one.
+
+        Raises:
+            UsageError: they were not recorded.
+        """
+        if self.late is None:
+            raise UsageError("the trace was not recorded below another draft", "record a new one")
+        return self.late
 
     def of_head(self, name: str) -> "DraftGrid":
         """This object with the predictions of another head of the draft; itself where no other head has that name."""

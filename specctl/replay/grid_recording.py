@@ -12,7 +12,7 @@ from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid import DraftGrid
-from specctl.replay.starts import ReadText, starts_of
+from specctl.replay.starts import ReadText, Starts, starts_of
 from specctl.replay.steps import DraftSteps, draft_steps
 
 
@@ -50,26 +50,9 @@ def read_grid(
     depth = depth if draft.longest is None else min(depth, draft.longest)
     coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
     # The last position under the limit is left to the verifier.
-    rows = [_Row(start, max(0, min(depth, limit - start - 1))) for start in range(len(text))]
-    reading = _Reading(verifier, text, sampling, generator, coins, heads, eos, rounds.foresee)
-    starting = [row for row in rows if row.room]
-    for begin in range(0, len(starting), rounds.at_once):
-        alive = starting[begin : begin + rounds.at_once]
-        verifier.forget(alive[0].start)
-        forward = rounds.first([row.start for row in alive])
-        while True:
-            reading.draw(alive, forward)
-            going = [number for number, row in enumerate(alive) if not row.ended]
-            if not going:
-                break
-            alive = [alive[number] for number in going]
-            forward = rounds.further(going, [row.tokens[-1] for row in alive])
-    return DraftGrid(
-        [row.steps(heads) for row in rows],
-        [row.accepted for row in rows],
-        draft.longest,
-        None if sampling.greedy else [row.chances for row in rows],
-    )
+    rooms = [max(0, min(depth, limit - start - 1)) for start in range(len(text))]
+    reading = GridReading(verifier, text, sampling, generator, coins, heads, eos)
+    return reading.grid(rounds, rooms, draft.longest)
 
 
 @dataclass(slots=True)
@@ -111,24 +94,62 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """Draws tokens and verdicts from the draft's logits and notes them in rows."""
+class GridReading:
+    """Draws tokens and verdicts from the draft's logits and notes them in rows.
+
+    Attributes:
+        verifier: reads the text.
+        text: N ids that the verifier wrote.
+        sampling: as in decoding.
+        generator: draws draft tokens, and tosses coins.
+        coins: ``(N,)`` uniform in [0, 1), which decide the verdict at each position; None when greedy.
+        heads: the draft's acceptance heads by name.
+        eos: ids that end a sequence.
+    """
 
     verifier: ReadText
     text: Sequence[int]
     sampling: Sampling
     generator: torch.Generator
-    coins: torch.Tensor | None  # (N,)
+    coins: torch.Tensor | None
     heads: Mapping[str, AcceptanceHead]
     eos: frozenset[int]
-    foresee: Foresee | None
 
-    def draw(self, rows: Sequence[_Row], forward: Forward) -> None:
+    def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> DraftGrid:
+        """The rows of rounds that begin at each position.
+
+        Args:
+            rounds: run the draft.
+            rooms: for the first positions, the most tokens of each row; those that are not 0 stand in a row.
+            longest: of `DraftGrid`.
+        """
+        rows = [_Row(start, room) for start, room in enumerate(rooms)]
+        starting = [row for row in rows if row.room]
+        for begin in range(0, len(starting), rounds.at_once):
+            alive = starting[begin : begin + rounds.at_once]
+            self.verifier.forget(alive[0].start)
+            forward = rounds.first([row.start for row in alive])
+            while True:
+                self._draw(alive, forward, rounds.foresee)
+                going = [number for number, row in enumerate(alive) if not row.ended]
+                if not going:
+                    break
+                alive = [alive[number] for number in going]
+                forward = rounds.further(going, [row.tokens[-1] for row in alive])
+        return DraftGrid(
+            [row.steps(self.heads) for row in rows],
+            [row.accepted for row in rows],
+            longest,
+            None if self.sampling.greedy else [row.chances for row in rows],
+        )
+
+    def _draw(self, rows: Sequence[_Row], forward: Forward, foresee: Foresee | None) -> None:
         """The next token of each row.
 
         Args:
             rows: B rows.
             forward: logits ``(B, V)`` behind the token, and the hidden states of the token before it.
+            foresee: as in `Starts`.
         """
         judged = [number for number, row in enumerate(rows) if not row.rejected]
         logits = forward.logits
@@ -143,9 +164,9 @@ class _Reading:
         for row, token, values in zip(rows, chosen.tolist(), columns, strict=True):
             row.tokens.append(token)
             row.values.append(values)
-        if self.foresee is not None:
+        if foresee is not None:
             for row, token in zip(rows, chosen, strict=True):  # a single one, for its `Starts` run one by one
-                row.foreseen.append(float(self.foresee(token)))
+                row.foreseen.append(float(foresee(token)))
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
             row.accepted += fine
             row.rejected = not fine

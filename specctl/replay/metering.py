@@ -14,6 +14,7 @@ from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import StateReader
 from specctl.observing.timing import fill, forget, ordinary_tokens, wait
 from specctl.policies import Signal
@@ -48,15 +49,20 @@ def measure(
         pair: with a draft.
         contexts: numbers of tokens in the caches.
         longest: the longest draft that has to be priced.
-        signal_sets: the sets of signals that policies read; ``accept_prob`` is timed only for a draft with a head.
+        signal_sets: the sets of signals that policies read; predictions are timed only for a draft that makes them.
         sampling: of the runs whose cost is predicted.
         overheads: for each draft, milliseconds of a round outside its phases, as measured in a live run.
         advance: called after each of `PASSES` over all lengths, for every draft.
     """
     sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
-    own = [signals for signals in sets if pair.head is not None or "accept_prob" not in signals]
+    hierarchy = len(pair.drafts) > 1
+    made = {
+        "accept_prob": pair.head is not None,
+        "next_accept_prob": not hierarchy and foresight_of(pair.drafts[0]) is not None,
+    }
+    own = [signals for signals in sets if all(made.get(signal, True) for signal in signals)]
     table = _measure_top(pair, contexts, longest, own, sampling, overheads[0], advance)
-    if len(pair.drafts) == 1:
+    if not hierarchy:
         return table
     below = measure(pair.lower, contexts, longest, sets, sampling, overheads[1:], advance)
     return replace(table, below=below, reading_ms=_measure_reading(pair, int(table.contexts[0]), own, sampling))
@@ -177,7 +183,7 @@ def _round(
     A draft head begins a round by reading what the round before it emitted, as many tokens as were accepted and one
     more. It is timed after a round of the same length of which half was accepted.
     """
-    reread = length // 2 if isinstance(pair.drafts[0], StateReader) else 0
+    reread = min(length // 2, len(sequence) - 1) if isinstance(pair.drafts[0], StateReader) else 0
     forget(pair.drafts[0], len(sequence) - 1, reread)
     drafter = ModelDrafter(pair.drafts[0], Constant(draft_length=max(1, length)), signals, head)
     drafter.begin(sampling, frozenset(), None)

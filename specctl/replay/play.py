@@ -89,6 +89,7 @@ class _Drafting:
         self.policy, self._once, self._clock = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
+        self._read = -1  # positions of the text that a middle draft has read; of the prompt, all but the last token
         self.policy.reset()
 
     def draft(self, draft: Drafted, start: int, budget: int) -> _Block:
@@ -105,11 +106,16 @@ class _Drafting:
             return _Block(steps, stop, threshold, [])
         assert isinstance(draft, DraftAlong)
         text = draft.under(start)
+        # A draft head begins late where one place lacks. Where more do, a live run reads them all first.
+        self._read = min(self._read, start - 1)
+        begun = text.begun_late if self._read == start - 2 else text
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             position = start + first - 1
-            drafted = below.draft(text, position, room)
-            round_ = below.verify(drafted, index, text, position, lambda count: draft.step(start, first + count).token)
+            along = text if index else begun
+            drafted = below.draft(along, position, room)
+            round_ = below.verify(drafted, index, along, position, lambda count: draft.step(start, first + count).token)
+            self._read = position + round_.accepted
             below.policy.observe(round_)
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
@@ -174,8 +180,9 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     disjoint positions, each with one row, so their coins are independent, as in a live run.
 
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
-    the lower draft's token at that position is independent of x, as in a live run. `replayable` is False for settings
-    whose replayed rounds would be distributed differently.
+    the lower draft's token at that position is independent of x, as in a live run. A draft head below a middle draft
+    also depends on whether that draft lacked a place when the round began, which follows from the rounds before.
+    `replayable` is False for settings whose replayed rounds would be distributed differently.
 
     Args:
         players: one for each draft that takes part, from the top down; at most as many as the trace has drafts.
@@ -249,52 +256,3 @@ def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels
         if round_.inner:
             _note(round_.inner, start, depth + 1, levels)
         start += round_.accepted + 1  # only the last round may lack the verifier's own token
-
-
-def oracle(trace: Trace, levels: int = 1) -> Replay:
-    """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
-
-    No draft token is rejected, and the number of target passes is the smallest possible. Without a draft head it drafts
-    exactly up to each disagreement. With one, where a round begins changes what is drafted in it, and to stop earlier
-    may save a pass later; of the rounds with the fewest passes these are the longest at the beginning. In a hierarchy
-    of ``levels`` drafts, every draft knows where its verifier will disagree.
-    """
-    top, *inner = (Level() for _ in range(levels))
-    lengths = _fewest_passes(trace)
-    start = 0
-    while start < len(trace.tokens):
-        length = lengths[start]
-        top.starts.append(start)
-        top.drafted.append(length)
-        _add_inner(trace.draft, start, length, inner)
-        start += length + 1
-    for level in (top, *inner):
-        level.accepted.extend(level.drafted)
-    return Replay(trace, top.starts, top.drafted, top.accepted, tuple(inner))
-
-
-def _fewest_passes(trace: Trace) -> list[int]:
-    """How many tokens to draft at each position of the text, so that no more passes than needed reach its end."""
-    count = len(trace.tokens)
-    lengths, passes = [0] * count, [0] * (count + 1)  # the passes from each position on
-    for start in reversed(range(count)):
-        # The last position is left to the verifier, unless the draft token there ends the sequence.
-        longest = min(trace.draft.accepted_runs[start], max(0, trace.limit - start - 1))
-        after = [passes[min(count, start + length + 1)] for length in range(longest + 1)]
-        passes[start] = 1 + min(after)
-        lengths[start] = max(length for length in range(longest + 1) if after[length] == min(after))
-    return lengths
-
-
-def _add_inner(draft: Drafted, start: int, length: int, inner: Sequence[Level]) -> None:
-    """Add the inner rounds that collect a block of a given length without any rejection."""
-    if not inner:
-        return
-    assert isinstance(draft, DraftAlong)
-    text, position, end = draft.under(start), start, start + length
-    while position < end:
-        drafted = min(text.accepted_runs[position], end - position - 1)
-        inner[0].starts.append(position)
-        inner[0].drafted.append(drafted)
-        _add_inner(text, position, drafted, inner[1:])
-        position += drafted + 1

@@ -14,6 +14,7 @@ from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
+from specctl.replay.grid_below import ReadBelow
 from specctl.replay.grid_recording import read_grid
 from specctl.replay.steps import DraftSteps, draft_steps
 from specctl.replay.traces import DraftAlong, Drafted
@@ -42,9 +43,9 @@ def read_sequence(
         generator: on the target's device; draws draft tokens and verdicts when sampling.
 
     Raises:
-        UsageError: the pair is a hierarchy with a draft head, see `require_recordable`.
+        UsageError: the pair cannot be recorded, see `require_recordable`.
     """
-    require_recordable(pair)
+    require_recordable(len(pair.drafts), any(isinstance(draft, StateReader) for draft in pair.drafts))
     if isinstance(draft := pair.drafts[0], StateReader):
         heads = pair.named_heads[0]
         return read_grid(pair.target, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos)
@@ -54,18 +55,17 @@ def read_sequence(
     return reading.read(0, prompt, output, output, limit - 2)
 
 
-def require_recordable(pair: Pair) -> None:
-    """Raise UsageError for a hierarchy with a draft head: what it drafts there depends on earlier rounds too."""
-    if len(pair.drafts) > 1 and any(isinstance(draft, StateReader) for draft in pair.drafts):
-        raise not_recordable()
+def require_recordable(drafts: int, has_draft_head: bool) -> None:
+    """Raise UsageError for a draft head below two others.
 
-
-def not_recordable() -> UsageError:
-    """The error for a hierarchy with a draft head."""
-    return UsageError(
-        "a hierarchy with a draft head cannot be replayed",
-        "calibrate the draft head alone, or compare settings live with `specctl bench`",
-    )
+    The texts of the middle drafts, along which it would have to be read, differ with where the blocks of the upper one
+    began.
+    """
+    if drafts > 2 and has_draft_head:
+        raise UsageError(
+            "a hierarchy of more than three models with a draft head cannot be replayed",
+            "leave a model out, or compare settings live with `specctl bench`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,12 @@ class _Reading:
         self, drafted: DraftAlong, level: int, prefix: Sequence[int], text: Sequence[int], last: int
     ) -> DraftAlong:
         """Add what the next draft drafts along the text and along each branch."""
+        if isinstance(draft := self.pair.drafts[level + 1], StateReader):
+            heads = self._heads(level + 1)
+            head = ReadBelow(
+                self.pair.drafts[level], draft, heads, self.depth, self.sampling, self.generator, self.pair.eos
+            )
+            return head.read(prefix, text, drafted, last)
         # One position more is left to this draft, as the verifier of the next.
         below = self.read(level + 1, prefix, text, drafted.along.tokens, last - 1)
         branches_below = {}

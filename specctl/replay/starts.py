@@ -1,6 +1,6 @@
 """Runs a draft head from the positions of a text at which a round may begin."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.draft_heads.side_by_side import SideBySide
 from specctl.models.running.foresight import Foresee, foresight_of
 from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.watching import States
 
 
 class Starts(Protocol):
@@ -42,7 +43,14 @@ class OneByOne:
     at_once = 1
 
     def __init__(
-        self, draft: StateReader, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
+        self,
+        draft: StateReader,
+        verifier: "ReadText",
+        sequence: Sequence[int],
+        before: int,
+        *,
+        hidden: bool,
+        late: bool = False,
     ) -> None:
         self._draft, self._verifier, self._sequence, self._before, self._hidden = (
             draft,
@@ -52,12 +60,14 @@ class OneByOne:
             hidden,
         )
         self.foresee = foresight_of(draft)
+        self._unread = 2 if late else 1  # tokens that the verifier has not read when a round begins
         draft.rollback(0)
 
     def first(self, starts: Sequence[int]) -> Forward:
         draft, length = self._draft, self._before + starts[0]
-        draft.rollback(length - 1)
-        for place, states in self._verifier.states(length - 1):
+        read = length - self._unread
+        draft.rollback(read)
+        for place, states in self._verifier.states(read):
             draft.witness(place, states)
         return draft.extend(self._sequence[draft.length : length], keep=1)
 
@@ -72,38 +82,70 @@ class ManyAtOnce:
     foresee: Foresee | None = None
 
     def __init__(
-        self, draft: HeadRunner, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
+        self,
+        draft: HeadRunner,
+        verifier: "ReadText",
+        sequence: Sequence[int],
+        before: int,
+        *,
+        hidden: bool,
+        late: bool = False,
     ) -> None:
         self._rounds = SideBySide(draft.head, draft.vocabulary, sequence)
-        self._verifier, self._before, self._hidden = verifier, before, hidden
+        self._verifier, self._sequence, self._before, self._hidden = verifier, sequence, before, hidden
+        self._late = late
 
     def first(self, starts: Sequence[int]) -> Forward:
-        lengths = [self._before + start for start in starts]
+        lengths = [self._before + start - self._late for start in starts]
         for _, states in self._verifier.states(lengths[-1] - 1):
             self._rounds.witness(states)
-        return self._rounds.first(lengths)
+        forward = self._rounds.first(lengths)
+        if not self._late:
+            return forward
+        # The newest token is read with the row that the head itself wrote after the token before it.
+        return self.further(range(len(starts)), [self._sequence[length] for length in lengths])
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
         return self._rounds.further(going, tokens, hidden=self._hidden)
 
 
 class ReadText:
-    """Reads a prompt and a text in few passes; holds states until they are witnessed, and distributions for a while."""
+    """Reads a prompt and a text in few passes; holds states until they are witnessed, and distributions for a while.
+
+    Args:
+        runner: the verifier.
+        layers: whose states are wanted.
+        prompt: at least one id.
+        text: ids that follow it.
+        sampling: as in decoding.
+        known: states of all places of the prompt but the last, perhaps of more, ``(T, D)`` for each of the layers; the
+            runner's cache then holds these tokens. None to read the prompt too.
+    """
 
     def __init__(
-        self, runner: Runner, layers: Sequence[int], prompt: Sequence[int], text: Sequence[int], sampling: Sampling
+        self,
+        runner: Runner,
+        layers: Sequence[int],
+        prompt: Sequence[int],
+        text: Sequence[int],
+        sampling: Sampling,
+        known: States | None = None,
     ) -> None:
         runner.watch(layers)
-        runner.rollback(0)
+        runner.rollback(0 if known is None else len(prompt) - 1)
         self._runner, self._prompt, self._text, self._sampling = runner, prompt, text, sampling
         self._passes = self._read()
+        self._unread = prompt[runner.length : -1]
         self._known = 0  # places whose states were read
         self._witnessed = 0
-        self._pending: list[tuple[int, Mapping[int, torch.Tensor]]] = []
+        self._pending: list[tuple[int, States]] = []
+        if known is not None:
+            self._known = len(prompt) - 1
+            self._pending.append((0, {layer: known[layer][: self._known] for layer in layers}))
         self._first = 0  # position of the first distribution that is held
         self._probs: torch.Tensor | None = None  # (W, V)
 
-    def states(self, end: int) -> Iterator[tuple[int, Mapping[int, torch.Tensor]]]:
+    def states(self, end: int) -> Iterator[tuple[int, States]]:
         """The states of all places before ``end`` that were not asked for yet, in parts, each with its first place."""
         while self._known < end:
             next(self._passes)
@@ -133,9 +175,11 @@ class ReadText:
             self._first += gone
 
     def _read(self) -> Iterator[None]:
-        if len(self._prompt) > 1:
-            self._note(self._runner.extend(self._prompt[:-1], keep=0), len(self._prompt) - 1)
-            yield
+        if self._unread:
+            forward = self._runner.extend(self._unread, keep=0)
+            if not self._known:
+                self._note(forward, len(self._unread))
+                yield
         read = [self._prompt[-1], *self._text[:-1]]
         for start in range(0, len(read), CHUNK):
             part = read[start : start + CHUNK]
@@ -152,7 +196,15 @@ class ReadText:
         self._known += count
 
 
-def starts_of(draft: StateReader, verifier: ReadText, sequence: Sequence[int], before: int, *, hidden: bool) -> Starts:
+def starts_of(
+    draft: StateReader,
+    verifier: ReadText,
+    sequence: Sequence[int],
+    before: int,
+    *,
+    hidden: bool,
+    late: bool = False,
+) -> Starts:
     """Runs a draft head as well as it can be run.
 
     Args:
@@ -161,7 +213,8 @@ def starts_of(draft: StateReader, verifier: ReadText, sequence: Sequence[int], b
         sequence: prompt and text.
         before: length of the prompt.
         hidden: whether `Starts.further` shall give hidden states.
+        late: whether rounds begin where the verifier has not read the newest token but one; there are two then.
     """
     if isinstance(draft, HeadRunner):
-        return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden)
-    return OneByOne(draft, verifier, sequence, before, hidden=hidden)
+        return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden, late=late)
+    return OneByOne(draft, verifier, sequence, before, hidden=hidden, late=late)

@@ -13,7 +13,8 @@ A round that starts at position 0 and drafts four tokens drafts ``the cat ran of
 next round starts at position 3. In a hierarchy, the next draft predicts what this draft writes: ``below`` contains what
 it drafts along ``along``, and ``branches_below`` what it drafts along each branch.
 
-What a draft head drafts depends on where its round began, too: see `specctl.replay.grid.DraftGrid`.
+What a draft head drafts depends on where its round began, too: see `specctl.replay.grid.DraftGrid`, which also stands
+below a draft model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,12 +52,17 @@ class DraftAlong:
     along: Annotated[DraftSteps, Field(validation_alias=AliasChoices("along", "path"))]
     branches: Mapping[int, DraftSteps]
     chances: list[float] | None = None
-    below: "DraftAlong | None" = None
-    branches_below: "Mapping[int, DraftAlong]" = field(default_factory=dict)
+    below: "DraftAlong | DraftGrid | None" = None
+    branches_below: "Mapping[int, DraftAlong | DraftGrid]" = field(default_factory=dict)
 
     @property
     def longest(self) -> None:
         """The most tokens that a draft model can draft in a round: any number."""
+
+    @property
+    def begun_late(self) -> "DraftAlong":
+        """This object: a draft model reads tokens, and does not ask what its verifier has read."""
+        return self
 
     def of_head(self, name: str) -> "DraftAlong":
         """This object with the predictions of another head of the draft; itself where no other head has that name."""
@@ -114,7 +120,7 @@ class DraftAlong:
             return None
         return after.accept_prob[index]
 
-    def under(self, start: int) -> "DraftAlong":
+    def under(self, start: int) -> "DraftAlong | DraftGrid":
         """What the next draft drafts along the tokens that this draft writes in a round starting at a position.
 
         These tokens are ``along`` up to the first rejected token, this token included, and then its branch. Positions
@@ -132,7 +138,7 @@ class DraftAlong:
         return {}
 
     @cached_property
-    def _under(self) -> "dict[int, DraftAlong]":
+    def _under(self) -> "dict[int, DraftAlong | DraftGrid]":
         return {}
 
     @cached_property
@@ -140,8 +146,12 @@ class DraftAlong:
         return {}
 
 
-def _joined(trunk: DraftAlong, branch: DraftAlong, first: int) -> DraftAlong:
+def _joined(trunk: DraftAlong | DraftGrid, branch: DraftAlong | DraftGrid, first: int) -> DraftAlong | DraftGrid:
     """What a draft drafts along the first positions of one text, followed by the whole of another text."""
+    if isinstance(trunk, DraftGrid) and isinstance(branch, DraftGrid):
+        return replace(trunk, rows=trunk.rows[:first] + branch.rows, runs=trunk.runs[:first] + branch.runs)
+    assert isinstance(trunk, DraftAlong)
+    assert isinstance(branch, DraftAlong)
     below = trunk.below
     if below is not None and branch.below is not None:
         below = _joined(below, branch.below, first)

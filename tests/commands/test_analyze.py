@@ -154,6 +154,16 @@ def test_a_pair_needs_a_draft(models: Path, here: Path) -> None:
         run("-p", profile(models, here, draft=None), "-i", "prompts.jsonl")
 
 
-def test_a_draft_head_is_not_read_by_places_alone(here: Path) -> None:  # noqa: ARG001 - the folder with the prompts
-    with pytest.raises(UsageError, match="a draft head cannot be analysed"):
-        run("-p", "embedded-eagle3", "-i", "prompts.jsonl", "-n", "4")
+@pytest.mark.parametrize(("head", "temperature"), [("eagle3", "0"), ("eagle3", "1"), ("dspark", "0")])
+def test_a_draft_head_drafts_from_every_place(head: str, temperature: str, here: Path) -> None:
+    found = document("-p", f"embedded-{head}", "-i", "prompts.jsonl", "-n", "8", "-t", temperature)
+    assert (found["source"], found["prompts"], found["theory"]) == ("models", 2, None)
+    # A draft may begin at all but the last place of three answers, and is judged to its first error.
+    assert found["tokens"] > 3 * 7
+    assert 0 < found["acceptance"]["value"] < 1
+    signals = {"entropy", "top_prob", "token_prob"}
+    assert found["predictors"].keys() == (signals if head == "eagle3" else {*signals, "next_accept_prob"})
+    shown = run("-p", f"embedded-{head}", "-i", "prompts.jsonl", "-n", "4", "-t", temperature, "--report", "report")
+    assert "Acceptance by draft entropy" in shown
+    assert "A trace of generate" not in shown
+    assert (here / "report" / "report.md").exists()

@@ -347,18 +347,41 @@ def test_what_does_not_go_with_several_profiles(arguments, message, tmp_path, mo
     assert message in error.value.message
 
 
-def test_a_hierarchy_with_a_draft_head_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
-    for name in ("calibrating", "calibrate_several"):
-        monkeypatch.setattr(f"specctl.commands.{name}.load", lambda *_, **__: pytest.fail("a model was loaded"))
+def stacked(folder, *middles):
+    """A profile with an EAGLE-3 head below the middle models named, of which the lowest is the embedded one."""
     shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
     head = random_eagle3(layers=(1, 2, 3), states=128, vocabulary=4096, shape=shape)
-    write_eagle3(tmp_path / "head", head, verifier="embedded:mid")
-    stacked = tmp_path / "stacked.toml"
-    stacked.write_text(
-        'extends = "embedded"\n[draft]\nmodel = "embedded:mid"\n[draft.draft]\n'
-        f'model = "{tmp_path / "head"}"\npolicy = {{ name = "constant" }}\n',
+    write_eagle3(folder / "head", head, verifier="embedded:mid")
+    tables = [f'[{".".join(["draft"] * (1 + place))}]\nmodel = "{name}"\n' for place, name in enumerate(middles)]
+    lowest = ".".join(["draft"] * (1 + len(middles)))
+    path = folder / "stacked.toml"
+    path.write_text(
+        'extends = "embedded"\n' + "".join(tables) + f'[{lowest}]\nmodel = "{folder / "head"}"\n'
+        'policy = { name = "constant" }\n',
         encoding="utf-8",
     )
-    for arguments in (["-p", stacked], ["-p", "embedded", "--against", stacked]):
-        with pytest.raises(UsageError, match="a hierarchy with a draft head"):
+    return path
+
+
+def test_a_draft_head_below_a_draft_is_calibrated(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:4]), encoding="utf-8")
+    path, trace = stacked(tmp_path, "embedded:mid"), tmp_path / "trace.jsonl"
+    options = ["-p", path, "-i", prompts, "-n", 12, "--grid", "paper", "--policy", "constant"]
+    document = json.loads(calibrate(*options, "--trace", trace, "--json").stdout)
+    ranked = {" < ".join(_names(entry["policy"])) for entry in document["ranking"]}
+    assert {"none", "constant", "constant < constant", "constant(once) < constant"} <= ranked
+    assert document["costs"]["below"]["draft_ms"] != document["costs"]["draft_ms"]
+    assert all(one["measured_tokens_per_second"] > 0 for one in document["measured"])
+    known = ["-p", path, "--from", trace, "--policy", "constant", "--grid", "paper", "--no-verify", "--json"]
+    again = json.loads(calibrate(*known).stdout)
+    assert again["chosen"] == document["chosen"]
+
+
+def test_a_draft_head_below_two_drafts_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+    for name in ("calibrating", "calibrate_several"):
+        monkeypatch.setattr(f"specctl.commands.{name}.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    path = stacked(tmp_path, "embedded:mid", "embedded:mid")
+    for arguments in (["-p", path], ["-p", "embedded", "--against", path]):
+        with pytest.raises(UsageError, match="more than three models with a draft head"):
             calibrate(*arguments, "--policy", "constant", "-n", 4)

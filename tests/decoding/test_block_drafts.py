@@ -1,6 +1,7 @@
 """Block draft heads in the loop: DFlash, and DSpark with its own prediction of acceptance."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -9,7 +10,7 @@ from law_table import FEW, SAMPLINGS, Case, enumerate_decode, error, expected_la
 from toy_heads import random_block
 from toys import Replays, TableRunner, random_model, related_table, table
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
@@ -28,6 +29,7 @@ from specctl.policies.self_verify import SelfVerify
 from specctl.records import ExtraToken, Round, StopReason
 
 EXACT = 3e-7
+BIASED = 1e-2
 PROMPT = [5, 9, 2, 40, 33, 7, 12, 60]
 SHAPE = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
 TOY = LayerShape(hidden_size=3, intermediate_size=6, heads=2, kv_heads=1, head_dim=4)
@@ -116,6 +118,28 @@ def test_output_has_the_law_of_the_target(case: Case, kind: MarkovKind | None) -
     assert found.extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
     if case.name == "confidence":
         assert found.stops >= {StopReason.POLICY}
+
+
+class CutsInHindsight(ModelDrafter):
+    """Unlawful on purpose: it offers a single token of the block if the second one that was drawn is not probable."""
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        whole = super().draft(sequence, budget)
+        if len(whole.tokens) < 2 or whole.probs is None or whole.probs[1, whole.tokens[1]] > 0.5:
+            return whole
+        return replace(whole, tokens=whole.tokens[:1], probs=whole.probs[:1], steps=whole.steps[:1])
+
+
+@pytest.mark.parametrize("kind", [None, "gated"])
+def test_a_block_cut_after_its_later_tokens_were_drawn_is_caught(kind: MarkovKind | None) -> None:
+    """Its confidence head may be asked before a token is drawn, and not after."""
+
+    def drafter() -> Drafter:
+        head = random_block(vocabulary=3, markov=kind, shape=TOY, seed=6)
+        return CutsInHindsight(BlockRunner(head, 3, capacity=16), Constant(2))
+
+    found = enumerate_decode(drafter, SAMPLINGS["T=1"], 2, 3, frozenset(), layers=(0,))
+    assert error(found, expected_law(SAMPLINGS["T=1"], 2, frozenset())) > BIASED
 
 
 def test_output_of_a_hierarchy_over_a_block_has_the_law_of_the_target() -> None:

@@ -1,7 +1,7 @@
 """What the whole loop writes follows the target's law, whatever the policy: exactly, over all branches of chance."""
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -39,7 +39,7 @@ from specctl.decoding.verification import Verdict
 from specctl.policies.constant import Constant
 from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
-from specctl.records import ExtraToken, Round
+from specctl.records import DraftStep, ExtraToken, Round
 
 EXACT = 3e-7
 """Probabilities are float32 in the program: what is left are their roundings."""
@@ -148,6 +148,36 @@ def test_a_middle_model_that_drops_the_token_its_rule_looked_at_is_caught() -> N
         return PreVerifiedDrafter(ModelDrafter(TableRunner(DRAFT), Constant(1)), TableRunner(MID), DropsWhatItSaw())
 
     _, wrong = enumerated(drafter, length=2, limit=3, eos=NO_EOS)
+    assert wrong > BIASED
+
+
+class DraftsTheBest(ModelDrafter):
+    """Unlawful on purpose: its tokens are the most probable, and it says that they were drawn."""
+
+    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
+        logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
+        return DraftStep(index, int(logits.argmax())), PLAIN.probs(logits)
+
+
+def test_best_tokens_offered_with_the_law_of_drawn_ones_are_caught() -> None:
+    _, wrong = enumerated(lambda: DraftsTheBest(TableRunner(DRAFT), Constant(2)), eos=NO_EOS)
+    assert wrong > BIASED
+
+
+class CutsInHindsight(ModelDrafter):
+    """Unlawful on purpose: it draws a whole block, and then offers no token behind the most probable one."""
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        whole = super().draft(sequence, budget)
+        if whole.probs is None:
+            return whole
+        drawn = whole.probs.gather(1, torch.tensor(whole.tokens)[:, None])[:, 0]  # (K,)
+        count = int(drawn.argmax()) + 1
+        return replace(whole, tokens=whole.tokens[:count], probs=whole.probs[:count], steps=whole.steps[:count])
+
+
+def test_a_block_cut_after_its_later_tokens_were_seen_is_caught() -> None:
+    _, wrong = enumerated(lambda: CutsInHindsight(TableRunner(DRAFT), Constant(3)), eos=NO_EOS)
     assert wrong > BIASED
 
 

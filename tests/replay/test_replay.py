@@ -32,7 +32,8 @@ from specctl.models.running.runner import EagerRunner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken, Round
-from specctl.replay.play import oracle, replay, rounds
+from specctl.replay.oracle import oracle
+from specctl.replay.play import replay, rounds
 from specctl.replay.traces import Trace
 
 LENGTH, DEPTH = 4 * WINDOW, 12

@@ -48,7 +48,8 @@ from specctl.replay import starts
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.grid import DraftGrid
-from specctl.replay.play import oracle, replay, rounds
+from specctl.replay.oracle import oracle
+from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import DraftAlong, Trace
 
@@ -313,13 +314,6 @@ def test_a_longer_draft_than_recorded_is_refused() -> None:
     pair, trace = greedy("toy")
     with pytest.raises(UsageError, match="not recorded for drafts of"):
         list(rounds(POLICIES["constant"](draft_length=DEPTH + 2), trace, pair.eos))
-
-
-def test_a_hierarchy_with_a_draft_head_is_refused() -> None:
-    pair, _ = greedy("toy")
-    below = replace(pair, drafts=(TableRunner(table(1)), *pair.drafts), named_heads=({}, {}))
-    with pytest.raises(UsageError, match="a hierarchy with a draft head"):
-        trace_of(below, PROMPT, [1, 2], LENGTH, DEPTH, Sampling())
 
 
 def test_another_head_has_its_own_word() -> None:

@@ -31,7 +31,8 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import EagerRunner
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round
-from specctl.replay.play import Player, oracle, play, replay_levels, replayable
+from specctl.replay.oracle import oracle
+from specctl.replay.play import Player, play, replay_levels, replayable
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 

@@ -7,7 +7,7 @@ rejected, and where drafts go on after a rejected one.
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -21,8 +21,9 @@ from traced import pair_of, trace_of
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.records import Round, StopReason
+from specctl.replay.grid import DraftGrid
 from specctl.replay.play import Player, play
-from specctl.replay.traces import Trace
+from specctl.replay.traces import DraftAlong, Trace
 
 EXACT = 3e-7
 """Probabilities are float32 in the program."""
@@ -37,11 +38,13 @@ class Toy:
     Attributes:
         drafts: how many.
         limit: tokens to generate.
+        depth: the longest draft that is recorded; None for the limit.
     """
 
     drafts: int
     vocabulary: int
     limit: int
+    depth: int | None = None
 
     def pair(self) -> Pair:
         target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
@@ -69,10 +72,25 @@ class HeadToy(Toy):
         return pair_of(runner, draft, eos=frozenset({EOS}), heads=[toy_head(target, 5)])
 
 
+@dataclass(frozen=True)
+class HeadBelowToy(Toy):
+    """A draft head below a middle draft, whose states it reads."""
+
+    def pair(self) -> Pair:
+        target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
+        middle = related_table(target, 9, noise=0.8)
+        draft = ToyDraftHead(related_table(middle, 5, noise=0.5), 3, noise=0.8)
+        runner = StateTable(middle)
+        runner.watch(draft.layers)
+        return pair_of(TableRunner(target), runner, draft, eos=frozenset({EOS}), heads=[toy_head(middle, 5)] * 2)
+
+
 # With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
 ALONE = [Toy(1, 3, 4), Toy(1, 2, 6)]
 STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
 ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
+STATES_BELOW = HeadBelowToy(2, 2, 4)
+LATE = HeadBelowToy(2, 2, 5, depth=3)
 
 
 @cache
@@ -82,7 +100,7 @@ def traces(toy: Toy) -> list[tuple[Trace, float]]:
 
     def trace() -> Trace:
         tokens = said(pair, PROMPT, toy.limit, PLAIN)
-        return trace_of(pair, PROMPT, tokens, toy.limit, toy.limit, PLAIN)
+        return trace_of(pair, PROMPT, tokens, toy.limit, toy.depth or toy.limit, PLAIN)
 
     return list(walk(trace))
 
@@ -203,6 +221,47 @@ def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> 
     for toy in ABOVE:
         stops |= assert_same_law(toy, parts)
     assert stops >= {StopReason.EOS, StopReason(stop)}
+
+
+LONGER: Part = ("heuristic", {"draft_length": 1, "max_draft": 3}, False)
+"""After a block of one token that the target accepts, the head begins late, and drafts."""
+BELOW: dict[str, tuple[list[Part], str]] = {
+    "longer and longer": ([LONGER, ("constant", {"draft_length": 2}, False)], "max_draft"),
+    "pre-verify once": ([("constant", {"draft_length": 3}, True), ("constant", {"draft_length": 2}, False)], "policy"),
+    "full": ([SELF_VERIFY, SELF_VERIFY], "policy"),
+    "SVIP over SpecDec++": (
+        [
+            ("svip", {"c": 1.0, "threshold": 0.5, "max_draft": 3}, False),
+            ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 3}, False),
+        ],
+        "policy",
+    ),
+    "cost-optimal twice": HIERARCHIES["cost-optimal twice"],
+}
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_replayed_rounds_of_a_draft_head_below_a_draft_have_the_law_of_live_ones(name: str) -> None:
+    parts, stop = BELOW[name]
+    assert assert_same_law(STATES_BELOW, parts) >= {StopReason.EOS, StopReason(stop)}
+
+
+@pytest.mark.slow
+def test_so_have_those_that_begin_late() -> None:
+    """And a trace that forgets where the middle draft lacked a place is caught."""
+    pair, (parts, _) = LATE.pair(), BELOW["longer and longer"]
+    assert_same_law(LATE, parts)
+
+    def forgetful(trace: Trace) -> Hashable:
+        assert isinstance(trace.draft, DraftAlong)
+        below = trace.draft.below
+        assert isinstance(below, DraftGrid)
+        wrong = replace(trace, draft=replace(trace.draft, below=replace(below, late=below)))
+        return first_two(list(play(players(parts), wrong, pair.eos)))
+
+    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, LATE.limit, PLAIN)), shared_clock))
+    found = law_of((forgetful(trace), probability) for trace, probability in traces(LATE))
+    assert largest_difference(found, expected) > 100 * EXACT
 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from specctl.calibration.grids import Grid, grid
 from specctl.policies import Setting, StoppingPolicy
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
-from specctl.replay.play import Replay, oracle, replay, rounds
+from specctl.replay.oracle import oracle
+from specctl.replay.play import Replay, replay, rounds
 from specctl.replay.trace_files import TraceSet
 from specctl.replay.traces import Trace
 from tools.comparison.bandit import Bandit, paper_arms

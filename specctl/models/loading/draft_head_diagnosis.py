@@ -8,7 +8,8 @@ from specctl.models.loading.draft_head_loading import BUILDERS, needed
 from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.found import require_head_settings
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, load_config
-from specctl.models.loading.placement import place
+from specctl.models.loading.placement import dtype_on, kind_of_device, place
+from specctl.models.loading.preparation import weighed
 from specctl.models.loading.skeleton import skeleton
 from specctl.profile.model_names import short_name
 from specctl.profile.schema import DraftTable, ModelTable
@@ -56,6 +57,10 @@ def examine_draft_head(
     facts.draft_tokens = network.draft_vocabulary
     facts.vocabulary = model.config.get_text_config(decoder=True).vocab_size
     need = needed(network)
+    if table.dtype == "auto":  # it is loaded in its verifier's
+        table = table.model_copy(
+            update={"dtype": dtype_on(upper, weighed(above, upper, devices), kind_of_device(upper, devices))}
+        )
     placement = place(table, need, devices, head.checkpoint.role)
     facts.parameters, facts.dtype, facts.devices = need.parameters, placement.dtype, placement.shares
     facts.weights_by_dtype = {name: need.weight_bytes(name) for name in ITEM_BYTES if name != "float64"}

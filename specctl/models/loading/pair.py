@@ -39,8 +39,8 @@ class Pair:
         context: the longest sequence that every model can hold, in tokens.
         models: the transformers models of the runners, the target's first; draft heads are none.
         named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
-        above: for each draft the index of the draft whose states it may read, None for the target; empty for a single
-            draft or a hierarchy, in which each reads those of the model before it.
+        above: for each draft the index of the draft whose states it may read, None for the target; empty where each
+            draft reads those of the model before it.
     """
 
     target: Runner
@@ -56,6 +56,11 @@ class Pair:
     def heads(self) -> tuple[AcceptanceHead | None, ...]:
         """The first head of each draft; None for a draft without one."""
         return tuple(next(iter(heads.values()), None) for heads in self.named_heads)
+
+    @property
+    def verifiers(self) -> tuple[int | None, ...]:
+        """`above`, never empty but without drafts."""
+        return self.above or in_a_row(len(self.drafts))
 
     @property
     def head(self) -> AcceptanceHead | None:
@@ -81,6 +86,11 @@ class Pair:
         if room < 1:
             raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {self.context}")
         return room
+
+
+def in_a_row(drafts: int) -> tuple[int | None, ...]:
+    """For each draft of a hierarchy the index of the draft above it, None for the target."""
+    return (None, *range(drafts - 1))[:drafts]
 
 
 def load_pair(
@@ -120,7 +130,7 @@ def load_pair(
     elif with_drafts:
         tables = model_tables(profile)
     wanted = [_own_heads(table) if with_heads else [] for _, table in tables[-2::-1]] if heads is None else heads
-    above = above or [None, *range(len(tables) - 2)][: len(tables) - 1]
+    above = above or in_a_row(len(tables) - 1)
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
     devices = device_memory()
     verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]

@@ -146,6 +146,7 @@ def test_a_head_takes_the_targets_dtype_unless_told_otherwise(folders: dict[str,
             {"model": str(folders["target"]), "dtype": dtype, "policy": constant()},
             target={"model": "embedded:target", "dtype": "bfloat16"},
         )
+        assert diagnose(settings).models[1].dtype == str(expected).removeprefix("torch.")
         pair = load_pair(settings)
         runner = pair.drafts[0]
         assert isinstance(runner, HeadRunner)
