@@ -7,12 +7,11 @@ import torch
 
 from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.foresight import Foresee
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid import DraftGrid
-from specctl.replay.starts import ReadText, starts_of
+from specctl.replay.starts import ReadText, Starts, starts_of
 from specctl.replay.steps import DraftSteps, draft_steps
 
 
@@ -51,7 +50,7 @@ def read_grid(
     coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
     # The last position under the limit is left to the verifier.
     rows = [_Row(start, max(0, min(depth, limit - start - 1))) for start in range(len(text))]
-    reading = _Reading(verifier, text, sampling, generator, coins, heads, eos, rounds.foresee)
+    reading = _Reading(verifier, text, sampling, generator, coins, heads, eos, rounds)
     starting = [row for row in rows if row.room]
     for begin in range(0, len(starting), rounds.at_once):
         alive = starting[begin : begin + rounds.at_once]
@@ -121,7 +120,7 @@ class _Reading:
     coins: torch.Tensor | None  # (N,)
     heads: Mapping[str, AcceptanceHead]
     eos: frozenset[int]
-    foresee: Foresee | None
+    starts: Starts
 
     def draw(self, rows: Sequence[_Row], forward: Forward) -> None:
         """The next token of each row.
@@ -143,9 +142,9 @@ class _Reading:
         for row, token, values in zip(rows, chosen.tolist(), columns, strict=True):
             row.tokens.append(token)
             row.values.append(values)
-        if self.foresee is not None:
-            for row, token in zip(rows, chosen, strict=True):  # a single one, for its `Starts` run one by one
-                row.foreseen.append(float(self.foresee(token)))
+        if (foreseen := self.starts.foresee(chosen)) is not None:
+            for row, value in zip(rows, foreseen.tolist(), strict=True):
+                row.foreseen.append(value)
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
             row.accepted += fine
             row.rejected = not fine
