@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.commands.files import resolve_profile, spare_profile
+from specctl.commands.files import resolve_profile
 from specctl.commands.options import (
     CategoryOption,
     DraftOption,
@@ -30,6 +30,7 @@ from specctl.commands.options import (
     sampling_flags,
     warn,
 )
+from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
@@ -132,13 +133,8 @@ def train_draft(
     """
     if lr <= 0:
         raise UsageError("--lr must be more than 0")
-    if answers is not None and answers_only:
-        raise UsageError("--answers-only and --answers exclude each other", "leave one of them out")
-    if answers is not None and any(option is not None for option in (suite, data, input_)):
-        raise UsageError("--answers replaces the prompts", "leave out --answers, or the options that choose prompts")
-    if answers is None and suite is None and input_ is None:
-        # No default: a head trained on the prompts of bench would be measured on its own training data.
-        raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --answers DIR")
+    source_flags = DataFlags("answers", answers, answers_only, suite, data, input_)
+    source_flags.check()
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
@@ -154,19 +150,14 @@ def train_draft(
     recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
     plain = workshop.plain(found.profile)
     with Outputs(force=force) as outputs, resumable(progress.console, output):
-        outputs.reads("input", input_)
-        outputs.reads("data", data)
-        spare_profile(outputs, found, heads=False)
-        if answers is not None:
-            outputs.spare("answers", answers)
-        outputs.folder("output", output, resumed=resume)
-        if resume and workshop.is_finished(output):
+        source_flags.claim(outputs, found, output, resume=resume)
+        if resume and workshop.OUTPUT.is_finished(output):
             progress.say(f"{output} is finished")
             return
         if answers is not None:
             source = workshop.open_answers(answers, plain, progress)
             if not resume:
-                workshop.start_over(output)
+                workshop.OUTPUT.start_over(output)
         else:
             prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
             source = workshop.collect_answers(output, plain, prompts, progress, resume=resume)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.commands.files import resolve_profile, spare_profile
+from specctl.commands.files import resolve_profile
 from specctl.commands.options import (
     CategoryOption,
     DraftOption,
@@ -28,6 +28,7 @@ from specctl.commands.options import (
     sampling_flags,
     warn,
 )
+from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
@@ -115,13 +116,8 @@ def train_head(
     """
     if reject_weight <= 0 or lr <= 0:
         raise UsageError("--reject-weight and --lr must be more than 0")
-    if examples is not None and examples_only:
-        raise UsageError("--examples-only and --examples exclude each other", "leave one of them out")
-    if examples is not None and any(option is not None for option in (suite, data, input_)):
-        raise UsageError("--examples replaces the prompts", "leave out --examples, or the options that choose prompts")
-    if examples is None and suite is None and input_ is None:
-        # No default: a head trained on the prompts of bench would be evaluated on its own training data.
-        raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --examples DIR")
+    source_flags = DataFlags("examples", examples, examples_only, suite, data, input_)
+    source_flags.check()
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
@@ -137,13 +133,8 @@ def train_head(
 
     headless = workshop.without_head(found.profile)
     with Outputs(force=force) as outputs, resumable(progress.console, output):
-        outputs.reads("input", input_)
-        outputs.reads("data", data)
-        spare_profile(outputs, found, heads=False)
-        if examples is not None:
-            outputs.spare("examples", examples)
-        outputs.folder("output", output, resumed=resume)
-        if resume and workshop.is_finished(output):
+        source_flags.claim(outputs, found, output, resume=resume)
+        if resume and workshop.OUTPUT.is_finished(output):
             progress.say(f"{output} is finished")
             return
         with progress.doing("finding the draft"):
@@ -153,7 +144,7 @@ def train_head(
         if examples is not None:
             source = workshop.open_examples(examples, headless, progress)
             if not resume:
-                workshop.start_over(output)
+                workshop.OUTPUT.start_over(output)
         else:
             prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
             source = workshop.collect_examples(output, headless, prompts, progress, resume=resume)

@@ -1,7 +1,6 @@
 """Collecting what draft heads learn from: the target's own answers."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.draft_training.answers import Answer, AnswerFolder, answered_greedily
-from specctl.learning.collecting import collect_shards
+from specctl.learning.collecting import collect_shards, prompt_facts
 from specctl.models.loading.pair import Pair
 from specctl.observing.answering import Answered
 from specctl.observing.progress import Advance, ignored
@@ -63,7 +62,7 @@ def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
         "draft": None if profile.draft is None else profile.draft.model,
         "policy": None if profile.draft is None else profile.draft.policy.model_dump(mode="json"),
         "sampling": profile.sampling.model_dump(mode="json"),
-        "prompts": {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)},
+        "prompts": prompt_facts(suite),
         "prompt": profile.prompt.model_dump(mode="json"),
     }
     if profile.target.quantize is not None:

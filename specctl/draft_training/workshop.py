@@ -18,6 +18,8 @@ from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.report import KIND_NAMES, Result, as_document, head_card
 from specctl.draft_training.training import Training
 from specctl.errors import UsageError
+from specctl.learning.output_folder import STATE, OutputFolder
+from specctl.learning.plain_draft import without_head
 from specctl.learning.shards import INDEX
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
@@ -35,8 +37,8 @@ from specctl.outputs import write_whole
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite
 
-ANSWERS, STATE, RESULTS, CARD = "answers", "training.safetensors", "evaluation.json", "README.md"
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+ANSWERS, RESULTS, CARD, CONFIG = "answers", "evaluation.json", "README.md", "config.json"
+OUTPUT = OutputFolder("train-draft", ANSWERS, ends=(CONFIG,), others=(RESULTS,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +60,7 @@ def plain(profile: Profile) -> Profile:
     """The profile without acceptance heads and hierarchies, which training needs none of."""
     if profile.draft is None:
         return profile
-    policy = profile.draft.policy
-    if policy.setting.needs_head:
-        policy = PolicyTable(name="constant")
-    return profile.model_copy(
-        update={"draft": profile.draft.model_copy(update={"policy": policy, "head": None, "draft": None})}
-    )
-
-
-def is_finished(output: Path) -> bool:
-    """Whether an earlier run into this folder is complete.
-
-    Raises:
-        UsageError: the folder holds something, but nothing that train-draft has written.
-    """
-    held = {path.name.removesuffix(".part") for path in output.iterdir()}
-    if held and not held & {ANSWERS, STATE, RESULTS}:
-        raise UsageError(f"{output} holds nothing that specctl train-draft has written", "use another folder")
-    if CONFIG not in held:
-        return False
-    (output / STATE).unlink(missing_ok=True)
-    return True
-
-
-def start_over(output: Path) -> None:
-    """Remove what tells that an earlier run into this folder got anywhere."""
-    for name in (CONFIG, RESULTS, STATE, f"{ANSWERS}/{INDEX}"):
-        (output / name).unlink(missing_ok=True)
+    return profile.model_copy(update={"draft": without_head(profile.draft).model_copy(update={"draft": None})})
 
 
 def open_answers(path: Path, profile: Profile, progress: Progress) -> Source:
@@ -121,7 +97,7 @@ def collect_answers(output: Path, profile: Profile, suite: Suite, progress: Prog
         folder.require_same(facts)
     pair, draft = _loaded(profile, progress)
     if folder is None:
-        start_over(output)
+        OUTPUT.start_over(output)
         folder = AnswerFolder.create(path, facts, len(suite.prompts))
     if folder.done < folder.prompts:
         policy = PolicyTable(name="constant") if profile.draft is None else profile.draft.policy

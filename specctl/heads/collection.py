@@ -4,7 +4,6 @@ A draft model drafts one token at every position, a draft head the rounds of `sp
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
 from specctl.heads.examples import DataFolder, Example
 from specctl.heads.rounds import read_rounds
-from specctl.learning.collecting import collect_shards
+from specctl.learning.collecting import collect_shards, prompt_facts
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.found import find_head
@@ -96,7 +95,7 @@ def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
         "draft": profile.draft.model,
         "draft_sha256": draft_hash(profile.draft, head),
         "sampling": sampling,
-        "prompts": {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)},
+        "prompts": prompt_facts(suite),
         "prompt": profile.prompt.model_dump(mode="json"),
         "policy": profile.draft.policy.model_dump(mode="json"),
         **quantised,

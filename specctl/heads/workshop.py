@@ -17,6 +17,8 @@ from specctl.heads.examples import DataFolder
 from specctl.heads.figure import write_reliability
 from specctl.heads.report import as_document, head_card, head_config
 from specctl.heads.training import Recipe, Schedule, Training
+from specctl.learning import plain_draft
+from specctl.learning.output_folder import STATE, OutputFolder
 from specctl.learning.shards import INDEX
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.found import find_head
@@ -25,10 +27,11 @@ from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
-from specctl.profile.schema import DraftTable, PolicyTable, Profile
+from specctl.profile.schema import DraftTable, Profile
 from specctl.prompts.suites import Suite
 
-EXAMPLES, STATE, SWEEP = "examples", "training.safetensors", "sweep.json"
+EXAMPLES, SWEEP = "examples", "sweep.json"
+OUTPUT = OutputFolder("train-head", EXAMPLES, ends=(CONFIG, SWEEP), others=(WEIGHTS, SWEEP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +53,7 @@ def without_head(profile: Profile) -> Profile:
     Raises:
         UsageError: the profile has no draft.
     """
-    draft = _draft(profile)
-    policy = PolicyTable(name="constant") if draft.policy.setting.needs_head else draft.policy
-    return profile.model_copy(update={"draft": draft.model_copy(update={"policy": policy, "head": None})})
-
-
-def is_finished(output: Path) -> bool:
-    """Whether an earlier run into this folder is complete.
-
-    Raises:
-        UsageError: the folder holds something, but nothing that train-head has written.
-    """
-    held = {path.name.removesuffix(".part") for path in output.iterdir()}
-    if held and not held & {EXAMPLES, STATE, SWEEP, WEIGHTS}:
-        raise UsageError(f"{output} holds nothing that specctl train-head has written", "use another folder")
-    if not held & {CONFIG, SWEEP}:
-        return False
-    (output / STATE).unlink(missing_ok=True)
-    return True
-
-
-def start_over(output: Path) -> None:
-    """Remove what tells that an earlier run into this folder got anywhere."""
-    for name in (CONFIG, SWEEP, STATE, f"{EXAMPLES}/{INDEX}"):
-        (output / name).unlink(missing_ok=True)
+    return profile.model_copy(update={"draft": plain_draft.without_head(_draft(profile))})
 
 
 def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
@@ -121,7 +101,7 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
     with progress.doing("loading") as say:
         pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
     if folder is None:
-        start_over(output)
+        OUTPUT.start_over(output)
         folder = DataFolder.create(path, facts, len(suite.prompts))
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("answers", len(suite.prompts), folder.done) as advance:

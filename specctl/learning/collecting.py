@@ -1,14 +1,16 @@
 """A target answers prompts; what is made of the answers goes to a folder, shard by shard."""
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from specctl.decoding.answers import Answerer
 from specctl.learning.shards import Item, ShardFolder
 from specctl.observing.answering import Answered, answer_each
 from specctl.observing.progress import Advance, ignored
 from specctl.observing.results import Skipped
-from specctl.prompts.suites import SuitePrompt
+from specctl.prompts.suites import Suite, SuitePrompt
 
 PROMPTS_PER_SHARD = 16
 """Prompts that are lost at most when a run is killed."""
@@ -45,3 +47,8 @@ def collect_shards(
                 else:
                     items += make(found)
         folder.add(items, len(shard), left_out, perf_counter() - began)
+
+
+def prompt_facts(suite: Suite) -> dict[str, Any]:
+    """Which prompts were answered, wherever their file lies."""
+    return {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)}

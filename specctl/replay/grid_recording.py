@@ -7,7 +7,6 @@ import torch
 
 from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.foresight import Foresee
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
@@ -130,7 +129,7 @@ class GridReading:
             self.verifier.forget(alive[0].start)
             forward = rounds.first([row.start for row in alive])
             while True:
-                self._draw(alive, forward, rounds.foresee)
+                self._draw(alive, forward, rounds)
                 going = [number for number, row in enumerate(alive) if not row.ended]
                 if not going:
                     break
@@ -143,13 +142,13 @@ class GridReading:
             None if self.sampling.greedy else [row.chances for row in rows],
         )
 
-    def _draw(self, rows: Sequence[_Row], forward: Forward, foresee: Foresee | None) -> None:
+    def _draw(self, rows: Sequence[_Row], forward: Forward, rounds: Starts) -> None:
         """The next token of each row.
 
         Args:
             rows: B rows.
             forward: logits ``(B, V)`` behind the token, and the hidden states of the token before it.
-            foresee: as in `Starts`.
+            rounds: gave the pass.
         """
         judged = [number for number, row in enumerate(rows) if not row.rejected]
         logits = forward.logits
@@ -164,9 +163,9 @@ class GridReading:
         for row, token, values in zip(rows, chosen.tolist(), columns, strict=True):
             row.tokens.append(token)
             row.values.append(values)
-        if foresee is not None:
-            for row, token in zip(rows, chosen, strict=True):  # a single one, for its `Starts` run one by one
-                row.foreseen.append(float(foresee(token)))
+        if (foreseen := rounds.foresee(chosen)) is not None:
+            for row, value in zip(rows, foreseen.tolist(), strict=True):
+                row.foreseen.append(value)
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
             row.accepted += fine
             row.rejected = not fine

@@ -7,11 +7,16 @@ import torch
 
 from specctl.decoding.along import CHUNK
 from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.block_runner import BlockRunner
+from specctl.models.draft_heads.blocks_side_by_side import BlocksSideBySide
 from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.draft_heads.side_by_side import SideBySide
-from specctl.models.running.foresight import Foresee, foresight_of
+from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.models.running.watching import States
+
+TOKENS = 128
+"""Tokens of the blocks in one pass, whose logits are held at once."""
 
 
 class Starts(Protocol):
@@ -19,11 +24,9 @@ class Starts(Protocol):
 
     Attributes:
         at_once: how many.
-        foresee: of a head that runs one by one, what it predicts of the token after the one drawn; None if nothing.
     """
 
     at_once: int
-    foresee: Foresee | None
 
     def first(self, starts: Sequence[int]) -> Forward:
         """The pass over the newest token of a round at each of B consecutive starts: logits ``(B, V)``."""
@@ -34,6 +37,12 @@ class Starts(Protocol):
         Args:
             going: their numbers among the rounds of the pass before.
             tokens: their newest tokens.
+        """
+
+    def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        """What the draft predicts of the token after each of those ``(B,)`` drawn from the pass before.
+
+        See `specctl.models.running.foresight.Foresee`; ``(B,)``, or None if the draft does not predict it.
         """
 
 
@@ -59,7 +68,7 @@ class OneByOne:
             before,
             hidden,
         )
-        self.foresee = foresight_of(draft)
+        self._foresee = foresight_of(draft)
         self._unread = 2 if late else 1  # tokens that the verifier has not read when a round begins
         draft.rollback(0)
 
@@ -74,16 +83,16 @@ class OneByOne:
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:  # noqa: ARG002 - there is only one
         return self._draft.extend(tokens, keep=1, hidden=self._hidden)
 
+    def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        return None if self._foresee is None else self._foresee(tokens[0])[None]
+
 
 class ManyAtOnce:
-    """Runs a chain head from many starts in one pass."""
-
-    at_once = CHUNK
-    foresee: Foresee | None = None
+    """Runs a draft head from many starts in one pass."""
 
     def __init__(
         self,
-        draft: HeadRunner,
+        draft: HeadRunner | BlockRunner,
         verifier: "ReadText",
         sequence: Sequence[int],
         before: int,
@@ -91,7 +100,13 @@ class ManyAtOnce:
         hidden: bool,
         late: bool = False,
     ) -> None:
-        self._rounds = SideBySide(draft.head, draft.vocabulary, sequence)
+        self._rounds: SideBySide | BlocksSideBySide
+        if isinstance(draft, BlockRunner):
+            self._rounds = BlocksSideBySide(draft.head, draft.vocabulary, sequence)
+            self.at_once = max(1, TOKENS // draft.head.block_size)
+        else:
+            self._rounds = SideBySide(draft.head, draft.vocabulary, sequence)
+            self.at_once = CHUNK
         self._verifier, self._sequence, self._before, self._hidden = verifier, sequence, before, hidden
         self._late = late
 
@@ -107,6 +122,9 @@ class ManyAtOnce:
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
         return self._rounds.further(going, tokens, hidden=self._hidden)
+
+    def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        return self._rounds.foresee(tokens) if isinstance(self._rounds, BlocksSideBySide) else None
 
 
 class ReadText:
@@ -215,6 +233,6 @@ def starts_of(
         hidden: whether `Starts.further` shall give hidden states.
         late: whether rounds begin where the verifier has not read the newest token but one; there are two then.
     """
-    if isinstance(draft, HeadRunner):
+    if isinstance(draft, HeadRunner) or (isinstance(draft, BlockRunner) and not late):
         return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden, late=late)
     return OneByOne(draft, verifier, sequence, before, hidden=hidden, late=late)

@@ -17,6 +17,7 @@ from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.profile.embedded import model_path
 from specctl.profile.schema import SamplingTable
+from specctl.records import StopReason
 
 PROMPT = "Once upon a time"
 LENGTH = 24
@@ -57,6 +58,15 @@ def test_the_head_belongs_to_the_draft(pair: Pair) -> None:
     """Loading refuses one that was trained on other weights."""
     assert pair.head is not None
     assert pair.head.hidden_size == pair.models[1].config.hidden_size
+
+
+def test_the_draft_head_has_one_that_stops_its_drafts(said: list[int]) -> None:
+    own = load_pair(resolve("embedded-eagle3").profile)
+    (completion,) = answerer(own, "specdec++", SamplingTable(max_new_tokens=LENGTH)).answer(RECORDS[0])
+    assert list(completion.tokens) == said
+    assert any(played.stop is StopReason.POLICY for played in completion.rounds)
+    assert {step.accept_prob for played in completion.rounds for step in played.steps[:1]} == {1.0}
+    assert all(0 < step.accept_prob < 1 for played in completion.rounds for step in played.steps[1:])
 
 
 def test_the_target_is_deeper_than_the_draft(pair: Pair) -> None:

@@ -102,13 +102,21 @@ def foreseeing_pair(eos: frozenset[int], longest: int | None) -> Pair:
     return block_pair(eos, longest, "gated")
 
 
+def remembering_pair(eos: frozenset[int], longest: int | None) -> Pair:
+    """And whose rows remember all tokens of the block."""
+    return block_pair(eos, longest, "rnn")
+
+
 PAIRS: dict[str, Callable[[frozenset[int], int | None], Pair]] = {
     "toy": toy_pair,
     "chain": chain_pair,
     "model": model_pair,
     "block": block_pair,
     "foreseeing": foreseeing_pair,
+    "remembering": remembering_pair,
 }
+SIDE_BY_SIDE = ("chain", "block", "foreseeing", "remembering")
+FORESEEING = ("foreseeing", "remembering")
 OFTEN_RIGHT = ("toy", "chain")
 
 
@@ -233,18 +241,24 @@ def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Tr
 
 
 @pytest.mark.parametrize("length", [1, 5, PIECE + 40])
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE)
 def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
-    length: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text is longer than the starts of one pass, and the prompt longer than one piece."""
+    """The text is longer than the starts of one pass, and the prompt longer than one piece.
+
+    Rounds that propose an end of sequence leave those beside them early.
+    """
     prompt = tuple(place * place % 5 % 4 for place in range(length))
-    pair = chain_pair(NO_EOS, None)
+    pair = PAIRS[kind](NO_EOS, None)
     with torch.inference_mode():
         pair.target.watch(pair.drafts[0].layers)  # type: ignore[attr-defined]
         text = said(pair, prompt) + said(pair, prompt)
 
+    ending = replace(pair, eos=frozenset({5}))
+
     def record() -> Trace:
-        return trace_of(pair, prompt, text, len(text), DEPTH, Sampling())
+        return trace_of(ending, prompt, text, len(text), DEPTH, Sampling())
 
     found = grid_of(record())
     assert len(found.rows) > CHUNK
@@ -252,13 +266,15 @@ def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
     assert (found.runs, found.longest) == (expected.runs, expected.longest)
     for one, other in zip(found.rows, expected.rows, strict=True):
         assert one.tokens == other.tokens
-        for name in SIGNALS:
+        for name in (*SIGNALS, "next_accept_prob"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-3)
+    assert all((row.next_accept_prob is not None) == (kind in FORESEEING) for row in found.rows if row.tokens)
 
 
-def test_when_sampling_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE)
+def test_when_sampling_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their verdicts come from the same coins; what is drawn behind a rejected token is not compared."""
-    pair = chain_pair(NO_EOS, None)
+    pair = PAIRS[kind](NO_EOS, None)
     pair.target.watch(pair.drafts[0].layers)  # type: ignore[attr-defined]
     text = said(pair, sampling=PLAIN)
 

@@ -16,7 +16,9 @@ stories, and grade-school maths that looks right but often is not. Use them to s
 Validation loss is the mean next-token cross-entropy in nats on held-out stories and on held-out questions with their
 answers. Context: 1,024 tokens. Weights: bfloat16 safetensors, tied embeddings.
 
-The target has [draft heads](../../../docs/draft-heads.md) with cards of their own: [EAGLE-3](eagle3/README.md).
+The target has [draft heads](../../../docs/draft-heads.md) with cards of their own: [EAGLE-3](eagle3/README.md) and
+[DSpark](dspark/README.md). The draft and the EAGLE-3 head each have an [acceptance head](../../../docs/heads.md)
+([draft](draft-head/README.md), [EAGLE-3](eagle3-head/README.md)).
 
 ## How they were made
 

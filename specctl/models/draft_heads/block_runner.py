@@ -55,6 +55,11 @@ class BlockRunner(FixedBufferRunner):
         self._row = 0  # of the block, the one given last
 
     @property
+    def head(self) -> BlockHead:
+        """The network."""
+        return self._head
+
+    @property
     def layers(self) -> tuple[int, ...]:
         return self._head.layers
 
