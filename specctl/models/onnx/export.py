@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ATTENTION = "specctl_onnx"
 """The name under which transformers knows the attention of exported models."""
 OPSET = 21
+HEAD_MULTIPLE = 8
 TOKENS, ROWS = 5, 3
 """Sizes of the pass that is traced, all different and above 1, so that none of them is taken for a constant."""
 
@@ -168,6 +169,8 @@ def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.shape != values.shape:
             raise CannotExport("its cache keeps no keys and values of one shape")
+        if keys.shape[3] % HEAD_MULTIPLE:
+            raise CannotExport(f"its heads have a size of {keys.shape[3]}, and onnxruntime wants multiples of 8")
         shapes.append(CacheShape(keys.shape[1], keys.shape[3], getattr(layer, "sliding_window", None)))
     return shapes
 
@@ -205,7 +208,7 @@ def exported(model: PreTrainedModel) -> "ir.Model":
     sizes: Any = {1: width}, {1: width}, {0: rows}, None, None, [({2: capacity}, {2: capacity}) for _ in shapes]
     layers = sorted([LAST, *range(len(decoder_layers(model)))])
     kept = [f".{index}.{part}" for index in range(len(shapes)) for part in ("key", "value")]
-    with _attending(model), _quiet(), torch.no_grad():
+    with _quiet(), _attending(model), torch.no_grad():
         try:
             program: Any = torch.onnx.export(
                 traced,
@@ -254,13 +257,15 @@ def _attending(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's warnings and log lines to itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep the exporter's warnings and log lines to itself, and those of transformers about its attention."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

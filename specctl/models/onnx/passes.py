@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnxruntime
 import torch
@@ -37,13 +37,21 @@ def open_session(path: Path, device: torch.device, threads: int) -> onnxruntime.
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised as well
     # A waiting thread that spins takes a core from whoever has work for it.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
     return onnxruntime.InferenceSession(str(path), options, providers=providers)
+
+
+class _Kind(NamedTuple):
+    """What passes must have in common to share what is bound: T, R and the layers whose states they give."""
+
+    width: int
+    rows: int
+    layers: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -93,7 +101,7 @@ class Passes:
         # Attention on a GPU wants the number of tokens on the host and the one before on the device.
         self._before = torch.zeros(1, dtype=torch.int32, device=device)
         self._total = torch.zeros(1, dtype=torch.int32)
-        self._bound: dict[tuple[int, int], _Bound] = {}
+        self._bound: dict[_Kind, _Bound] = {}
 
     def _allocated(self) -> dict[str, torch.Tensor]:
         # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
@@ -124,7 +132,8 @@ class Passes:
             layers: whose states are wanted.
         """
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
-        bound = self._bound.get((width, rows)) or self._bind(width, rows)
+        kind = _Kind(width, rows, tuple(layers))
+        bound = self._bound.get(kind) or self._bind(kind)
         self._before.fill_(after + width - 1)
         self._total.fill_(after + width)
         if width == 1:
@@ -141,19 +150,17 @@ class Passes:
         if self._device.type != "cpu":
             torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(bound.binding)
-        if layers:
-            self._bound.pop((width, rows), None)  # its states are bound; not every pass wants them
         return Results(logits[:keep], found)
 
-    def _bind(self, width: int, count: int) -> _Bound:
+    def _bind(self, kind: _Kind) -> _Bound:
         def numbers(start: int, end: int) -> torch.Tensor:
             return torch.arange(start, end, device=self._device)
 
         bound = _Bound(
             self._session.io_binding(),
-            numbers(0, width)[None],
-            numbers(0, width)[None] if self._placed else None,
-            numbers(width - count, width),
+            numbers(0, kind.width)[None],
+            numbers(0, kind.width)[None] if self._placed else None,
+            numbers(kind.width - kind.rows, kind.width),
         )
         given = {"ids": bound.ids, "rows": bound.rows, "before": self._before, "total": self._total, **self._buffers}
         if bound.positions is not None:
@@ -163,8 +170,8 @@ class Passes:
             bound.binding.bind_input(name, *where, ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
         for name, buffer in self._buffers.items():
             self._bind_output(bound.binding, name.replace("past", "present"), buffer)
-        if width <= KEPT:
-            self._bound[width, count] = bound
+        if kind.width <= KEPT:
+            self._bound[kind] = bound
         return bound
 
     def _bind_output(self, binding: onnxruntime.IOBinding, name: str, tensor: torch.Tensor) -> None:
