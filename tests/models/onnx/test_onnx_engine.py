@@ -9,10 +9,9 @@ import pytest
 import torch
 from checkpoints import llama_config, save_model
 from onnx_models import graphs, needs_onnx, onnx_runner, sure_runner
-from toys import noisy_copy, random_model, seeded
+from toys import seeded
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
-from specctl.decoding.session import Session
 from specctl.errors import ModelError
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.checked import CheckedRunner
@@ -30,6 +29,12 @@ def llama(head_dim: int = 16, **settings: Any) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return LlamaForCausalLM(config).eval()
+
+
+def moving() -> PreTrainedModel:
+    config = deepcopy(llama().config)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    return LlamaForCausalLM(config).eval()
 
 
 def said(model: PreTrainedModel, **settings: Any) -> str:
@@ -79,7 +84,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from specctl.models.onnx import fusions
 
-    def wrong(graph: Any, node: Any) -> None:
+    def wrong(_: Any, node: Any) -> None:
         node.attributes["epsilon"] = type(node.attributes["epsilon"])("epsilon", node.attributes["epsilon"].type, 0.5)
 
     monkeypatch.setattr(fusions, "fuse_sum", wrong)
@@ -98,7 +103,7 @@ def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.Mo
         (lambda: deepcopy(llama()).bfloat16(), "onnxruntime computes in float32 on cpu, and its dtype is bfloat16"),
         (lambda: llama(head_dim=4), "its heads have a size of 4, and onnxruntime wants multiples of 8"),
         (
-            lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+            lambda: moving(),
             "the angles of its positions depend on the length of the text (dynamic)",
         ),
         (
@@ -114,7 +119,7 @@ def test_what_onnxruntime_cannot_run(model: Any, line: str) -> None:
 
 @needs_onnx
 def test_attention_of_a_model_of_its_own_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = deepcopy(llama())
+    model = deepcopy(llama(rms_norm_eps=1e-4))  # of which no graph is kept
     attention = model.model.layers[0].self_attn
     usual = attention.forward
     monkeypatch.setattr(attention, "forward", lambda *given, **named: (usual(*given, **named)[0] * 0 + 1, None))
@@ -123,7 +128,7 @@ def test_attention_of_a_model_of_its_own_is_not_guessed(monkeypatch: pytest.Monk
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda name: None)
+    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
     with pytest.raises(ModelError, match="needs onnxruntime, which is not installed") as error:
         load_pair(resolve("embedded", overrides=["engine=onnx"]).profile)
     assert "pip install 'specctl[onnx]'" in str(error.value.hint)

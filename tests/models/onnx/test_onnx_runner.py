@@ -7,15 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_models import needs_onnx, sure_runner
-from toys import FAMILIES, random_head, random_model, seeded
-from transformers import PreTrainedModel
+from toys import FAMILIES, noisy_copy, random_head, random_model, seeded
+from transformers import GenerationConfig, PreTrainedModel
 
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode
 from specctl.decoding.reading import Reader, packed_signals
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, arrivals
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.runner import EagerRunner, Forward, FusedRunner, PreparedRunner
 from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.policies.constant import Constant
+from specctl.policies.svip import Svip
 
 pytestmark = needs_onnx
 VOCABULARY = 60
@@ -179,3 +184,21 @@ def test_another_runner_of_the_same_graph_has_a_cache_of_its_own() -> None:
     expected = EagerRunner(random_model("llama"), VOCABULARY)
     expected.extend(TOKENS[:20], keep=0)
     same(*(each.extend(TOKENS[20:24], keep=4) for each in (runner, expected)))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+def test_greedy_tokens_beyond_a_sliding_window_are_those_of_generate(family: str) -> None:
+    """The other families are among the engines of `tests/decoding/test_engines.py`."""
+    prompt = TOKENS[:20]
+    config = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=None, pad_token_id=0)
+    ids = torch.tensor([prompt])
+    expected = random_model(family).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    target, draft = sure_runner(model_of(family), 64), EagerRunner(noisy_copy(family), 64)
+    for policy in (Constant(k=5), Svip()):
+        drafter = ModelDrafter(draft, policy)
+        for each in (target, draft):
+            each.rollback(0)
+        prefill(target, drafter, prompt)
+        rounds = list(decode(target, drafter, prompt, 40, Sampling(), frozenset(), None))
+        assert [token for round_ in rounds for token in round_.emitted] == expected[0, 20:].tolist()
+        assert any(round_.accepted < len(round_.steps) for round_ in rounds), "nothing was taken back"
