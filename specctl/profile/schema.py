@@ -163,10 +163,11 @@ class Profile(Table):
 
     schema_version: Literal[1] = 1
     description: str = ""
-    engine: Literal["auto", "eager", "static", "graph"] = "auto"
+    engine: Literal["auto", "eager", "static", "graph", "onnx"] = "auto"
     """How forward passes run: ``eager``, any model with a growing cache; ``static``, with a cache at fixed addresses;
-    ``graph``, as ``static`` but captured as CUDA graphs. ``auto`` is ``static`` if passes are compiled, else ``eager``.
-    An engine that the model or the machine cannot run falls back to a simpler one, with a message."""
+    ``graph``, as ``static`` but captured as CUDA graphs; ``onnx``, by onnxruntime. ``auto`` is ``static`` if passes are
+    compiled, else ``eager``. An engine that the model or the machine cannot run falls back to a simpler one, with a
+    message."""
     compile: bool | Literal["auto"] = "auto"
     """Whether torch.compile compiles the passes of the static engine, which takes minutes at the start of a run;
     ``auto`` compiles in long runs only."""
@@ -194,6 +195,7 @@ class Profile(Table):
     @field_validator("compile")
     @classmethod
     def _compiled_engine(cls, compile: bool | str, info: ValidationInfo) -> bool | str:  # noqa: A002 - the key's name
-        if compile is True and info.data.get("engine") == "eager":
-            raise ValueError('needs engine = "static", "graph" or "auto"; eager passes are not compiled')
+        engine = info.data.get("engine")
+        if compile is True and engine in ("eager", "onnx"):
+            raise ValueError(f'needs engine = "static", "graph" or "auto"; {engine} passes are not compiled')
         return compile

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from onnx_models import needs_onnx, sure_runner
 from toys import STOPPING, WITHOUT_FORESIGHT, Replays, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -29,7 +30,15 @@ ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "static": lambda model: StaticRunner(model, 64),
     "graph": lambda model: GraphRunner(model, 64, Replays()),
     "fixed width": lambda model: FixedWidthRunner(StaticRunner(model, 64)),
+    "onnx": lambda model: onnx_copy(model),
 }
+ENGINE_NAMES = [pytest.param(name, marks=needs_onnx) if name == "onnx" else name for name in ENGINES]
+
+
+@cache
+def onnx_copy(model: PreTrainedModel) -> Runner:
+    """One runner for each model, since a session takes longer to open than these texts to write."""
+    return sure_runner(model, 64)
 
 
 @cache
@@ -53,7 +62,7 @@ def written(
     return [token for round_ in rounds for token in round_.emitted]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("name", WITHOUT_FORESIGHT)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
 def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str) -> None:
@@ -62,7 +71,7 @@ def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str
         assert written(target, draft, name, prompt, Sampling()) == reference(family, prompt)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("name", ["constant", "svip", "specdec++"])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)], ids=["plain", "filtered"])
 def test_sampled_tokens_are_those_of_the_eager_engine(engine: str, name: str, sampling: Sampling) -> None:

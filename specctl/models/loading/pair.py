@@ -14,9 +14,10 @@ from specctl.models.loading.found import Found, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
+from specctl.models.loading.model_runners import as_loaded, checked_runner, model_runner
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.engines import EngineSettings, build_runner, checked, fixed_width, preparing_seconds
+from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.token_rules import TokenRules, ruled
@@ -142,7 +143,8 @@ def load_pair(
         require_supported_rules(found[-1].checkpoint)
     for name in chain.from_iterable(wanted):
         locate_head(name)
-    networks = load_found(found, above, progress)
+    settings = engines or EngineSettings.of(profile)
+    networks = load_found([as_loaded(one, settings) for one in found], above, progress)
     target = networks[0]
     assert isinstance(target, LoadedModel), "the target is no draft head"
     tokenizer = load_tokenizer(profile.target)
@@ -150,19 +152,21 @@ def load_pair(
     for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
         if isinstance(draft, LoadedModel):
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
-    settings = engines or EngineSettings.of(profile)
     runners: list[Runner] = []
-    for network in networks:
+    for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
-            runners.append(build_runner(network.model, vocabulary, network.name, settings))
+            networks[index], runner = model_runner(one, network, vocabulary, settings)
+            runners.append(runner)
         else:
             from specctl.models.draft_heads.engines import build_head_runner
 
             runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
+    target, bare = networks[0], runners[0]
+    assert isinstance(target, LoadedModel), "the target is no draft head"
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
     if settings.check or untested(target.model):
-        runners[0] = checked(runners[0], target.model, vocabulary, target.name)
+        runners[0] = checked_runner(runners[0], bare, target, found[-1], vocabulary)
     for runner, upper in zip(runners[1:], above, strict=True):
         if isinstance(runner, StateReader):
             runners[0 if upper is None else upper + 1].watch(runner.layers)

@@ -35,7 +35,7 @@ class EngineSettings:
         progress: called with what is being prepared.
     """
 
-    engine: Literal["auto", "eager", "static", "graph"] = "auto"
+    engine: Literal["auto", "eager", "static", "graph", "onnx"] = "auto"
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     check: bool = False

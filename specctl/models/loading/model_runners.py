@@ -1,0 +1,63 @@
+"""Runners of loaded models, by the engine that a profile asks for."""
+
+from dataclasses import replace
+
+from specctl.models.loading.found import Found
+from specctl.models.loading.model import LoadedModel, load_inspected
+from specctl.models.running.checked import CheckedRunner
+from specctl.models.running.engines import EngineSettings, build_runner, checked
+from specctl.models.running.runner import Runner
+
+
+def as_loaded(one: Found, settings: EngineSettings) -> Found:
+    """How a model is loaded first: unquantised if onnxruntime is to quantise it in its own way."""
+    if settings.engine != "onnx" or one.head is not None:
+        return one
+    from specctl.models.onnx.engine import QUANTIZED, require_onnxruntime
+
+    require_onnxruntime()
+    own = one.quantization is not None and one.quantization.name in QUANTIZED
+    return replace(one, quantization=None) if own else one
+
+
+def model_runner(
+    one: Found, network: LoadedModel, vocabulary: int, settings: EngineSettings
+) -> tuple[LoadedModel, Runner]:
+    """A model's runner, and the model as that runs it.
+
+    Args:
+        one: as the profile wants it.
+        network: loaded as `as_loaded` says.
+        vocabulary: the pair's shared vocabulary.
+        settings: which engine, and whether to compile.
+    """
+    if settings.engine == "onnx":
+        from specctl.models.onnx.engine import build_onnx_runner
+
+        first = as_loaded(one, settings)
+        rounding = None if one.quantization is None or first is one else one.quantization.name
+        runner = build_onnx_runner(network.model, vocabulary, network.name, settings, rounding)
+        if runner is not None:
+            return network, runner
+        if first is not one:
+            network = load_inspected(one.checkpoint, one.table, one.quantization)
+        settings = replace(settings, engine="auto")
+    return network, build_runner(network.model, vocabulary, network.name, settings)
+
+
+def checked_runner(runner: Runner, bare: Runner, network: LoadedModel, one: Found, vocabulary: int) -> Runner:
+    """A target that is compared once with a fresh read, by eager passes where torch has the same weights.
+
+    Args:
+        runner: the target's.
+        bare: the same without runners around it.
+        network: its model.
+        one: as the profile wants it.
+        vocabulary: the pair's shared vocabulary.
+    """
+    if one.quantization is not None and getattr(network.model, "quantization_method", None) is None:
+        from specctl.models.onnx.runner import OnnxRunner
+
+        assert isinstance(bare, OnnxRunner), "only onnxruntime quantises a model that torch has whole"
+        return CheckedRunner(runner, bare.fresh, network.name)
+    return checked(runner, network.model, vocabulary, network.name)

@@ -1,0 +1,74 @@
+"""A graph compared with the model that it was made from, before anybody reads what it computes."""
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.models.onnx.export import watched
+from specctl.models.onnx.passes import Passes
+
+LIMITS = {None: 1e-3, "int8": 0.1, "int4": 0.5}
+"""The largest difference of logits and states, as a share of their standard deviation: by rounding of float32, and by
+rounding of weights, where it is the root of the mean square."""
+HALF = 0.05
+"""The same in float16 and bfloat16."""
+STEPS = ((1, 0), (5, 3), (1, 0), (8, 8), (2, 1), (16, 4), (1, 0))
+"""Passes after the first: tokens, and how many of them are taken back."""
+FIRST = 24
+LONGEST_WINDOW = 512
+"""Sliding windows up to here are filled before the comparison."""
+
+
+def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize: str | None = None) -> float:
+    """The largest difference between a graph's passes and whole ones of its model, as `LIMITS` measures it.
+
+    The passes have several widths, and after some of them tokens are taken back.
+
+    Args:
+        passes: over the graph.
+        model: in eval mode.
+        vocabulary: V, ids are drawn from below it.
+        quantize: how the graph's weights were rounded.
+    """
+    draws = torch.Generator().manual_seed(16)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(0, vocabulary, (count,), generator=draws).tolist()
+
+    windows = [getattr(model.config.get_text_config(decoder=True), "sliding_window", None) or 0]
+    first = FIRST + max(window for window in [0, *windows] if window <= LONGEST_WINDOW)
+    if first + sum(width for width, _ in STEPS) > passes.capacity:
+        passes.grow(first + sum(width for width, _ in STEPS), 0)
+    layers = [-1, *range(passes.layers)]
+    text: list[int] = []
+    worst = 0.0
+    for width, back in ((first, 0), *STEPS):
+        block = tokens(width)
+        found = passes.run(block, len(text), width, layers)
+        text += block
+        logits, states = whole_pass(model, text)
+        pairs = [(found.logits[:, :vocabulary], logits[-width:, :vocabulary])]
+        pairs += [(found.states[layer], states[layer][-width:]) for layer in (layers if quantize is None else [])]
+        worst = max(worst, *(_apart(mine, theirs, quantize) for mine, theirs in pairs))
+        del text[len(text) - back :]
+    return worst
+
+
+def limit(quantize: str | None, dtype: torch.dtype) -> float:
+    """The largest `difference` that rounding explains."""
+    return LIMITS[quantize] if dtype == torch.float32 else max(HALF, LIMITS[quantize])
+
+
+def whole_pass(model: PreTrainedModel, text: list[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Logits ``(T, V)`` and the states ``(T, D)`` of every layer in one pass without a cache."""
+    states: dict[int, torch.Tensor] = {}
+    with torch.inference_mode(), watched(model, states):
+        ids = torch.tensor([text], device=next(model.parameters()).device)
+        logits = model(input_ids=ids, use_cache=False).logits[0]
+    return logits, {layer: each[0] for layer, each in states.items()}
+
+
+def _apart(mine: torch.Tensor, theirs: torch.Tensor, quantize: str | None) -> float:
+    error = (mine.float() - theirs.float()).abs()
+    size = error.max() if quantize is None else error.square().mean().sqrt()
+    apart = float(size / theirs.float().std())
+    return apart if apart == apart else float("inf")  # NaN is no rounding

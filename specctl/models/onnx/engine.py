@@ -1,0 +1,164 @@
+"""The onnxruntime runner for a model, or the reason why it has none."""
+
+import atexit
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from specctl.errors import ModelError
+from specctl.models.onnx.store import Store, cache_folder, key_of
+from specctl.models.running.engines import EngineSettings
+
+if TYPE_CHECKING:
+    from specctl.models.onnx.passes import Passes
+    from specctl.models.onnx.runner import OnnxRunner
+
+INSTALL = "Run `pip install 'specctl[onnx]'`."
+QUANTIZED = ("int8", "int4")
+"""The values of ``quantize`` that this engine has a form of its own for."""
+LONGEST = 1 << 17
+"""The most places for which the angles of positions are tabulated."""
+
+
+class Unable(Exception):  # noqa: N818 - it is a finding
+    """Why onnxruntime cannot run a model, as the end of a sentence."""
+
+
+def require_onnxruntime() -> None:
+    """Raise a ModelError if onnxruntime is not installed."""
+    if find_spec("onnxruntime") is None:
+        raise ModelError('engine = "onnx" needs onnxruntime, which is not installed.', INSTALL)
+
+
+def build_onnx_runner(
+    model: PreTrainedModel, vocabulary: int, name: str, settings: EngineSettings, quantize: str | None = None
+) -> "OnnxRunner | None":
+    """The runner of a model's graph, which is made and kept if it is not there.
+
+    Args:
+        model: in eval mode, not quantised.
+        vocabulary: the pair's shared vocabulary.
+        name: the model's, in messages.
+        settings: of the other engines, and whom to tell.
+        quantize: `QUANTIZED` or None.
+
+    Returns:
+        None after a notice with the reason, where torch has to run the model.
+
+    Raises:
+        ModelError: onnxruntime, or what exports models for it, is not installed.
+    """
+    require_onnxruntime()
+    try:
+        return _built(model, vocabulary, name, settings, quantize)
+    except Unable as why:
+        settings.notice(f"{name} runs on torch: {why}")
+        return None
+
+
+def obstacle(model: PreTrainedModel) -> str | None:
+    """What of a model's configuration stands against its export, as the end of a sentence; None if nothing does."""
+    import onnxruntime
+
+    config = model.config.get_text_config(decoder=True)
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1 or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return "it is spread over several devices"
+    kind = next(iter(devices)).type
+    if kind not in ("cpu", "cuda"):
+        return f"specctl drives onnxruntime on a CPU and on CUDA only, and it is on {kind}"
+    if kind == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "the installed onnxruntime has no CUDA provider (`pip install onnxruntime-gpu`)"
+    if getattr(model, "quantization_method", None) is not None:
+        return "its checkpoint is quantised already"
+    wanted = (torch.float32,) if kind == "cpu" else (torch.float16, torch.bfloat16)
+    if model.dtype not in wanted:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in wanted)
+        return f"onnxruntime computes in {names} on {kind}, and its dtype is {str(model.dtype).removeprefix('torch.')}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+    if moving := kinds & {"dynamic", "longrope"} & set(ROPE_INIT_FUNCTIONS):
+        return f"the angles of its positions depend on the length of the text ({moving.pop()})"
+    return None
+
+
+def _built(
+    model: PreTrainedModel, vocabulary: int, name: str, settings: EngineSettings, quantize: str | None
+) -> "OnnxRunner":
+    if why := obstacle(model):
+        raise Unable(why)
+    from specctl.models.onnx.passes import Passes, open_session
+    from specctl.models.onnx.runner import CAPACITY, OnnxRunner
+
+    device = next(model.parameters()).device
+    context = int(getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", LONGEST))
+    began = perf_counter()
+    made = False
+
+    def opened(path: Path) -> Passes:
+        return Passes(open_session(path, device, torch.get_num_threads()), device, min(CAPACITY, context))
+
+    def write(path: Path) -> None:
+        nonlocal made
+        made = True
+        settings.progress(f"preparing {name} for onnxruntime, once")
+        _write(model, context, quantize, path)
+        _require_equal(opened(path), model, vocabulary, quantize)
+
+    key, store = key_of(model, quantize), Store(cache_folder())
+    try:
+        with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
+            path = store.find(key) or store.put(key, write)
+    except OSError as error:
+        settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
+        folder = Path(tempfile.mkdtemp(prefix="specctl-onnx-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = Store(folder).put(key, write)
+    passes = opened(path)
+    engine = "onnx" if quantize is None else f"onnx, {quantize}"
+    seconds = perf_counter() - began if made else 0.0
+    return OnnxRunner(passes, vocabulary, context, device, engine=engine, preparing_seconds=seconds)
+
+
+def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Path) -> None:
+    """Export a model to a file, with its weights in another one beside it."""
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', INSTALL)
+    import onnx_ir as ir
+
+    from specctl.models.onnx.export import CannotExport, exported
+    from specctl.models.onnx.fusions import fuse
+    from specctl.models.onnx.quantization import BITS
+    from specctl.models.onnx.quantization import quantize as round_weights
+    from specctl.models.onnx.tables import position_table
+
+    try:
+        graph = exported(model)
+    except CannotExport as why:
+        raise Unable(str(why)) from why
+    fuse(graph, lambda value: position_table(graph, value, context) if context <= LONGEST else None)
+    if quantize is not None:
+        round_weights(graph, BITS[quantize])
+    ir.save(graph, path, external_data="weights.bin")
+
+
+def _require_equal(passes: "Passes", model: PreTrainedModel, vocabulary: int, quantize: str | None) -> None:
+    """Raise `Unable` unless a graph computes what its model computes."""
+    from specctl.models.onnx.check import difference, limit
+
+    try:
+        found = difference(passes, model, vocabulary, quantize)
+    except RuntimeError as error:  # onnxruntime's own, of every kind
+        raise Unable(f"onnxruntime cannot run its graph ({str(error).strip().splitlines()[0][:200]})") from error
+    if found > (most := limit(quantize, model.dtype)):
+        raise Unable(
+            f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
+        )

@@ -1,0 +1,271 @@
+"""A transformers model as an ONNX graph with attention over a shared key-value buffer, by torch's own exporter."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import AttentionMaskInterface
+
+from specctl.models.onnx.nodes import MICROSOFT
+from specctl.models.onnx.passes import state_name
+from specctl.models.running.watching import LAST, decoder, decoder_layers
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+ATTENTION = "specctl_onnx"
+"""The name under which transformers knows the attention of exported models."""
+OPSET = 21
+HEAD_MULTIPLE = 8
+TOKENS, ROWS = 5, 3
+"""Sizes of the pass that is traced, all different and above 1, so that none of them is taken for a constant."""
+
+
+class CannotExport(Exception):  # noqa: N818 - it is a finding
+    """Why a model cannot become a graph, as the end of a sentence."""
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What the attention of a model that is being traced reads, and what it wrote, by layer."""
+
+    windows: list[int | None]
+    past: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    before: torch.Tensor
+    total: torch.Tensor
+    present: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+_tracing: list[_Trace] = []
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,  # (1, H, T, D)
+    key: torch.Tensor,  # (1, K, T, D)
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001 - the interface's signature
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention as one GroupQueryAttention node, which appends to the cache and masks by itself."""
+    trace = _tracing[-1]
+    layer = module.layer_idx
+    if not isinstance(layer, int) or layer in trace.present:
+        raise CannotExport("its layers share their attention")
+    if sliding_window != trace.windows[layer]:
+        raise CannotExport("its attention has a window of a kind that onnxruntime does not know")
+    if more.get("s_aux") is not None:
+        raise CannotExport("its attention has sinks")
+    _, heads, width, size = query.shape
+    keys, values = trace.past[layer]
+    settings: dict[str, Any] = {"num_heads": heads, "kv_num_heads": key.shape[1]}
+    settings["scale"] = float(size**-0.5 if scaling is None else scaling)
+    if sliding_window is not None:
+        settings["local_window_size"] = sliding_window
+    if softcap is not None:
+        settings["softcap"] = float(softcap)
+    rows = [states.transpose(1, 2).reshape(1, width, -1) for states in (query, key, value)]
+    mixed, *present = torch.onnx.ops.symbolic_multi_out(
+        f"{MICROSOFT}::GroupQueryAttention",
+        (*rows, keys, values, trace.before, trace.total),
+        settings,
+        dtypes=(query.dtype, keys.dtype, values.dtype),
+        shapes=((1, width, heads * size), keys.shape, values.shape),
+        version=1,
+    )
+    trace.present[layer] = present[0], present[1]
+    return mixed.reshape(1, width, heads, size), None
+
+
+class _Traced(nn.Module):
+    """One pass: ids ``(1, T)``, positions ``(1, T)``, rows ``(R,)``, and what attention reads.
+
+    It gives the logits ``(1, R, V)`` of the rows, the states ``(1, T, D)`` of every layer and the last, and all keys
+    and values.
+    """
+
+    def __init__(self, model: PreTrainedModel, windows: list[int | None]) -> None:
+        super().__init__()
+        self.model = model
+        self._windows = windows
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        before: torch.Tensor,
+        total: torch.Tensor,
+        past: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, ...]:
+        trace = _Trace(self._windows, past, before, total)
+        states: dict[int, torch.Tensor] = {}
+        _tracing.append(trace)
+        try:
+            with watched(self.model, states):
+                logits = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows).logits
+        finally:
+            _tracing.pop()
+        if sorted(trace.present) != list(range(len(past))):
+            raise CannotExport("its attention is not transformers' own")
+        present = [states_of for layer in range(len(past)) for states_of in trace.present[layer]]
+        return (logits, *(states[layer] for layer in sorted(states)), *present)
+
+
+@contextmanager
+def watched(model: PreTrainedModel, states: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Note what enters each decoder layer and what leaves the last after the final norm, each ``(1, T, D)``."""
+
+    def keep(layer: int, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        states[layer] = given[0] if given else named["hidden_states"]
+
+    def keep_last(_: nn.Module, __: Any, output: Any) -> None:
+        states[LAST] = output[0]
+
+    handles = [decoder(model).register_forward_hook(keep_last)]
+    for index, layer in enumerate(decoder_layers(model)):
+        handles.append(layer.register_forward_pre_hook(partial(keep, index), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """A layer's buffers: ``(1, heads, capacity, size)`` keys and values, and how far back it looks."""
+
+    heads: int
+    size: int
+    window: int | None
+
+
+def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
+    """What each layer keeps of a token.
+
+    Raises:
+        CannotExport: a layer keeps something else than keys and values of one shape.
+    """
+    cache = DynamicCache(config=model.config)
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True)
+    shapes = []
+    for layer in cache.layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise CannotExport("it has layers with a state of their own")
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.shape != values.shape:
+            raise CannotExport("its cache keeps no keys and values of one shape")
+        if keys.shape[3] % HEAD_MULTIPLE:
+            raise CannotExport(f"its heads have a size of {keys.shape[3]}, and onnxruntime wants multiples of 8")
+        shapes.append(CacheShape(keys.shape[1], keys.shape[3], getattr(layer, "sliding_window", None)))
+    return shapes
+
+
+def exported(model: PreTrainedModel) -> "ir.Model":
+    """The graph of one pass over T tokens that follow those in the cache.
+
+    Inputs: ``ids`` and ``positions`` ``(1, T)`` int64; ``rows`` ``(R,)`` int64, the places in the pass whose logits are
+    wanted; ``total`` ``(1,)`` int32, the number of tokens cached after the pass, and ``before`` ``(1,)`` int32, one
+    less; ``past.I.key`` and ``past.I.value`` ``(1, heads, capacity, size)`` for layer I.
+
+    Outputs: ``logits`` ``(1, R, V)``; ``state.I`` and ``state.last`` ``(1, T, D)``, as `Runner.watch` numbers them;
+    ``present.I.key`` and ``present.I.value``, which may be the memory of the inputs.
+
+    Args:
+        model: in eval mode, on one device.
+
+    Raises:
+        CannotExport: the model cannot be exported.
+    """
+    shapes = cache_shapes(model)
+    device, dtype = next(model.parameters()).device, model.dtype
+    traced = _Traced(model, [shape.window for shape in shapes])
+
+    def numbers(count: int, kind: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.arange(count, dtype=kind, device=device)
+
+    past = [
+        tuple(torch.zeros(1, shape.heads, 64, shape.size, dtype=dtype, device=device) for _ in range(2))
+        for shape in shapes
+    ]
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    given = numbers(TOKENS)[None], numbers(TOKENS)[None], numbers(ROWS), one * (TOKENS - 1), one * TOKENS, past
+    width, rows, capacity = (torch.export.Dim(name, min=2) for name in ("tokens", "rows", "capacity"))
+    sizes: Any = {1: width}, {1: width}, {0: rows}, None, None, [({2: capacity}, {2: capacity}) for _ in shapes]
+    layers = sorted([LAST, *range(len(decoder_layers(model)))])
+    kept = [f".{index}.{part}" for index in range(len(shapes)) for part in ("key", "value")]
+    with _quiet(), _attending(model), torch.no_grad():
+        try:
+            program: Any = torch.onnx.export(
+                traced,
+                given,
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=sizes,
+                input_names=["ids", "positions", "rows", "before", "total", *(f"past{name}" for name in kept)],
+                output_names=["logits", *map(state_name, layers), *(f"present{name}" for name in kept)],
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # whatever the exporter stumbles over, torch can still run the model
+            raise _reason(error) from error
+    graph: ir.Model = program.model
+    return graph
+
+
+def _reason(error: BaseException) -> CannotExport:
+    """What to say of an exporter's error: the finding in its chain, or its first line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, CannotExport):
+            return CannotExport(*cause.args)
+        last, cause = cause, cause.__cause__ or cause.__context__
+    line = next(iter(str(last).strip().splitlines()), type(last).__name__)
+    return CannotExport(f"torch cannot export it ({type(last).__name__}: {line[:200]})")
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Masks are the node's own work."""
+
+
+@contextmanager
+def _attending(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend through `_attention`."""
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, _no_mask)
+    usual = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(ATTENTION)
+        yield
+    finally:
+        model.set_attn_implementation(usual)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's warnings and log lines to itself, and those of transformers about its attention."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

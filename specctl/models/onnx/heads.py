@@ -1,0 +1,63 @@
+"""Queries, keys and values by head, ``(1, H, T, D)``, and as rows, ``(1, T, H * D)``."""
+
+import numpy as np
+import onnx_ir as ir
+
+from specctl.models.onnx.nodes import made_by, only_use, same_shape, set_inputs, weight_value
+
+
+def headed(value: ir.Value | None) -> ir.Value | None:
+    """The ``(1, H, T, D)`` of which a value is the rows ``(1, T, H * D)``."""
+    reshape = made_by(value, "Reshape")
+    transpose = None if reshape is None else made_by(reshape.inputs[0], "Transpose")
+    if transpose is None or transpose.attributes["perm"].as_ints() != (0, 2, 1, 3):
+        return None
+    return transpose.inputs[0]
+
+
+def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
+    """``(1, H, T, D)`` as rows ``(1, T, H * D)``, without a detour where it was made of them."""
+    perm = [0, 2, 1, 3]
+    back = made_by(states, "Transpose")
+    if back is not None and list(back.attributes["perm"].as_ints()) == perm and back.inputs[0] is not None:
+        by_token = back.inputs[0]
+        split = made_by(by_token, "Reshape")
+        if split is not None and split.inputs[0] is not None and _is_rows(split.inputs[0], by_token):
+            return split.inputs[0]
+    else:
+        turn = ir.node("Transpose", [states], {"perm": perm})
+        graph.insert_before(before, turn)
+        by_token = turn.outputs[0]
+    shape = states.shape
+    assert shape is not None
+    heads, size = shape[1], shape[3]
+    assert isinstance(heads, int), "only the number of tokens varies"
+    assert isinstance(size, int), "only the number of tokens varies"
+    numbers = np.array([1, -1, heads * size], dtype=np.int64)
+    joined = weight_value(graph, f"rows.{len(graph.initializers)}", numbers)
+    join = ir.node("Reshape", [by_token, joined])
+    graph.insert_before(before, join)
+    return join.outputs[0]
+
+
+def _is_rows(rows: ir.Value, by_token: ir.Value) -> bool:
+    """Whether ``(1, T, H * D)`` holds the same rows as ``(1, T, H, D)``."""
+    one, other = rows.shape, by_token.shape
+    if one is None or other is None or len(one) != 3 or len(other) != 4 or str(one[1]) != str(other[1]):
+        return False
+    return isinstance(other[2], int) and isinstance(other[3], int) and one[2] == other[2] * other[3]
+
+
+def unwrap(graph: ir.Graph, attention: ir.Node) -> None:
+    """Skip what changes the shape of attention's values and of its result, and back again."""
+    inputs = list(attention.inputs)
+    for index, value in enumerate(inputs[:3]):
+        states = headed(value)
+        if states is not None:
+            inputs[index] = as_rows(graph, attention, states)
+    set_inputs(attention, inputs)
+    mixed = attention.outputs[0]
+    for use in list(mixed.uses()):
+        again = only_use(use.node.outputs[0]) if use.node.op_type == "Reshape" else None
+        if again is not None and again.op_type == "Reshape" and same_shape(again.outputs[0], mixed):
+            again.outputs[0].replace_all_uses_with(mixed)

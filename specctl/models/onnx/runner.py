@@ -1,0 +1,100 @@
+"""A runner whose passes are onnxruntime's."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from specctl.models.onnx.passes import Passes
+from specctl.models.running.runner import Forward, joined
+from specctl.models.running.token_reader import TokenReader
+from specctl.models.running.watching import LAST
+
+CAPACITY = 256
+"""Tokens to make room for at first; the buffers double when they are full."""
+PIECE = 512
+"""Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small."""
+
+
+class OnnxRunner:
+    """A `Runner` over one key-value buffer: a pass writes in place, a rollback moves a counter.
+
+    Args:
+        passes: of the model's graph.
+        vocabulary: as for `EagerRunner`.
+        context: the most tokens of a sequence.
+        device: of the logits.
+        engine: its name in reports.
+        preparing_seconds: wall time that was spent on making the graph; 0 if it was there.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        vocabulary: int,
+        context: int,
+        device: torch.device,
+        *,
+        engine: str = "onnx",
+        preparing_seconds: float = 0.0,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.context = context
+        self.device = device
+        self.length = 0
+        self.engine = engine
+        self.preparing_seconds = preparing_seconds
+        self._passes = passes
+        self._watched: tuple[int, ...] = ()
+
+    @property
+    def prepares(self) -> bool:
+        """Whether the graph was made for this runner."""
+        return self.preparing_seconds > 0
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        if len(tokens) <= PIECE:
+            return self._pass(tokens, keep, hidden)
+        parts = []
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            behind = len(tokens) - start - len(piece)
+            parts.append(self._pass(piece, max(0, min(keep - behind, len(piece))), hidden))
+        return joined(parts)
+
+    def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        self._reserve(self.length + len(tokens))
+        layers = sorted({*self._watched, LAST}) if hidden else self._watched
+        found = self._passes.run(tokens, self.length, keep, layers)
+        self.length += len(tokens)
+        last = found.states[LAST][len(tokens) - keep :] if hidden else None
+        states = {layer: found.states[layer] for layer in self._watched} if self._watched else None
+        return Forward(found.logits[:, : self.vocabulary], last, states)
+
+    def read(
+        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Extend by one token and read its pass, as in `FusedRunner`."""
+        self._reserve(self.length + 1)
+        found = self._passes.run((token,), self.length, 1, (LAST,) if reader.hidden else ())
+        self.length += 1
+        state = found.states[LAST][0] if reader.hidden else None
+        return reader(found.logits[0, : self.vocabulary], arrivals, state, previous)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        wanted = {*self._watched, *layers}
+        if unknown := [layer for layer in wanted if not LAST <= layer < self._passes.layers]:
+            raise IndexError(f"the model has {self._passes.layers} layers, and none is number {unknown[0]}")
+        self._watched = tuple(sorted(wanted))
+
+    def fresh(self) -> "OnnxRunner":
+        """Another runner of the same graph with an empty cache."""
+        return OnnxRunner(self._passes.fresh(), self.vocabulary, self.context, self.device, engine=self.engine)
+
+    def rollback(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def _reserve(self, tokens: int) -> None:
+        """Grow the buffers to hold this many tokens."""
+        if tokens > self._passes.capacity:
+            # Padding of a `FixedWidthRunner` may end beyond the context.
+            self._passes.grow(max(tokens, 2 * self._passes.capacity), self.length)

@@ -1,0 +1,175 @@
+"""Which models onnxruntime runs, what is said of the others, and what is exported when."""
+
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import llama_config, save_model
+from onnx_models import graphs, needs_onnx, onnx_runner, sure_runner
+from toys import seeded
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
+
+from specctl.errors import ModelError
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.checked import CheckedRunner
+from specctl.models.running.engines import engine_name, preparing_seconds
+from specctl.profile import resolve
+
+TOKENS: list[int] = torch.randint(0, 60, (40,), generator=seeded(3)).tolist()
+
+
+@cache
+def llama(head_dim: int = 16, **settings: Any) -> PreTrainedModel:
+    """One layer, so that its export takes little."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(num_hidden_layers=1, vocab_size=64, head_dim=head_dim, **sizes, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
+
+
+def moving() -> PreTrainedModel:
+    config = deepcopy(llama().config)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    return LlamaForCausalLM(config).eval()
+
+
+def said(model: PreTrainedModel, **settings: Any) -> str:
+    """The one line that is said of a model that torch has to run."""
+    heard: list[str] = []
+    assert onnx_runner(model, 60, notice=heard.append, **settings) is None
+    (line,) = heard
+    return line
+
+
+@needs_onnx
+def test_a_graph_is_made_once_and_made_again_when_it_is_damaged() -> None:
+    heard: list[str] = []
+    first = sure_runner(llama(), 60, progress=heard.append)
+    assert heard == ["preparing it for onnxruntime, once"]
+    assert first.prepares
+    assert preparing_seconds(first)
+    again = sure_runner(llama(), 60, progress=heard.append)
+    assert len(heard) == 1
+    assert preparing_seconds(again) is None
+    (damaged,) = [path for path in graphs().glob("*/weights.bin") if path.stat().st_mtime_ns == newest()]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    mended = sure_runner(llama(), 60, progress=heard.append)
+    assert len(heard) == 2
+    expected = first.extend(TOKENS, keep=3).logits
+    assert all(torch.equal(runner.extend(TOKENS, keep=3).logits, expected) for runner in (again, mended))
+    assert {engine_name(runner) for runner in (first, again, mended)} == {"onnx"}
+
+
+def newest() -> int:
+    return max(path.stat().st_mtime_ns for path in graphs().glob("*/weights.bin"))
+
+
+@needs_onnx
+def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: tmp_path / "file" / "onnx")
+    heard: list[str] = []
+    runner = onnx_runner(llama(), 60, notice=heard.append)
+    assert runner is not None
+    assert runner.extend(TOKENS, keep=1).logits.shape == (1, 60)
+    (line,) = heard
+    assert line.startswith(f"it: its graph cannot be kept in {tmp_path / 'file' / 'onnx'} (")
+
+
+@needs_onnx
+def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specctl.models.onnx import fusions
+
+    def wrong(_: Any, node: Any) -> None:
+        node.attributes["epsilon"] = type(node.attributes["epsilon"])("epsilon", node.attributes["epsilon"].type, 0.5)
+
+    monkeypatch.setattr(fusions, "fuse_sum", wrong)
+    model = llama(rope_theta=5000.0)
+    before = sorted(graphs().glob("*/manifest.json"))
+    line = said(model)
+    assert line.startswith("it runs on torch: what onnxruntime computes differs by ")
+    assert line.endswith(" of the logits' spread, and rounding explains 0.001")
+    assert sorted(graphs().glob("*/manifest.json")) == before
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (lambda: deepcopy(llama()).bfloat16(), "onnxruntime computes in float32 on cpu, and its dtype is bfloat16"),
+        (lambda: llama(head_dim=4), "its heads have a size of 4, and onnxruntime wants multiples of 8"),
+        (
+            lambda: moving(),
+            "the angles of its positions depend on the length of the text (dynamic)",
+        ),
+        (
+            lambda: MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1)).eval(),
+            "it has layers with a state of their own",
+        ),
+    ],
+    ids=["bfloat16", "small heads", "moving angles", "recurrent"],
+)
+def test_what_onnxruntime_cannot_run(model: Any, line: str) -> None:
+    assert said(model()) == f"it runs on torch: {line}"
+
+
+@needs_onnx
+def test_attention_of_a_model_of_its_own_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = deepcopy(llama(rms_norm_eps=1e-4))  # of which no graph is kept
+    attention = model.model.layers[0].self_attn
+    usual = attention.forward
+    monkeypatch.setattr(attention, "forward", lambda *given, **named: (usual(*given, **named)[0] * 0 + 1, None))
+    monkeypatch.setattr(model, "set_attn_implementation", lambda _: None)
+    assert said(model) == "it runs on torch: its attention is not transformers' own"
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
+    with pytest.raises(ModelError, match="needs onnxruntime, which is not installed") as error:
+        load_pair(resolve("embedded", overrides=["engine=onnx"]).profile)
+    assert "pip install 'specctl[onnx]'" in str(error.value.hint)
+
+
+@needs_onnx
+@pytest.mark.parametrize(("quantize", "bound"), [("int8", 0.05), ("int4", 0.4)])
+def test_rounded_weights(quantize: str, bound: float) -> None:
+    whole, rounded = sure_runner(llama(), 60), onnx_runner(llama(), 60, quantize)
+    assert rounded is not None
+    assert engine_name(rounded) == f"onnx, {quantize}"
+    expected, found = (runner.extend(TOKENS, keep=20).logits for runner in (whole, rounded))
+    apart = float((found - expected).square().mean().sqrt() / expected.std())
+    assert 1e-5 < apart < bound
+    # A token's numbers do not depend on how many others are read with it.
+    rounded.rollback(20)
+    one_by_one = torch.cat([rounded.extend([token], keep=1).logits for token in TOKENS[20:]])
+    torch.testing.assert_close(one_by_one, found, atol=1e-4, rtol=1e-4)
+
+
+@needs_onnx
+def test_a_quantised_target_is_compared_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
+    for name in ("target", "draft"):
+        save_model(tmp_path / name, config)
+    settings = [
+        f"target.model={tmp_path / 'target'}",
+        f"draft.model={tmp_path / 'draft'}",
+        "target.quantize=int8",
+        "engine=onnx",
+        "check=true",
+    ]
+    profile = resolve("embedded", overrides=settings).profile
+    pair = load_pair(profile)
+    assert engine_name(pair.target) == "onnx, int8"
+    assert [engine_name(draft) for draft in pair.drafts] == ["onnx"]
+    assert isinstance(pair.target, CheckedRunner)
+    with torch.inference_mode():
+        pair.target.extend([1, 2, 3, 4, 5], keep=3)
+        pair.target.rollback(3)
+        pair.target.extend([7, 8], keep=2)
+    assert pair.target.difference is not None
+    assert pair.target.difference < 1e-3

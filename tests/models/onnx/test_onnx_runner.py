@@ -1,0 +1,204 @@
+"""What onnxruntime computes is what torch computes, whatever was read and taken back before."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx_models import needs_onnx, sure_runner
+from toys import FAMILIES, noisy_copy, random_head, random_model, seeded
+from transformers import GenerationConfig, PreTrainedModel
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.reading import Reader, packed_signals
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling, arrivals
+from specctl.models.running.branches import continue_branches
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.runner import EagerRunner, Forward, FusedRunner, PreparedRunner
+from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.policies.constant import Constant
+from specctl.policies.svip import Svip
+
+pytestmark = needs_onnx
+VOCABULARY = 60
+TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(3)).tolist()
+CLOSE = {"atol": 5e-5, "rtol": 1e-4}
+
+
+@cache
+def model_of(family: str) -> PreTrainedModel:
+    """A model that no other test puts hooks on."""
+    return random_model.__wrapped__(family)
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> object:
+    with torch.inference_mode():
+        yield
+
+
+def same(found: Forward, expected: Forward) -> None:
+    torch.testing.assert_close(found.logits, expected.logits, **CLOSE)
+    assert (found.hidden is None) == (expected.hidden is None)
+    if found.hidden is not None:
+        torch.testing.assert_close(found.hidden, expected.hidden, **CLOSE)
+    assert (found.states is None) == (expected.states is None)
+    if found.states is not None and expected.states is not None:
+        assert found.states.keys() == expected.states.keys()
+        for layer, states in found.states.items():
+            torch.testing.assert_close(states, expected.states[layer], **CLOSE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(
+    prompt=st.integers(1, 100),
+    rounds=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.booleans()), min_size=1, max_size=6),
+    seed=st.integers(0, 100),
+)
+@settings(deadline=None, derandomize=True, max_examples=8)
+def test_rounds_leave_no_trace(family: str, prompt: int, rounds: list[tuple[int, int, bool]], seed: int) -> None:
+    draws = seeded(seed)
+    runner, plain = sure_runner(model_of(family), VOCABULARY), EagerRunner(random_model(family), VOCABULARY)
+    for each in (runner, plain):
+        each.extend(TOKENS[:prompt], keep=0)
+    for width, back, hidden in rounds:
+        block = torch.randint(0, VOCABULARY, (width,), generator=draws).tolist()
+        keep = width // 2 if hidden else width
+        same(*(each.extend(block, keep=keep, hidden=hidden) for each in (runner, plain)))
+        for each in (runner, plain):
+            each.rollback(max(1, each.length - back))
+        plain.extend(TOKENS[: runner.length - plain.length], keep=0) if plain.length < runner.length else None
+        assert runner.length == plain.length
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_states_of_watched_layers(family: str) -> None:
+    runner, plain = sure_runner(model_of(family), VOCABULARY), EagerRunner(random_model(family), VOCABULARY)
+    assert runner.extend(TOKENS[:3], keep=1).states is None
+    runner.rollback(0)
+    for each in (runner, plain):
+        each.watch([1])
+        each.watch([-1, 0])
+    for start, end, keep in ((0, 20, 0), (20, 21, 1), (21, 27, 6), (27, 33, 2)):
+        same(*(each.extend(TOKENS[start:end], keep=keep, hidden=keep > 1) for each in (runner, plain)))
+    with pytest.raises(IndexError, match="2 layers"):
+        runner.watch([2])
+
+
+def test_a_sequence_up_to_the_last_place_of_the_context_in_pieces() -> None:
+    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
+    assert runner.context == plain.context == 256
+    for start, end in ((0, 3), (3, 250), (250, 256)):
+        same(*(each.extend(TOKENS[start:end], keep=3, hidden=True) for each in (runner, plain)))
+    runner.rollback(255)
+    plain.rollback(255)
+    same(*(each.extend(TOKENS[255:], keep=1) for each in (runner, plain)))
+
+
+def test_buffers_double_and_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
+    monkeypatch.setattr("specctl.models.onnx.runner.PIECE", 40)
+    runner, plain = sure_runner(model_of("mistral"), VOCABULARY), EagerRunner(random_model("mistral"), VOCABULARY)
+    for width in (10, 1, 6, 7, 30, 1, 100, 1):
+        block = TOKENS[runner.length : runner.length + width]
+        same(*(each.extend(block, keep=min(width, 60)) for each in (runner, plain)))
+
+
+def test_results_stay_when_later_passes_run() -> None:
+    runner = sure_runner(model_of("llama"), VOCABULARY)
+    first = runner.extend(TOKENS[:6], keep=6, hidden=True)
+    logits, hidden = first.logits.clone(), first.hidden
+    assert hidden is not None
+    before = hidden.clone()
+    runner.extend(TOKENS[6:12], keep=6, hidden=True)
+    assert torch.equal(first.logits, logits)
+    assert torch.equal(hidden, before)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("with_head", [False, True])
+def test_a_token_read_in_the_pass_is_the_one_read_after_it(sampling: Sampling, with_head: bool) -> None:
+    head = random_head(32) if with_head else None
+    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
+    assert isinstance(runner, FusedRunner)
+    assert isinstance(runner, PreparedRunner)
+    read = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head)
+    previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
+    for each in (runner, plain):
+        each.extend(TOKENS[:10], keep=0)
+    kept = []
+    for token in TOKENS[10:20]:
+        noise = None if sampling.greedy else arrivals((VOCABULARY,), plain.device, seeded(token))
+        values, probs = runner.read(token, read, noise, previous)
+        step = plain.extend([token], keep=1, hidden=True)
+        assert step.hidden is not None
+        found, expected = read(step.logits[0], noise, step.hidden[0] if with_head else None, previous)
+        previous = packed_signals(found)
+        torch.testing.assert_close(values, found, **CLOSE)
+        kept.append((probs, expected))
+    for probs, expected in kept:
+        torch.testing.assert_close(probs, expected, **CLOSE)
+
+
+def test_blocks_of_one_shape_do_not_depend_on_how_they_were_cut() -> None:
+    """Bit for bit, which `deterministic` promises."""
+    whole = FixedWidthRunner(sure_runner(model_of("llama"), VOCABULARY), width=4)
+    cut = FixedWidthRunner(sure_runner(model_of("llama"), VOCABULARY), width=4)
+    for each in (whole, cut):
+        each.extend(TOKENS[:9], keep=0)
+    expected = whole.extend(TOKENS[9:20], keep=11).logits
+    rows = []
+    for token in TOKENS[9:20]:
+        cut.extend([1, 2, 3], keep=3)
+        cut.rollback(cut.length - 3)
+        rows.append(cut.extend([token], keep=1).logits)
+    assert torch.equal(torch.cat(rows), expected)
+
+
+def test_branches_are_those_of_the_eager_engine() -> None:
+    found: list[list[list[int]]] = []
+    for runner in (sure_runner(model_of("qwen3"), VOCABULARY), EagerRunner(random_model("qwen3"), VOCABULARY)):
+        chosen: list[list[int]] = []
+
+        def choose(_: object, forward: Forward, chosen: list[list[int]] = chosen) -> list[int]:
+            chosen.append(forward.logits.argmax(-1).tolist())
+            return chosen[-1]
+
+        runner.extend(TOKENS[:30], keep=0)
+        continue_branches(runner, TOKENS[:30], [3, 10, 29], [1, 2, 3], 4, choose)
+        found.append(chosen)
+        assert runner.length == 29
+    one_by_one, at_once = found
+    assert [step for (step,) in one_by_one] == [step[branch] for branch in range(3) for step in at_once]
+
+
+def test_another_runner_of_the_same_graph_has_a_cache_of_its_own() -> None:
+    runner = sure_runner(model_of("llama"), VOCABULARY)
+    runner.extend(TOKENS[:20], keep=0)
+    other = runner.fresh()
+    assert other.length == 0
+    other.extend(TOKENS[30:60], keep=0)
+    expected = EagerRunner(random_model("llama"), VOCABULARY)
+    expected.extend(TOKENS[:20], keep=0)
+    same(*(each.extend(TOKENS[20:24], keep=4) for each in (runner, expected)))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+def test_greedy_tokens_beyond_a_sliding_window_are_those_of_generate(family: str) -> None:
+    """The other families are among the engines of `tests/decoding/test_engines.py`."""
+    prompt = TOKENS[:20]
+    config = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=None, pad_token_id=0)
+    ids = torch.tensor([prompt])
+    expected = random_model(family).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    target, draft = sure_runner(model_of(family), 64), EagerRunner(noisy_copy(family), 64)
+    for policy in (Constant(k=5), Svip()):
+        drafter = ModelDrafter(draft, policy)
+        for each in (target, draft):
+            each.rollback(0)
+        prefill(target, drafter, prompt)
+        rounds = list(decode(target, drafter, prompt, 40, Sampling(), frozenset(), None))
+        assert [token for round_ in rounds for token in round_.emitted] == expected[0, 20:].tolist()
+        assert any(round_.accepted < len(round_.steps) for round_ in rounds), "nothing was taken back"

@@ -1,0 +1,51 @@
+"""Random models run by onnxruntime, whose graphs are exported once for all tests of a process."""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+from transformers import PreTrainedModel
+
+from specctl.models.running.engines import EngineSettings
+
+if TYPE_CHECKING:
+    from specctl.models.onnx.runner import OnnxRunner
+
+missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
+needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (specctl[onnx])")
+
+
+@cache
+def _folder() -> "TemporaryDirectory[str]":
+    return TemporaryDirectory()
+
+
+def onnx_runner(
+    model: PreTrainedModel, vocabulary: int, quantize: str | None = None, **settings: Any
+) -> "OnnxRunner | None":
+    """A new runner; None where the model cannot have one."""
+    from specctl.models.onnx.engine import build_onnx_runner
+
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": _folder().name}):
+        return build_onnx_runner(model, vocabulary, "it", EngineSettings(engine="onnx", **settings), quantize)
+
+
+def sure_runner(model: PreTrainedModel, vocabulary: int, **settings: Any) -> "OnnxRunner":
+    """As `onnx_runner`, for a model that must have one."""
+
+    def refuse(line: str) -> None:
+        raise AssertionError(line)
+
+    runner = onnx_runner(model, vocabulary, notice=refuse, **settings)
+    assert runner is not None
+    return runner
+
+
+def graphs() -> Path:
+    """Where the graphs are."""
+    return Path(_folder().name) / "specctl" / "onnx"
