@@ -15,7 +15,7 @@ A folder counts as converted once everything is in it.
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,27 +82,40 @@ class Exporter:
     Attributes:
         command: that converts one model.
         package: whose version is noted; empty for none.
-        precisions: of the weights, in specctl's words and the exporter's.
-        caches: how the peer can hold keys and values; the first is its choice for float32 weights.
+        precisions: of the weights, with the exporter's word, and how keys and values are held if nothing else is asked.
+        caches: how else the peer can hold them.
     """
 
     command: Callable[[Order], list[str]]
     package: str
-    precisions: Mapping[str, str]
+    precisions: Mapping[str, tuple[str, str]]
     caches: tuple[str, ...]
 
 
 EXPORTERS = {
     "onnxruntime-genai": Exporter(
-        onnx, "onnxruntime-genai", {"float32": "fp32", "float16": "fp16", "int4": "int4"}, ("as exported",)
+        onnx,
+        "onnxruntime-genai",
+        {"float32": ("fp32", "float32"), "float16": ("fp16", "float16"), "int4": ("int4", "float32")},
+        (),
     ),
     "openvino": Exporter(
         openvino,
         "optimum-intel",
-        {"float32": "fp32", "float16": "fp16", "int8": "int8", "int4": "int4"},
+        {
+            "float32": ("fp32", "float32"),
+            "float16": ("fp16", "its default"),
+            "int8": ("int8", "its default"),
+            "int4": ("int4", "its default"),
+        },
         ("float32", "its default"),
     ),
-    "llama.cpp": Exporter(gguf, "", {"float32": "f32", "float16": "f16", "int8": "q8_0"}, ("float16", "float32")),
+    "llama.cpp": Exporter(
+        gguf,
+        "",
+        {"float32": ("f32", "float16"), "float16": ("f16", "float16"), "int8": ("q8_0", "float16")},
+        ("float32",),
+    ),
 }
 
 
@@ -114,13 +127,13 @@ def convert(peer: str, arguments: argparse.Namespace) -> None:
         SpecctlError: the exporter failed; what it said is on standard error.
     """
     exporter, folder = EXPORTERS[peer], Path(arguments.folder).absolute()
-    precision = _one_of("--weights", arguments.weights, exporter.precisions)
-    cache = _one_of("--cache", arguments.cache or exporter.caches[0], exporter.caches)
+    precision, cache = exporter.precisions[_one_of("--weights", arguments.weights, exporter.precisions)]
+    cache = _one_of("--cache", arguments.cache or cache, [cache, *exporter.caches])
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty")
     names = {"target": arguments.target} | ({"draft": arguments.draft} if arguments.draft else {})
     orders = [
-        Order(arguments.python, arguments.source, _checkpoint(name), role, folder, exporter.precisions[precision])
+        Order(arguments.python, arguments.source, _checkpoint(name), role, folder, precision)
         for role, name in names.items()
     ]
     commands = [exporter.command(order) for order in orders]
@@ -128,16 +141,13 @@ def convert(peer: str, arguments: argparse.Namespace) -> None:
     for command in commands:
         if subprocess.run(command, check=False).returncode:
             raise SpecctlError(f"the exporter failed: {' '.join(command)}", "what it needs is in the tool's --help")
-    words = [short_name(name) for name in names.values()]
-    write_manifest(
-        folder,
-        Converted(peer, words[0], words[1] if len(words) > 1 else None, precision, cache, _exporter(peer, arguments)),
-    )
+    target, draft = short_name(arguments.target), arguments.draft and short_name(arguments.draft)
+    write_manifest(folder, Converted(peer, target, draft, arguments.weights, cache, _exporter(peer, arguments)))
 
 
-def _one_of(flag: str, value: str, known: Mapping[str, str] | tuple[str, ...]) -> str:
+def _one_of(flag: str, value: str, known: Collection[str]) -> str:
     if value not in known:
-        raise UsageError(f"{flag} {value}: this peer has {', '.join(known)}")
+        raise UsageError(f"{flag} {value}: this peer has {', '.join(dict.fromkeys(known))}")
     return value
 
 
@@ -166,8 +176,10 @@ def main() -> None:
     parser.add_argument("--target", required=True, help="folder of a transformers model, or embedded:NAME")
     parser.add_argument("--draft", help="the same")
     parser.add_argument("--weights", default="float32", help="float32, float16, int8 or int4 (default float32)")
-    parser.add_argument("--cache", help="of keys and values: openvino float32 (default) or 'its default', llama.cpp "
-                        "float16 (default, as its own) or float32")  # fmt: skip
+    parser.add_argument(
+        "--cache",
+        help="keys and values: float32 or 'its default' with openvino, float16 (the default) or float32 with llama.cpp",
+    )
     parser.add_argument("--python", default=sys.executable, help="has the exporter; default: this one")
     parser.add_argument("--source", type=Path, help="folder of llama.cpp's source")
     arguments = parser.parse_args()
