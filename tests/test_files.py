@@ -14,7 +14,8 @@ from specctl.benchmark.cost_model import bare_model, bare_ms
 from specctl.errors import UsageError
 from specctl.files import content_of, write_line
 from specctl.jsonl import Finished, finished_rounds, read_records
-from specctl.observing.results import RESULTS, Skipped, read_results
+from specctl.observing.findings import Skipped
+from specctl.observing.results import RESULTS, read_results
 from specctl.outputs import Outputs
 from specctl.policies import POLICIES
 from specctl.replay.play import Level, Player, replay_levels

@@ -16,8 +16,8 @@ from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.observing.answering import answer_each
+from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
-from specctl.observing.results import Skipped
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion

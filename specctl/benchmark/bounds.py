@@ -8,7 +8,8 @@ from specctl.benchmark.cost_model import bare_model, fit
 from specctl.decoding.along import read_along
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import StateReader
-from specctl.observing.results import BASELINE, OraclePasses, Run, RunSet
+from specctl.observing.findings import OraclePasses
+from specctl.observing.results import BASELINE, Run, RunSet
 from specctl.observing.round_robin import Emit, RoundRobin
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST

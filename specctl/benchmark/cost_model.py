@@ -189,8 +189,9 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
     *drafted, passes = np.sum([forwards(run, candidate, drafts) for run in runs], axis=0).tolist()
     bare = [bare_ms(run, results.costs, candidate) for run in runs] if results.costs else []
     known = [time for time in bare if time is not None]
-    # For a peer, the passes of one model may have been counted and those of another not.
-    counted = passes and (any(drafted) or summary.mean_acceptance_length is not None)
+    # For a peer, the passes of one model may have been counted and those of another not; the passes of another engine
+    # take other times.
+    counted = passes and (any(drafted) or summary.mean_acceptance_length is not None) and candidate.way is None
     passes_share, time_share, signal_share = _bound_shares(results, summary.candidate, model)
     return CandidateCost(
         candidate=summary.candidate,
@@ -220,7 +221,7 @@ def _bound_shares(
     if not runs or not passes or results.header.candidate(candidate).drafts[0] != 0:
         return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
-    if model is None or not wall:
+    if model is None or not wall or results.header.candidate(candidate).way is not None:
         return best / passes, None, None
     speed = signal_speed(results, model)
     signal_share = 1e3 * tokens / speed / wall if speed else None

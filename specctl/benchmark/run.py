@@ -1,30 +1,38 @@
 """Runs a benchmark: candidates take turns on every prompt; each run is written as it ends, and files are resumed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Protocol
+
+import torch
 
 from specctl.benchmark.bounds import find_bounds
 from specctl.benchmark.plan import Plan
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.loading.pair import Pair
-from specctl.observing.facts import gather
+from specctl.observing.facts import device_name, gather
 from specctl.observing.field import Field
+from specctl.observing.findings import Failed
 from specctl.observing.progress import Progress
 from specctl.observing.results import RESULTS, Header, Run, RunSet
 from specctl.observing.round_robin import RoundRobin
 from specctl.outputs import OutputFile
+from specctl.peers.measured import MeasuredPeer
+from specctl.peers.process import PeerProcess
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 
 
 class Watcher(Protocol):
-    """Receives the name of each run before its clock starts, and every finished run."""
+    """Receives the name of each run before its clock starts, every finished run, and why a peer cannot go on."""
 
     def start(self, candidate: str, prompt: str) -> None: ...
 
     def add(self, run: Run) -> None: ...
+
+    def fail(self, text: str) -> None: ...
 
 
 Watch = Callable[[RunSet, int], AbstractContextManager[Watcher]]
@@ -41,6 +49,7 @@ def run_benchmark(
     watch: Watch,
     progress: Progress,
     earlier: RunSet | None = None,
+    processes: Mapping[str, PeerProcess] = MappingProxyType({}),
 ) -> RunSet:
     """Run everything that the results file does not contain yet.
 
@@ -54,13 +63,23 @@ def run_benchmark(
         watch: makes the watcher of the runs.
         progress: shows the work after the runs.
         earlier: what the results file contains, if it is continued.
+        processes: of the field's launches, by label.
 
     Raises:
         OutputError: the file cannot be written.
+        PeerError, UsageError: a peer cannot run these models.
     """
+    peers: dict[str, MeasuredPeer] = {}
+    for label, launch in field.launches.items():
+        with progress.doing(f"loading {label}"):
+            peers[label] = MeasuredPeer(pair, launch, processes[label])
     names = [draft.model for draft in field.drafts] if len(field.drafts) > 1 else []
+    facts = gather(pair, profile, suite)
+    for label, peer in peers.items():
+        facts.versions[field.launches[label].setting.peer] = peer.version
+        facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"))
     header = Header(
-        **asdict(gather(pair, profile, suite)),
+        **asdict(facts),
         candidates=field.candidates,
         repeats=plan.repeats,
         lengths=list(plan.lengths),
@@ -71,8 +90,14 @@ def run_benchmark(
     total = len(suite.prompts) * len(field.candidates) * len(plan.lengths) * plan.repeats
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     write = RESULTS.writing(output, header)
-    runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompt_format, write)
     with watch(results, total) as watcher:
+
+        def emit(record: object) -> None:
+            write(record)
+            if isinstance(record, Failed):
+                watcher.fail(f"{record.reason}; {record.candidate} runs no more")
+
+        runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompt_format, emit, peers)
         for run in runs.run(before=watcher.start):
             watcher.add(run)
     if plan.oracle:

@@ -27,6 +27,8 @@ def tables(digest: Digest) -> list[Table]:
         cost_table(digest),
         _differences(digest),
         *([_skipped(digest)] if digest.results.skipped else []),
+        *([_failed(digest)] if digest.results.failed else []),
+        *([_peers(digest)] if any(one.way is not None for one in digest.results.header.candidates) else []),
     ]
 
 
@@ -61,6 +63,7 @@ def as_json(digest: Digest) -> dict[str, Any]:
             }
             for run, found in digest.differing
         ],
+        **({"failed": digest.results.failed} if digest.results.failed else {}),
     }
     return {name: plain(value, digits=6, optional=OF_HIERARCHIES) for name, value in document.items()}
 
@@ -102,3 +105,30 @@ def _skipped(digest: Digest) -> Table:
     skipped = digest.results.skipped
     note = f"{len(skipped)} of {digest.results.header.suite.get('count', '?')} prompts could not be run on this pair."
     return Table("Prompts left out", ("prompt", "why"), tuple(skipped.items()), labels=2, note=note)
+
+
+def _failed(digest: Digest) -> Table:
+    rows = tuple(digest.results.failed.items())
+    note = "These did not finish their runs; --resume asks them again."
+    return Table("Peers that failed", ("candidate", "why"), rows, labels=2, note=note)
+
+
+def _peers(digest: Digest) -> Table:
+    """What is not alike where other engines were measured, one row for each."""
+    header = digest.results.header
+    rows = tuple(
+        (
+            one.label,
+            str(header.versions.get(one.name, UNKNOWN)),
+            str(header.devices.get(one.name, UNKNOWN)),
+            str(one.values.get("weights", UNKNOWN)),
+            str(one.values.get("cache", UNKNOWN)),
+        )
+        for one in header.candidates
+        if one.way is not None
+    )
+    note = (
+        "Each ran in a process of its own, stopped while others ran, on prompts given as ids. Its times are its own "
+        "clock's, from the prompt's ids to the last token."
+    )
+    return Table("Peers", ("candidate", "version", "device", "weights", "cache"), rows, labels=2, note=note)

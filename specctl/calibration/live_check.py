@@ -75,7 +75,7 @@ def check_live(
     assert profile.draft is not None
     predicted = _predicted(found, old)
     drafting = [setting for setting in predicted if setting != NONE]
-    field = field_of([profile.draft.stopped_by(setting) for setting in drafting], ())
+    field = field_of([profile.draft.stopped_by(setting) for setting in drafting])
     labels = {setting: one.label for setting, one in zip([NONE, *drafting], field.candidates, strict=True)}
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafts = [level.model for level in profile.draft.levels]

@@ -65,7 +65,7 @@ def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
     """
     drafting = [one for one in entrants if one.setting != NONE]
     tables = [one.profile.draft.stopped_by(one.setting) for one in drafting if one.profile.draft is not None]
-    field = field_of(tables, ())
+    field = field_of(tables)
     if len(field.candidates) != 1 + len(drafting):
         raise UsageError(
             "two of the profiles have the same drafts and settings, or drafts of one name",

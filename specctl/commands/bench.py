@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specctl.commands.benching import run_field
 from specctl.commands.files import open_report, resolve_profile, spare_profile
-from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     CheckOption,
@@ -33,16 +33,11 @@ from specctl.commands.options import (
     sampling_flags,
 )
 from specctl.errors import UsageError
-from specctl.outputs import OutputFile, Outputs
+from specctl.outputs import Outputs
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.benchmark.plan import Plan
-    from specctl.observing.field import Field
     from specctl.observing.results import RunSet
-    from specctl.profile import Profile
-    from specctl.prompts.suites import Suite
-    from specctl.terminal.loading import TerminalProgress
 
 
 def bench(
@@ -76,8 +71,26 @@ def bench(
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="hf-constant|hf-heuristic|hf-confidence",
-            help="Also measure transformers' own assisted generation on the same models; repeatable.",
+            metavar="PEER[:WAY[:VALUE]]",
+            help="Also measure another implementation; repeatable. hf-constant, hf-heuristic, hf-confidence are "
+            "transformers' assisted generation on the same models. openvino, onnxruntime-genai and llama.cpp run in "
+            "processes of their own; WAY is none, constant:5 (the default), and confidence:0.4 or, with "
+            "onnxruntime-genai, adaptive:2.",
+        ),
+    ] = None,
+    peer_models: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PEER=FOLDER",
+            help="The pair's models in the peer's own format, as python -m tools.peer_models writes them; repeatable.",
+        ),
+    ] = None,
+    peer_program: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PEER=FILE",
+            help="The Python that has the peer's package, or llama.cpp's llama-server; repeatable. Default: this "
+            "Python, or what is on the PATH.",
         ),
     ] = None,
     oracle: Annotated[
@@ -147,6 +160,8 @@ def bench(
 
         from specctl.benchmark.plan import Plan
         from specctl.observing.field import competing_drafts, field_of
+        from specctl.peers.launch import launches, paths_by_peer
+        from specctl.peers.names import parse_peer
         from specctl.profile import parse_policy
         from specctl.profile.schema import PolicyTable
         from specctl.terminal.loading import TerminalProgress
@@ -161,7 +176,14 @@ def bench(
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
         competing = competing_drafts(profiles, policies)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
-        field = field_of(competing, peer or [])
+        peers = [parse_peer(text) for text in peer or []]
+        folders = paths_by_peer("--peer-models", peer_models or [], peers)
+        programs = paths_by_peer("--peer-program", peer_program or [], peers)
+        field = field_of(competing, peers, launches(peers, folders, programs))
+        if field.launches and profiles[0].sampling.temperature:
+            raise UsageError(
+                f"{next(iter(field.launches))} is measured only in greedy decoding", "leave it out, or add -t 0"
+            )
         if oracle and profiles[0].sampling.temperature:
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
@@ -171,7 +193,7 @@ def bench(
         open_report(outputs, report)
         outputs.folder("answers", spec_bench_out, ANSWER_FILES)
         shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
-        results = _run(profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head)
+        results = run_field(profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head)
         _show(results, report, spec_bench_out, json_, quiet)
 
 
@@ -191,52 +213,6 @@ def _lengths(text: str | None) -> list[int]:
     if any(length < 1 for length in lengths):
         raise UsageError(f"--lengths {text} is not a list of positive numbers", "e.g. --lengths 128,256,512")
     return sorted(set(lengths))
-
-
-def _run(
-    profile: "Profile",
-    field: "Field",
-    suite: "Suite",
-    plan: "Plan",
-    output: OutputFile | None,
-    progress: "TerminalProgress",
-    *,
-    foreign_head: bool,
-) -> "RunSet":
-    """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
-    from specctl.benchmark.plan import require_same
-    from specctl.observing.results import BASELINE, RESULTS, read_results
-    from specctl.terminal.loading import note, resumable
-    from specctl.terminal.progress import BenchProgress
-
-    console = progress.console
-    earlier = None
-    if output is not None and RESULTS.continues(output):
-        earlier = read_results(output.path)
-        require_same(earlier.header, profile, field, suite, plan, output.path)
-    expected = len(suite.prompts) * len(field.candidates) * sum(plan.lengths) * plan.repeats
-    pair = load(
-        profile,
-        console,
-        expected_tokens=expected,
-        drafts=field.drafts,
-        above=field.above,
-        heads=field.heads,
-        foreign_head=foreign_head,
-        progress=progress,
-    )
-
-    from specctl.benchmark.run import run_benchmark
-
-    def watch(results: "RunSet", total: int) -> BenchProgress:
-        labels = [candidate.label for candidate in results.header.candidates]
-        return BenchProgress(progress, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
-
-    with resumable(console, output and output.path):
-        results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, earlier)
-    if (seconds := pair.preparing_seconds) is not None:
-        note(console, f"compiling and capturing took {seconds:.1f} s; no result includes this time")
-    return results
 
 
 def _compare(a: Path, b: Path, as_document: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from specctl.decoding.answers import Answerer
 from specctl.learning.shards import Item, ShardFolder
 from specctl.observing.answering import Answered, answer_each
+from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
-from specctl.observing.results import Skipped
 from specctl.prompts.suites import Suite, SuitePrompt
 
 PROMPTS_PER_SHARD = 16

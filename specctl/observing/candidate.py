@@ -16,8 +16,8 @@ class Candidate:
         label: the name in tables, unique in a benchmark.
         setting: the policies and when they stop; None for a peer.
         drafts: for each level of the setting, the index of its draft in `Header.drafts`.
-        peer: name of a variant of transformers' own assisted generation; None for a setting.
-        peer_settings: the peer's arguments.
+        peer: name of a peer; None for a setting.
+        peer_settings: the peer's arguments; ``draft`` is how one that runs in a process of its own drafts.
     """
 
     label: str
@@ -37,10 +37,15 @@ class Candidate:
         return self.peer_settings if self.setting is None else self.setting.all_values
 
     @property
+    def way(self) -> str | None:
+        """How a peer in a process of its own drafts; None for any other candidate."""
+        return None if self.setting is not None else self.peer_settings.get("draft")
+
+    @property
     def family(self) -> str:
         """A name shared by all candidates with the same policies on the same models, whatever their values."""
         if self.setting is None:
-            return self.name
+            return f"{self.name}:{self.way}" if self.way is not None else self.name
         if self.drafts == (0,):
             return self.setting.family
         return f"{self.setting.family} on drafts {', '.join(map(str, self.drafts))}"

@@ -1,15 +1,17 @@
 """Makes the labelled candidates of a benchmark from draft tables, and lists the models to load for them."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import BASELINE
+from specctl.peers.launch import Launch
+from specctl.peers.names import PeerSetting
 from specctl.policies import Setting, nested
 from specctl.profile.model_names import distinct_name, short_name
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
-from specctl.profile.wording import did_you_mean
 
 ModelKey = tuple[str, int]
 
@@ -24,23 +26,30 @@ class Field:
         heads: for each draft, the names of the heads that its policies read.
         above: for each draft the index of the draft that it first drafts for, None for the target; a draft head reads
             the states of that model.
+        launches: by label, how the peers are started that run in processes of their own.
     """
 
     candidates: list[Candidate]
     drafts: list[DraftTable]
     heads: list[list[str]]
     above: list[int | None]
+    launches: Mapping[str, Launch] = field(default_factory=dict)
 
 
-def field_of(competing_drafts: Iterable[DraftTable], peers: Iterable[str]) -> Field:
+def field_of(
+    competing_drafts: Iterable[DraftTable],
+    peers: Iterable[PeerSetting] = (),
+    launches: Mapping[str, Launch] = MappingProxyType({}),
+) -> Field:
     """The candidates that draft tables and peers make.
 
     Args:
         competing_drafts: a draft table for each candidate, with the policies of all its levels.
-        peers: names of transformers' own settings.
+        peers: other implementations, with their settings.
+        launches: by label, how those are started that run in processes of their own.
 
     Raises:
-        UsageError: there is no such peer, or a policy needs a head and no head, or more than one, is named.
+        UsageError: a policy needs a head and no head, or more than one, is named.
     """
     drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
     drafts: dict[ModelKey, DraftTable] = {}
@@ -62,18 +71,18 @@ def field_of(competing_drafts: Iterable[DraftTable], peers: Iterable[str]) -> Fi
         ambiguous = len(used) != len(drafts) or len(chains) > 1
         label = setting.label_on([short_name(level.model) for level in table.levels] if ambiguous else ())
         candidates.setdefault(label, Candidate(label, setting, used))
-    if peers:
-        from specctl.observing.peers import SETTINGS
-
-        for peer in peers:
-            if peer not in SETTINGS:
-                raise UsageError(f"there is no peer '{peer}'{did_you_mean(peer, list(SETTINGS))}")
-            candidates.setdefault(peer, Candidate(peer, None, peer=peer, peer_settings=SETTINGS[peer]))
+    for peer in peers:
+        values = peer.values
+        if peer.label in launches:
+            converted = launches[peer.label].converted
+            values = {**values, "weights": converted.weights, "cache": converted.cache}
+        candidates.setdefault(peer.label, Candidate(peer.label, None, peer=peer.peer, peer_settings=values))
     return Field(
         list(candidates.values()),
         list(drafts.values()),
         [heads[key] for key in drafts],
         [None if (upper := above[key]) is None else indices[upper] for key in drafts],
+        launches,
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeA
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
+from specctl.observing.findings import Failed, OraclePasses, SignalBound, Skipped
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.records import CompletionSummary, RoundSummary
@@ -91,22 +92,6 @@ class RunDifference(Difference):
 
 
 @dataclass(frozen=True, slots=True)
-class OraclePasses:
-    """The fewest target passes for a prompt that Theorem 4.1 of SpecDec++ allows, |S| + 1."""
-
-    prompt: str
-    passes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A prompt that cannot be run on these models, with the reason."""
-
-    prompt: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class PassTimes:
     """Milliseconds of bare forward passes of the loaded models, measured without the loop.
 
@@ -129,21 +114,6 @@ class PassTimes:
     def step_ms(self, draft: int) -> float:
         """A pass of one token in a loaded draft; ``draft`` is its index in `Header.drafts`, 0 for a single draft."""
         return self.drafts[draft][1] if self.drafts else self.draft
-
-
-@dataclass(frozen=True, slots=True)
-class SignalBound:
-    """The best stopping rule on entropy and top probability, replayed on one of the baseline's runs of each prompt.
-
-    Attributes:
-        prompts, tokens: number of prompts, and of tokens in their outputs.
-        drafted, passes: number of draft steps and of target passes that the rule makes for these tokens.
-    """
-
-    prompts: int
-    tokens: int
-    drafted: int
-    passes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +178,7 @@ class RunSet:
         oracle: by prompt id, the fewest target passes that Theorem 4.1 of SpecDec++ allows, |S| + 1.
         signal_bound: computed with the oracle, once all prompts have run.
         skipped: by prompt id, why the prompt cannot be run on this pair; such a prompt has no runs.
+        failed: by label, why a peer could not finish its runs; runs that it finishes later take it back.
     """
 
     header: Header
@@ -216,12 +187,14 @@ class RunSet:
     oracle: dict[str, int] = field(default_factory=dict)
     signal_bound: SignalBound | None = None
     skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: object) -> None:
         """Add the record of a line after the header."""
         match record:
             case Run():
                 self.runs.append(record)
+                self.failed.pop(record.candidate, None)
             case PassTimes():
                 self.costs = record
             case OraclePasses():
@@ -231,6 +204,8 @@ class RunSet:
             case Skipped():
                 self.skipped[record.prompt] = record.reason
                 self.runs[:] = [run for run in self.runs if run.prompt != record.prompt]
+            case Failed():
+                self.failed[record.candidate] = record.reason
             case RunDifference():
                 # Its run was added shortly before.
                 for index in range(len(self.runs) - 1, -1, -1):
@@ -256,6 +231,7 @@ RESULTS = LineFormat(
         "oracle": OraclePasses,
         "signal-bound": SignalBound,
         "skipped": Skipped,
+        "failed": Failed,
         "difference": RunDifference,
     },
 )

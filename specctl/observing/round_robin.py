@@ -1,7 +1,8 @@
 """Runs every candidate on every prompt, interleaved, and emits each result as soon as it is known."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 
 import torch
 
@@ -11,10 +12,13 @@ from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
 from specctl.observing.candidate import Candidate
+from specctl.observing.findings import Failed, Skipped
 from specctl.observing.identity import compare
 from specctl.observing.passes import PassMeter
-from specctl.observing.peers import Peer
-from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet, Skipped
+from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet
+from specctl.peers.assisted import AssistedPeer
+from specctl.peers.measured import MeasuredPeer
+from specctl.peers.process import PeerError
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 
@@ -27,7 +31,7 @@ Emit = Callable[[object], None]
 class _Lane:
     candidate: Candidate
     answerer: Answerer
-    peer: Peer | None
+    peer: AssistedPeer | MeasuredPeer | None
 
 
 class RoundRobin:
@@ -40,6 +44,7 @@ class RoundRobin:
         settings: the sampling table in force.
         prompt_format: turns prompts into ids.
         emit: called with each record of the results file as soon as it is known.
+        peers: by label, those that run in processes of their own, loaded.
     """
 
     def __init__(
@@ -50,16 +55,18 @@ class RoundRobin:
         settings: SamplingTable,
         prompt_format: PromptFormat,
         emit: Emit,
+        peers: Mapping[str, MeasuredPeer] = MappingProxyType({}),
     ) -> None:
         self._pair, self._results, self._prompts, self._settings = pair, results, prompts, settings
-        self._format, self._emit = prompt_format, emit
+        self._format, self._emit, self._peers = prompt_format, emit, peers
+        self._failed: set[str] = set()
         self._lanes = [self._lane(candidate) for candidate in results.header.candidates]
         longest = max(one.setting.longest_draft for one in results.header.candidates if one.setting is not None)
         self._meter = PassMeter(pair, context=128, widest=longest + 1)
 
     def _lane(self, candidate: Candidate) -> _Lane:
         if candidate.setting is None:
-            peer = Peer(self._pair, candidate.name)
+            peer = self._peers.get(candidate.label) or AssistedPeer(self._pair, candidate.name)
             return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
         session = Session(self._pair, build_drafter(self._pair, candidate.setting, drafts=candidate.drafts))
         return _Lane(candidate, Answerer(session, self._format, self._settings), None)
@@ -69,7 +76,7 @@ class RoundRobin:
 
         The order of the candidates rotates from prompt to prompt, so that a machine that slows down slows all of them
         equally. A prompt that a candidate cannot run, for example because it is too long for the models, is skipped for
-        all candidates and recorded as `Skipped`.
+        all candidates and recorded as `Skipped`. A peer that fails is recorded as `Failed` and does not run again.
 
         Args:
             before: called before each run with the candidate's label and the prompt's id.
@@ -90,14 +97,18 @@ class RoundRobin:
                     for lane in self._lanes[turn:] + self._lanes[:turn]:
                         if prompt.id in self._results.skipped:
                             break
-                        if (lane.candidate.label, prompt.id, repeat, length) in done:
+                        label = lane.candidate.label
+                        if (label, prompt.id, repeat, length) in done or label in self._failed:
                             continue
-                        before(lane.candidate.label, prompt.id)
+                        before(label, prompt.id)
                         try:
                             run = self._run(lane, prompt, number, repeat, length)
                         except RecordError as error:
                             self._add(Skipped(prompt.id, error.message))
                             break
+                        except PeerError as error:
+                            self._fail(lane, error)
+                            continue
                         self._add(run)
                         yield run
                     else:
@@ -116,10 +127,21 @@ class RoundRobin:
         for prompt in self._prompts:
             try:
                 for lane in self._lanes:
-                    self._run(lane, prompt, 0, 0, WARM_UP_TOKENS)
+                    if lane.candidate.label not in self._failed:
+                        self._warm(lane, prompt)
             except RecordError:
                 continue
             return
+
+    def _warm(self, lane: _Lane, prompt: SuitePrompt) -> None:
+        try:
+            self._run(lane, prompt, 0, 0, WARM_UP_TOKENS)
+        except PeerError as error:
+            self._fail(lane, error)
+
+    def _fail(self, lane: _Lane, error: PeerError) -> None:
+        self._failed.add(lane.candidate.label)
+        self._add(Failed(lane.candidate.label, error.message))
 
     def _add(self, record: object) -> None:
         self._results.add(record)

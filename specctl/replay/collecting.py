@@ -14,8 +14,8 @@ from specctl.decoding.session import Session, build_drafter, readable
 from specctl.models.loading.pair import Pair
 from specctl.observing.answering import Answered, answer_each
 from specctl.observing.facts import gather
+from specctl.observing.findings import Skipped
 from specctl.observing.progress import SILENT, Progress
-from specctl.observing.results import Skipped
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile

@@ -7,7 +7,7 @@ import torch
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
-from specctl.observing.results import SignalBound
+from specctl.observing.findings import SignalBound
 from specctl.replay.bound import LONGEST, play_best
 from specctl.replay.costs import CostTable
 from specctl.replay.recording import read_sequence

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator
 
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
-from specctl.observing.results import Skipped, of_request
+from specctl.observing.findings import Skipped
+from specctl.observing.results import of_request
 from specctl.policies import Signal
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite

@@ -16,6 +16,7 @@ from specctl.printable import one_line
 from specctl.records import CompletionSummary
 from specctl.terminal.display import FullScreen
 from specctl.terminal.loading import TerminalProgress
+from specctl.terminal.output import tell
 from specctl.terminal.progress_lines import Count
 
 
@@ -65,6 +66,7 @@ class BenchProgress:
         self._by_question: dict[tuple[str, int, int], dict[str, FinishedRun]] = {}
         self._lines = ExitStack()
         self._current = ""
+        self._failures: list[str] = []
         self._greedy = greedy
         for run in done:
             self._add(run)
@@ -84,6 +86,8 @@ class BenchProgress:
         # The result tables will not come; what has been measured so far must not disappear.
         self._display.stop(keep=error is not None)
         self._lines.close()
+        for text in self._failures:
+            tell(text, "warning")
 
     def start(self, candidate: str, prompt: str) -> None:
         """Show the run that starts now; call before its clock starts."""
@@ -95,6 +99,13 @@ class BenchProgress:
         self._add(run)
         self._count.advance(sum(len(turn.tokens) for turn in run.turns))
         self._draw()
+
+    def fail(self, text: str) -> None:
+        """Warn of a candidate that cannot go on; where a table is drawn, as soon as it has disappeared."""
+        if self._progress.draws:
+            self._failures.append(text)
+        else:
+            tell(text, "warning")
 
     def _add(self, run: FinishedRun) -> None:
         self._rows[run.candidate].add(run)

@@ -14,7 +14,8 @@ from specctl.benchmark.cost_model import (
     signal_speed,
 )
 from specctl.benchmark.summaries import summarise
-from specctl.observing.results import PassTimes, RunSet, SignalBound
+from specctl.observing.findings import SignalBound
+from specctl.observing.results import PassTimes, RunSet
 
 CANDIDATES = [candidate("none"), candidate("svip"), peer("hf")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]

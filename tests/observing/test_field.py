@@ -3,6 +3,7 @@ import pytest
 from specctl.errors import UsageError
 from specctl.observing.candidate import candidate_record
 from specctl.observing.field import competing_drafts, field_of
+from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -16,7 +17,7 @@ def draft(*models: str, policy: str = "constant") -> DraftTable:
 
 
 def test_a_single_draft_is_told_by_its_policy_alone() -> None:
-    field = field_of([draft("a"), draft("a", policy="svip"), draft("a")], ["hf-constant"])
+    field = field_of([draft("a"), draft("a", policy="svip"), draft("a")], [parse_peer("hf-constant")])
     candidates, drafts = field.candidates, field.drafts
     assert [candidate.label for candidate in candidates] == ["none", "constant", "svip", "hf-constant"]
     assert all(candidate.drafts == (0,) for candidate in candidates)

@@ -11,27 +11,9 @@ from transformers.generation.streamers import BaseStreamer
 from specctl.errors import UsageError
 from specctl.models.loading.hushing import hushed
 from specctl.models.loading.pair import Pair
+from specctl.peers.names import ASSISTED
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
-
-# Set explicitly: transformers' defaults are 20 tokens, constant, threshold 0.4 (its confidence setting).
-SETTINGS: dict[str, dict[str, Any]] = {
-    "hf-constant": {
-        "num_assistant_tokens": 5,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    },
-    "hf-heuristic": {
-        "num_assistant_tokens": 5,
-        "num_assistant_tokens_schedule": "heuristic",
-        "assistant_confidence_threshold": 0.0,
-    },
-    "hf-confidence": {
-        "num_assistant_tokens": 20,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.4,
-    },
-}
 
 
 class _Arrivals(BaseStreamer):
@@ -58,7 +40,7 @@ class _Counter:
         self.count += 1
 
 
-class Peer:
+class AssistedPeer:
     """transformers' assisted generation, with the `generate` method of a `Session`; its rounds are not visible.
 
     Attributes:
@@ -80,7 +62,7 @@ class Peer:
                 f"{target.vocab_size} and {draft.vocab_size} columns",
                 "leave this peer out",
             )
-        self._pair, self._settings = pair, SETTINGS[name]
+        self._pair, self._settings = pair, ASSISTED[name]
         self._counters = [_Counter(model) for model in pair.models[:2]]
         self.passes: list[tuple[int, int]] = []
 

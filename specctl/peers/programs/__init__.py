@@ -1,0 +1,1 @@
+"""What runs in the processes of peers: only the standard library and the peer's own package may be imported here."""
