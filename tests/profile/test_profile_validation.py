@@ -179,7 +179,14 @@ def test_the_least_draft_cannot_be_longer_than_the_longest(mistakes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["engine=grpah"], "engine: \"grpah\" must be 'auto', 'eager', 'static' or 'graph'; did you mean 'graph'?"),
+        (
+            ["engine=grpah"],
+            "engine: \"grpah\" must be 'auto', 'eager', 'static', 'graph' or 'onnx'; did you mean 'graph'?",
+        ),
+        (
+            ["engine=onnx", "compile=true"],
+            'compile: true needs engine = "static", "graph" or "auto"; onnx passes are not compiled',
+        ),
         (["compile=maybe"], "compile: \"maybe\" must be a boolean or 'auto'"),
         (["deterministic=1"], "deterministic: 1 must be a boolean"),
         (

@@ -194,7 +194,7 @@ def test_greedy_tokens_beyond_a_sliding_window_are_those_of_generate(family: str
     ids = torch.tensor([prompt])
     expected = random_model(family).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     target, draft = sure_runner(model_of(family), 64), EagerRunner(noisy_copy(family), 64)
-    for policy in (Constant(k=5), Svip()):
+    for policy in (Constant(draft_length=5), Svip(threshold=1.2)):
         drafter = ModelDrafter(draft, policy)
         for each in (target, draft):
             each.rollback(0)
