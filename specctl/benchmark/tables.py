@@ -131,4 +131,4 @@ def _peers(digest: Digest) -> Table:
         "Each ran in a process of its own, stopped while others ran, on prompts given as ids. Its times are its own "
         "clock's, from the prompt's ids to the last token."
     )
-    return Table("Peers", ("candidate", "version", "device", "weights", "cache"), rows, labels=2, note=note)
+    return Table("Peers", ("candidate", "version", "device", "weights", "cache"), rows, labels=5, note=note)
