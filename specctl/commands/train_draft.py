@@ -25,6 +25,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    ThreadsOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -65,6 +66,7 @@ def train_draft(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -140,6 +142,7 @@ def train_draft(
         # No default: a head trained on the prompts of bench would be measured on its own training data.
         raise UsageError("there are no prompts to train on", "give --input FILE or --suite NAME, or --answers DIR")
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    flags |= {"threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console
@@ -150,7 +153,9 @@ def train_draft(
     with progress.doing("starting"):
         from specctl.draft_training import workshop
         from specctl.draft_training.recipes import Schedule
+        from specctl.models.running.threads import use
 
+    use(found.profile.threads)
     recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
     plain = workshop.plain(found.profile)
     with Outputs(force=force) as outputs, resumable(progress.console, output):
