@@ -24,8 +24,18 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     replace_closed()
     name_standard_output()
+    _wait_passively()
     code = _run()
     sys.exit(_flush(silent=code != 0) or code)
+
+
+def _wait_passively() -> None:
+    """Let threads that wait for each other sleep, unless the environment says what they do.
+
+    By default they spin: where another process has one of their cores, each step of a pass then takes as long as that
+    process's turn. OpenMP reads this when it is loaded, so it must be said before torch is imported.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _run() -> int:

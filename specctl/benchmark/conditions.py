@@ -7,9 +7,10 @@ from typing import Any
 from specctl.observing.candidate import Candidate, candidate_record
 from specctl.observing.results import Header, as_record
 
-NOT_COMPARED = frozenset({"created", "argv", "candidates", "oracle", "schema_version"})
-"""Header fields that say nothing about how the runs were measured; candidates are compared one by one."""
-NOT_OF_THE_MODELS = frozenset({"sampling", "policy", "description", "provenance", "schema_version"})
+NOT_COMPARED = frozenset({"created", "argv", "candidates", "oracle", "others_busy", "schema_version", "threads"})
+"""Header fields that say nothing about how the runs were measured, or that others say too, as the devices do how many
+threads there were; candidates are compared one by one."""
+NOT_OF_THE_MODELS = frozenset({"sampling", "policy", "description", "provenance", "schema_version", "threads"})
 """Tables of a profile that the header or the candidates have too, and what changes no run."""
 
 

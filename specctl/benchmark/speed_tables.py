@@ -40,7 +40,16 @@ def speed_table(digest: Digest) -> Table:
     expected, done = digest.expected_runs, len(digest.results.runs)
     if expected is not None and done < expected:
         note += f" Unfinished: {done} of {expected} runs."
-    return Table("Speed", columns, rows, note=note)
+    return Table("Speed", columns, rows, note=f"{note}{_machine(digest)}")
+
+
+def _machine(digest: Digest) -> str:
+    """With how many threads the runs were made, and what else ran on their cores; empty where it was not recorded."""
+    threads, busy = digest.results.header.threads, digest.results.header.others_busy
+    if threads is None:
+        return ""
+    others = "" if busy is None else f"; other processes kept {busy:.1f} cores busy when they began"
+    return f" Runs with {threads} thread{'s'[: threads != 1]}{others}."
 
 
 def latency_table(digest: Digest) -> Table:

@@ -11,7 +11,7 @@ from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.replay.trace_files import TraceHeader, require_same_request
 
-_ENGINE_KEYS = ("engine", "compile", "deterministic")
+_ENGINE_KEYS = ("engine", "compile", "deterministic", "threads")
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -52,7 +52,7 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
     if missing := [name for name in heads if name not in (recorded["draft"].get("head"), *header.heads)]:
         raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
     for key in _ENGINE_KEYS:
-        if recorded[key] != asked[key]:
+        if recorded.get(key, "auto") != asked[key]:  # earlier versions had no threads
             raise UsageError(
                 f"{path} was recorded with another {key}", "its measured costs do not apply: record a new trace"
             )

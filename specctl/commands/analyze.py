@@ -28,6 +28,7 @@ from specctl.commands.options import (
     SuiteOption,
     TargetOption,
     TemperatureOption,
+    ThreadsOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -48,6 +49,7 @@ def analyze(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     from_: Annotated[
         list[Path] | None,
         typer.Option("--from", metavar="FILE", help="Analyse traces of generate or calibrate; no model runs."),
@@ -90,6 +92,7 @@ def analyze(
             "--max-new-tokens": max_new_tokens,
             "--temperature": temperature,
             "--seed": seed,
+            "--threads": threads,
             "--foreign-head": foreign_head or None,
             "--trust-remote-code": trust_remote_code or None,
         }
@@ -105,6 +108,7 @@ def analyze(
             _show(read_traces(from_), None, None, sources, report, json_, quiet)
         return
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    flags |= {"threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     if resolved.draft is None:

@@ -28,6 +28,7 @@ from specctl.commands.options import (
     SuiteOption,
     TargetOption,
     TemperatureOption,
+    ThreadsOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -55,6 +56,7 @@ def bench(
         ),
     ] = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -167,7 +169,7 @@ def bench(
         from specctl.terminal.loading import TerminalProgress
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-        flags |= {"check": check or None}
+        flags |= {"check": check or None, "threads": threads}
         found = [
             resolve_profile(name, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
             for name in profile or (None,)

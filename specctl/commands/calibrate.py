@@ -28,6 +28,7 @@ from specctl.commands.options import (
     SuiteOption,
     TargetOption,
     TemperatureOption,
+    ThreadsOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -77,6 +78,7 @@ def calibrate(
         ),
     ] = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -135,6 +137,7 @@ def calibrate(
     from specctl.replay.trace_files import TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    flags |= {"threads": threads}
     given = heads_in(head or [])
     choose = partial(resolve_profile, profile, set_, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = _resolved(choose, flags, given)

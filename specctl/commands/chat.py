@@ -18,6 +18,7 @@ from specctl.commands.options import (
     SetOption,
     TargetOption,
     TemperatureOption,
+    ThreadsOption,
     TrustOption,
     sampling_flags,
 )
@@ -32,6 +33,7 @@ def chat(
     draft: DraftOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens of each answer."),
@@ -75,7 +77,12 @@ def chat(
     from specctl.profile import parse_policy
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"prompt.chat": chat_, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
+    flags |= {
+        "threads": threads,
+        "prompt.chat": chat_,
+        "prompt.system": system,
+        "draft.policy": policy and parse_policy(policy),
+    }
     resolved = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     person = sys.stdin.isatty()
 

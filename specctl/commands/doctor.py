@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from specctl.commands.files import resolve_profile
-from specctl.commands.options import DraftOption, JsonOption, ProfileOption, SetOption, TargetOption, TrustOption
+from specctl.commands.options import (
+    DraftOption,
+    JsonOption,
+    ProfileOption,
+    SetOption,
+    TargetOption,
+    ThreadsOption,
+    TrustOption,
+)
 from specctl.errors import ModelError
 from specctl.files import write_line
 from specctl.terminal.loading import loading
@@ -18,6 +26,7 @@ from specctl.terminal.output import write_out
 if TYPE_CHECKING:
     from specctl.models.loading.diagnosis import Diagnosis
     from specctl.models.loading.facts import ModelFacts
+    from specctl.models.running.threads import Threads
     from specctl.observing.trial import Trial
     from specctl.profile import Profile
 
@@ -29,6 +38,7 @@ def doctor(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     run: Annotated[
         bool,
         typer.Option(
@@ -45,34 +55,51 @@ def doctor(
     Exits with 3 when the pair cannot be loaded.
     """
     resolved = resolve_profile(
-        profile, set_, {"check": run or None}, target=target, draft=draft, trust_remote_code=trust_remote_code
+        profile,
+        set_,
+        {"check": run or None, "threads": threads},
+        target=target,
+        draft=draft,
+        trust_remote_code=trust_remote_code,
     )
     with loading(Console(stderr=True), "examining the models"):
         from specctl.models.loading.diagnosis import diagnose
+        from specctl.models.running.threads import decided
 
         report = diagnose(resolved.profile)
-    tried = _try_out(resolved.profile) if run and report.ready else None
+        chosen = decided(resolved.profile.threads)
+    tried = None
+    if run and report.ready:
+        tried, chosen = _try_out(resolved.profile)
     if json_:
         document: dict[str, object] = {"profile": resolved.name, "ready": report.ready, **asdict(report)}
+        document["threads"] = None if chosen is None else asdict(chosen)
         if tried is not None:
             document["run"] = asdict(tried)
         write_line(sys.stdout, document)
     elif (console := Console()).is_terminal:
-        _print_tables(console, report, tried)
+        _print_tables(console, report, chosen, tried)
     else:
-        write_out("\n".join(_plain(resolved.name, report, tried)))
+        write_out("\n".join(_plain(resolved.name, report, chosen, tried)))
     if not report.ready:
         raise typer.Exit(ModelError.exit_code)
 
 
-def _try_out(profile: "Profile") -> "Trial":
+def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
     from specctl.commands.loading import load
 
     pair = load(profile, Console(stderr=True), expected_tokens=1)
 
     from specctl.observing.trial import try_out
 
-    return try_out(pair, profile)
+    return try_out(pair, profile), pair.threads
+
+
+def _threads_line(threads: "Threads | None") -> str:
+    """With how many threads passes on the CPU run, in one line."""
+    from specctl.models.running.cores import cores_text, usable_cores
+
+    return f"Threads: {threads or f'measured on {cores_text(usable_cores())} when the models are loaded'}."
 
 
 def _run_line(tried: "Trial") -> str:
@@ -86,7 +113,7 @@ def _run_line(tried: "Trial") -> str:
     return "; ".join(parts)
 
 
-def _print_tables(console: Console, report: "Diagnosis", tried: "Trial | None") -> None:
+def _print_tables(console: Console, report: "Diagnosis", threads: "Threads | None", tried: "Trial | None") -> None:
     from specctl.reporting.console import cell
 
     models = {facts.key: _model_rows(facts, report) for facts in report.models}
@@ -100,17 +127,18 @@ def _print_tables(console: Console, report: "Diagnosis", tried: "Trial | None") 
         table.add_row(cell(name), *map(cell, rows.values()))
     console.print(table)
     console.print(cell(_versions(report), "dim"))
+    console.print(cell(_threads_line(threads), "dim"))
     for line, style in verdict(report, tried):
         console.print(cell(line, style))
 
 
-def _plain(profile: str, report: "Diagnosis", tried: "Trial | None") -> list[str]:
+def _plain(profile: str, report: "Diagnosis", threads: "Threads | None", tried: "Trial | None") -> list[str]:
     lines = [f"profile: {profile}"]
     for facts in report.models:
         lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts, report).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
-    return [*lines, "", _versions(report), "", *(line for line, _ in verdict(report, tried))]
+    return [*lines, "", _versions(report), _threads_line(threads), "", *(line for line, _ in verdict(report, tried))]
 
 
 def _head_line(facts: "ModelFacts") -> str:

@@ -21,6 +21,7 @@ from specctl.commands.options import (
     SetOption,
     TargetOption,
     TemperatureOption,
+    ThreadsOption,
     TrustOption,
     sampling_flags,
 )
@@ -52,6 +53,7 @@ def generate(
     draft: DraftOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens to generate."),
@@ -192,7 +194,7 @@ def generate(
         stop=stop or None,
     )
     flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
-    flags |= {"check": check or None}
+    flags |= {"check": check or None, "threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     only_prompts = not from_stream or input_format == "text"

@@ -57,6 +57,8 @@ def load(
             engines=EngineSettings.of(profile, expected_tokens, notice, show),
             progress=lambda what: show(f"loading {what}"),
         )
+        if pair.threads is not None and pair.threads.warning is not None:
+            warn(pair.threads.warning)
         if pair.preparing_seconds is not None:
             warm_up(pair, profile.sampling)
     return pair

@@ -173,6 +173,16 @@ TemperatureOption = Annotated[
 
 SeedOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")]
 
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        metavar="N",
+        help="How many threads passes on the CPU run with. Default: what is faster on this machine as it is now.",
+    ),
+]
+
 CheckOption = Annotated[
     bool,
     typer.Option(

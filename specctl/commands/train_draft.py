@@ -25,6 +25,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    ThreadsOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -66,6 +67,7 @@ def train_draft(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -136,6 +138,7 @@ def train_draft(
     source_flags = DataFlags("answers", answers, answers_only, suite, data, input_)
     source_flags.check()
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    flags |= {"threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console
@@ -146,7 +149,9 @@ def train_draft(
     with progress.doing("starting"):
         from specctl.draft_training import workshop
         from specctl.draft_training.recipes import Schedule
+        from specctl.models.running.threads import use
 
+    use(found.profile.threads)
     recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
     plain = workshop.plain(found.profile)
     with Outputs(force=force) as outputs, resumable(progress.console, output):

@@ -23,6 +23,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    ThreadsOption,
     TrustOption,
     chosen_prompts,
     sampling_flags,
@@ -45,6 +46,7 @@ def train_head(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -119,6 +121,7 @@ def train_head(
     source_flags = DataFlags("examples", examples, examples_only, suite, data, input_)
     source_flags.check()
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    flags |= {"threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console
@@ -130,7 +133,9 @@ def train_head(
         from specctl.heads import workshop
         from specctl.heads.report import sweep_recipes
         from specctl.heads.training import MIX, Recipe, Schedule
+        from specctl.models.running.threads import use
 
+    use(found.profile.threads)
     headless = workshop.without_head(found.profile)
     with Outputs(force=force) as outputs, resumable(progress.console, output):
         source_flags.claim(outputs, found, output, resume=resume)

@@ -167,7 +167,7 @@ def write_head(folder: Path, head: ChainHead | BlockHead, target: PreTrainedMode
 
 def _loaded(profile: Profile, progress: Progress) -> tuple[Pair, str | None]:
     with progress.doing("loading") as say:
-        pair = load_pair(profile, with_heads=False, progress=lambda what: say(f"loading {what}"))
+        pair = load_pair(profile, with_heads=False, measured=False, progress=lambda what: say(f"loading {what}"))
     draft = profile.draft.model if profile.draft is not None and len(pair.models) > 1 else None
     return pair, draft
 

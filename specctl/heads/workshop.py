@@ -99,7 +99,13 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
         if folder.done == folder.prompts:
             return open_examples(path, profile, progress)
     with progress.doing("loading") as say:
-        pair = load_pair(profile, drafts=[draft], with_heads=False, progress=lambda what: say(f"loading {what}"))
+        pair = load_pair(
+            profile,
+            drafts=[draft],
+            with_heads=False,
+            measured=False,
+            progress=lambda what: say(f"loading {what}"),
+        )
     if folder is None:
         OUTPUT.start_over(output)
         folder = DataFolder.create(path, facts, len(suite.prompts))

@@ -29,6 +29,8 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
         **of_request(profile, suite),
         engines={key: engine_name(runner) for key, runner in runners.items()},
         synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
+        threads=torch.get_num_threads(),
+        others_busy=pair.threads.others_busy if pair.threads is not None else None,
     )
 
 

@@ -130,6 +130,9 @@ class Facts:
         sampling: the sampling table in force.
         engines: the engine of each model, by its key in the profile.
         synthetic: whether a model has random weights, made for measurements of speed.
+        threads: with how many threads passes on the CPU ran; None if that was not recorded.
+        others_busy: how many of the cores that this process may use other processes kept busy while the models were
+            loaded; None if that is not known.
     """
 
     created: str
@@ -141,6 +144,8 @@ class Facts:
     sampling: dict[str, Any]
     engines: dict[str, str] = field(default_factory=dict)
     synthetic: bool = False
+    threads: int | None = None
+    others_busy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

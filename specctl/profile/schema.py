@@ -171,6 +171,9 @@ class Profile(Table):
     compile: bool | Literal["auto"] = "auto"
     """Whether torch.compile compiles the passes of the static engine, which takes minutes at the start of a run;
     ``auto`` compiles in long runs only."""
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """With how many threads passes on the CPU run; ``auto`` measures it once the models are loaded, unless the
+    environment or torch was told a number."""
     deterministic: bool = False
     """Verify in passes of one shape, so that greedy output is the same with every policy, in every dtype; slower."""
     check: bool = False

@@ -79,6 +79,30 @@ def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None
     assert speed.note.endswith("Unfinished: 5 of 12 runs.")
 
 
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (
+            {"threads": 2, "others_busy": 0.94},
+            " Runs with 2 threads; other processes kept 0.9 cores busy when they began.",
+        ),
+        ({"threads": 1}, " Runs with 1 thread."),
+        ({}, ""),
+    ],
+    ids=["threads and load", "a system that tells no load", "a file of an earlier version"],
+)
+def test_threads_and_load_are_in_the_file_and_below_the_speeds(
+    known: dict[str, float], told: str, tmp_path: Path
+) -> None:
+    whole = run_set(CANDIDATES, some_runs())
+    plain = titled(whole, "Speed").note
+    header = RESULTS.line(replace(whole.header, **known))
+    assert {key: header[key] for key in ("threads", "others_busy") if key in header} == known
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (header, *map(RESULTS.line, whole.runs))))
+    assert titled(read_results(path), "Speed").note == plain + told
+
+
 def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     whole = run_set(CANDIDATES, some_runs())
     path = tmp_path / "results.jsonl"

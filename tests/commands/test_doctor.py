@@ -1,8 +1,10 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from checkpoints import llama_config, save_model
 from typer.testing import CliRunner
@@ -12,6 +14,7 @@ from specctl.errors import ModelError
 from specctl.models.loading import diagnosis
 from specctl.models.loading.memory import DeviceMemory
 from specctl.models.running.cache import BufferedLayer
+from specctl.models.running.cores import CoreTime
 
 app = typer.Typer()
 app.command()(doctor)
@@ -198,3 +201,20 @@ def test_a_run_finds_a_target_that_does_not_forget(pair: Path, monkeypatch: pyte
     monkeypatch.setattr(BufferedLayer, "crop", spoiling)
     with pytest.raises(ModelError, match="does not forget"):
         examine(pair, "--run")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--threads", "3"), ("--set", "threads=3")], ids=" ".join)
+def test_the_threads_of_passes_are_told(pair: Path, arguments: tuple[str, ...]) -> None:
+    found = r"Threads: 3 of \d+ cores? \(as set\)" if arguments else r"Threads: 1 of \d+ cores? \(by OMP_NUM_THREADS\)"
+    assert re.search(found, examine(pair, *arguments)[1])
+    assert document(pair, *arguments)[1]["threads"]["number"] == (3 if arguments else 1)
+
+
+def test_a_crowded_machine_is_told_once(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    monkeypatch.setattr(CoreTime, "others_until", lambda *_: 64.0)
+    result = CliRunner().invoke(app, ["-p", str(pair), "--run", "--threads", "2"], catch_exceptions=False)
+    assert told == [2]
+    assert result.stderr.count("warning: other processes keep 64.0 of") == 1
+    assert "; other processes keep 64.0 cores busy." in result.stdout

@@ -113,6 +113,13 @@ def test_unexpected_errors_are_one_line_and_advice():
     assert done.stderr == "error: ValueError: first\nSet SPECCTL_DEBUG=1 to see where it happened.\n"
 
 
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}], ids=["by default", "as the person says"])
+def test_threads_wait_without_spinning_before_torch_is_there(own):
+    body = "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    assert "OMP_WAIT_POLICY" not in ENVIRONMENT, "this test needs a shell that does not set it"
+    assert probe(body, **own).stdout == f"{own.get('OMP_WAIT_POLICY', 'PASSIVE')} False\n"
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [

@@ -17,9 +17,11 @@ from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, m
 from specctl.models.loading.model_runners import as_loaded, checked_runner, model_runner
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.cores import CoreTime
 from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.threads import Threads, choose
 from specctl.models.running.token_rules import TokenRules, ruled
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -42,6 +44,7 @@ class Pair:
         named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
+        threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
     """
 
     target: Runner
@@ -52,6 +55,7 @@ class Pair:
     models: tuple[PreTrainedModel, ...]
     named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
     above: tuple[int | None, ...] = ()
+    threads: Threads | None = None
 
     @property
     def heads(self) -> tuple[AcceptanceHead | None, ...]:
@@ -104,9 +108,10 @@ def load_pair(
     with_heads: bool = True,
     on_foreign_head: Callable[[str], None] | None = None,
     engines: EngineSettings | None = None,
+    measured: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Pair:
-    """Load every model of a profile.
+    """Load every model of a profile, and choose with how many threads passes on the CPU run in this process.
 
     Args:
         profile: names the models.
@@ -118,12 +123,15 @@ def load_pair(
         on_foreign_head: called with a warning if a head was trained on another draft's weights; without it, such a head
             is an error.
         engines: how forward passes run; by default as set in the profile.
+        measured: whether to measure with how many threads decoding is fastest, where nobody chose; what trains
+            networks is faster with all of them, and repeats bit for bit only with the same number.
         progress: called with the name of each model and head before it is loaded.
 
     Raises:
         ModelError: a model cannot be loaded, does not fit, has another tokenizer than the target, or cannot run on the
             chosen engine; or a head cannot be loaded or was trained on another draft.
     """
+    began = CoreTime.now()
     tables = model_tables(profile)[-1:]
     if drafts is not None:
         # The target comes last: if it is spread over devices, it takes the remaining memory.
@@ -152,6 +160,9 @@ def load_pair(
     for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
         if isinstance(draft, LoadedModel):
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
+    models = [network.model for network in networks if isinstance(network, LoadedModel)]
+    # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
+    threads = choose(profile.threads, models if measured else (), vocabulary, began)
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
@@ -188,9 +199,10 @@ def load_pair(
         tokenizer=tokenizer,
         eos=eos,
         context=min(runner.context for runner in runners),
-        models=tuple(network.model for network in networks if isinstance(network, LoadedModel)),
+        models=tuple(models),
         named_heads=tuple(named),
         above=tuple(above),
+        threads=threads,
     )
 
 

@@ -1,0 +1,195 @@
+"""How many threads forward passes on the CPU run with: as a person chose, else what is faster here and now."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.models.running.cores import CoreTime, cores_text, usable_cores
+from specctl.models.running.runner import EagerRunner
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables by which a person tells torch how many threads to use."""
+
+CONTEXT, WIDTH = 16, 6
+"""Cached tokens while passes are timed, and tokens in the pass that stands for a verification."""
+ENOUGH = 0.05
+"""Seconds of timing with each number of threads after which more would tell little."""
+PATIENCE = 1.5
+"""Seconds of timing in all after which nothing new is begun."""
+LARGE = 1 << 30
+"""Bytes of weights from which trying takes too long, and every free core helps: reading them is what takes the time."""
+FEW = 4
+"""A number of threads that is tried where there are more cores: small models gain from a few and not from many."""
+GAIN = 0.95
+"""More threads must take at most this share of the time, since they suffer more from whatever else starts to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """The number of threads that passes run with, and why.
+
+    Attributes:
+        number: of threads.
+        cores: that this process can keep busy.
+        reason: who or what chose the number.
+        milliseconds: by number of threads that was tried, the time of a small round; empty if nothing was tried.
+        others_busy: cores that other processes kept busy while the models were loaded; None if that is not known.
+    """
+
+    number: int
+    cores: int
+    reason: str
+    milliseconds: Mapping[int, float] = field(default_factory=dict)
+    others_busy: float | None = None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether several threads wait for each other, for other processes leave them fewer cores."""
+        return self.number > 1 and self.others_busy is not None and self.number > self.cores - self.others_busy + 0.5
+
+    @property
+    def warning(self) -> str | None:
+        """What to say of a machine that leaves fewer cores than threads; None if it does not."""
+        if not self.crowded:
+            return None
+        advice = "" if self.milliseconds else "; --threads 1 may be faster"  # it was tried where there are times
+        return (
+            f"other processes keep {self.others_busy:.1f} of {cores_text(self.cores)} busy, and passes run with "
+            f"{self.number} threads, which wait for each other{advice}"
+        )
+
+    def __str__(self) -> str:
+        tried = " and ".join(f"{milliseconds:.1f} ms with {n}" for n, milliseconds in self.milliseconds.items())
+        busy = "" if self.others_busy is None else f"; other processes keep {self.others_busy:.1f} cores busy"
+        what = f"{self.reason}{f': a small round takes {tried}' if tried else ''}"
+        return f"{self.number} of {cores_text(self.cores)} ({what}){busy}"
+
+
+def decided(setting: int | Literal["auto"], environ: Mapping[str, str] = os.environ) -> Threads | None:
+    """The number of threads where there is nothing to measure: it was chosen, or there is a single core.
+
+    Args:
+        setting: as in the profile.
+        environ: environment variables.
+    """
+    cores, now = usable_cores(), torch.get_num_threads()
+    if setting != "auto":
+        return Threads(setting, cores, "as set")
+    for name in VARIABLES:
+        if environ.get(name):
+            return Threads(now, cores, f"by {name}")
+    if cores == 1:
+        return Threads(1, cores, "the only core")
+    # Fewer than torch takes by itself, so someone told it.
+    return Threads(now, cores, "torch's setting") if now < cores else None
+
+
+def use(setting: int | Literal["auto"]) -> None:
+    """Let torch use a number of threads that a person chose, before or without a pair that is loaded."""
+    if setting != "auto":
+        torch.set_num_threads(setting)
+
+
+def choose(
+    setting: int | Literal["auto"], models: Sequence[PreTrainedModel], vocabulary: int, since: CoreTime | None
+) -> Threads:
+    """Choose the number of threads and let torch use it from now on.
+
+    Args:
+        setting: as in the profile.
+        models: loaded, the target's first; none for what torch takes by itself.
+        vocabulary: ids below it are known to all of them.
+        since: when loading began.
+    """
+    now = CoreTime.now()
+    others = since.others_until(now) if since is not None and now is not None else None
+    found = decided(setting)
+    if found is not None:
+        chosen = replace(found, others_busy=others)
+    elif not models:
+        chosen = Threads(torch.get_num_threads(), usable_cores(), "torch's own choice", {}, others)
+    else:
+        cores = usable_cores()
+        weights = [weight for model in models for weight in model.parameters()]
+        if any(weight.device.type != "cpu" for weight in weights):
+            return Threads(torch.get_num_threads(), cores, "models are not on the CPU", {}, others)
+        free = max(1, round(cores - (others or 0.0)))
+        if sum(weight.numel() * weight.element_size() for weight in weights) > LARGE:
+            chosen = Threads(free, cores, "the models are large", {}, others)
+        else:
+            numbers = sorted({number for number in (1, FEW, free, cores) if number <= cores})
+            tried = timed(small_round(models, vocabulary), numbers, torch.set_num_threads)
+            spent = {number: median(seconds) * 1e3 for number, seconds in tried.items()}
+            chosen = Threads(fastest(tried), cores, "measured", spent, others)
+    torch.set_num_threads(chosen.number)
+    return chosen
+
+
+def fastest(seconds: Mapping[int, Sequence[float]]) -> int:
+    """The number of threads with the shortest median time; of nearly equal ones the smallest.
+
+    Args:
+        seconds: times by number of threads, at least one for each.
+    """
+    best, *more = sorted(seconds)
+    for number in more:
+        if median(seconds[number]) <= GAIN * median(seconds[best]):
+            best = number
+    return best
+
+
+def timed(
+    work: Callable[[], object],
+    numbers: Sequence[int],
+    use: Callable[[int], object],
+    clock: Callable[[], float] = perf_counter,
+) -> dict[int, list[float]]:
+    """Seconds that some work takes with each number of threads, which take turns at it.
+
+    Args:
+        work: is done once before anything counts, with the first number.
+        numbers: of threads.
+        use: sets the number of threads.
+        clock: gives seconds.
+    """
+    found: dict[int, list[float]] = {number: [] for number in numbers}
+    began = clock()
+    use(numbers[0])
+    work()
+    while min(map(sum, found.values())) < ENOUGH or min(map(len, found.values())) < 2:
+        for number in numbers:
+            use(number)
+            start = clock()
+            work()
+            found[number].append(clock() - start)
+        if clock() - began > PATIENCE:
+            break
+    return found
+
+
+def small_round(models: Sequence[PreTrainedModel], vocabulary: int) -> Callable[[], None]:
+    """A function that runs what stands for decoding: a target pass of one token, one of `WIDTH`, a pass of each draft.
+
+    Args:
+        models: the target's first.
+        vocabulary: ids below it are known to all of them.
+    """
+    runners = [EagerRunner(model, vocabulary) for model in models]
+    tokens = [id_ % vocabulary for id_ in range(10, 10 + CONTEXT + WIDTH)]
+
+    @torch.inference_mode()
+    def run() -> None:
+        for runner, widths in zip(runners, [(1, WIDTH), *[(1,)] * (len(runners) - 1)], strict=True):
+            if runner.length < CONTEXT:
+                runner.extend(tokens[runner.length : CONTEXT], keep=0)
+            for width in widths:
+                runner.extend(tokens[-width:], keep=width)
+                runner.rollback(CONTEXT)
+
+    return run
