@@ -48,6 +48,9 @@ def fuse(model: ir.Model, table: PositionTable) -> None:
     graph.opset_imports[MICROSOFT] = 1
     tidy(model)
     common.TopologicalSortPass()(model)
+    for given in list(graph.inputs):
+        if given.name == "positions" and not given.uses():
+            graph.inputs.remove(given)
     common.ClearMetadataAndDocStringPass()(model)
 
 

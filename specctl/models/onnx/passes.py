@@ -47,11 +47,13 @@ def open_session(path: Path, device: torch.device, threads: int) -> onnxruntime.
 
 
 class _Kind(NamedTuple):
-    """What passes must have in common to share what is bound: T, R and the layers whose states they give."""
+    """What passes must have in common to share what is bound: T, R, the layers whose states they give, and whether
+    their results may be overwritten."""
 
     width: int
     rows: int
     layers: tuple[int, ...]
+    passing: bool
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class _Bound:
     ids: torch.Tensor  # (1, T) int64
     positions: torch.Tensor | None  # (1, T) int64; None where the graph does not read them
     rows: torch.Tensor  # (R,) int64
+    results: "Results | None" = None  # which every pass of this kind overwrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class Passes:
         self._total = torch.zeros(1, dtype=torch.int32)
         self._bound: dict[_Kind, _Bound] = {}
 
+    @torch.inference_mode(False)
     def _allocated(self) -> dict[str, torch.Tensor]:
         # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
         return {
@@ -122,7 +126,9 @@ class Passes:
             buffer[:, :, :filled] = old[name][:, :, :filled]
         self._bound.clear()
 
-    def run(self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = ()) -> Results:
+    def run(
+        self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = (), *, passing: bool = False
+    ) -> Results:
         """One pass over tokens that come after so many cached ones.
 
         Args:
@@ -130,9 +136,10 @@ class Passes:
             after: how many of the cached tokens they follow; later ones are overwritten.
             keep: R, logits of the last so many.
             layers: whose states are wanted.
+            passing: whether the results are read before the next pass, which may overwrite them.
         """
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
-        kind = _Kind(width, rows, tuple(layers))
+        kind = _Kind(width, rows, tuple(layers), passing)
         bound = self._bound.get(kind) or self._bind(kind)
         self._before.fill_(after + width - 1)
         self._total.fill_(after + width)
@@ -142,16 +149,13 @@ class Passes:
             bound.ids.copy_(torch.tensor(tokens))
         if bound.positions is not None:
             torch.arange(after, after + width, out=bound.positions[0])
-        logits = torch.empty(rows, self.vocabulary, dtype=self._dtype, device=self._device)
-        self._bind_output(bound.binding, "logits", logits)
-        found = {layer: torch.empty(width, self._width, dtype=self._dtype, device=self._device) for layer in layers}
-        for layer, states in found.items():
-            self._bind_output(bound.binding, state_name(layer), states)
+        results = bound.results or self._bind_results(bound.binding, kind)
         if self._device.type != "cpu":
             torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(bound.binding)
-        return Results(logits[:keep], found)
+        return Results(results.logits[:keep], results.states)
 
+    @torch.inference_mode(False)  # what is filled anew in each pass must not be an inference tensor
     def _bind(self, kind: _Kind) -> _Bound:
         def numbers(start: int, end: int) -> torch.Tensor:
             return torch.arange(start, end, device=self._device)
@@ -170,9 +174,23 @@ class Passes:
             bound.binding.bind_input(name, *where, ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
         for name, buffer in self._buffers.items():
             self._bind_output(bound.binding, name.replace("past", "present"), buffer)
+        if kind.passing:
+            bound.results = self._bind_results(bound.binding, kind)
         if kind.width <= KEPT:
             self._bound[kind] = bound
         return bound
+
+    def _bind_results(self, binding: onnxruntime.IOBinding, kind: _Kind) -> Results:
+        """New memory for the results of the next pass."""
+        settings: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+        results = Results(
+            torch.empty(kind.rows, self.vocabulary, **settings),
+            {layer: torch.empty(kind.width, self._width, **settings) for layer in kind.layers},
+        )
+        self._bind_output(binding, "logits", results.logits)
+        for layer, states in results.states.items():
+            self._bind_output(binding, state_name(layer), states)
+        return results
 
     def _bind_output(self, binding: onnxruntime.IOBinding, name: str, tensor: torch.Tensor) -> None:
         shape = tuple(tensor.shape) if tensor.dim() == 4 else (1, *tensor.shape)

@@ -75,7 +75,7 @@ class OnnxRunner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read its pass, as in `FusedRunner`."""
         self._reserve(self.length + 1)
-        found = self._passes.run((token,), self.length, 1, (LAST,) if reader.hidden else ())
+        found = self._passes.run((token,), self.length, 1, (LAST,) if reader.hidden else (), passing=True)
         self.length += 1
         state = found.states[LAST][0] if reader.hidden else None
         return reader(found.logits[0, : self.vocabulary], arrivals, state, previous)
