@@ -12,6 +12,7 @@ from specctl.commands.loading import load
 from specctl.commands.options import (
     CategoryOption,
     DraftOption,
+    EngineOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -49,6 +50,7 @@ def analyze(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     from_: Annotated[
         list[Path] | None,
@@ -92,6 +94,7 @@ def analyze(
             "--max-new-tokens": max_new_tokens,
             "--temperature": temperature,
             "--seed": seed,
+            "--engine": engine,
             "--threads": threads,
             "--foreign-head": foreign_head or None,
             "--trust-remote-code": trust_remote_code or None,
@@ -108,7 +111,7 @@ def analyze(
             _show(read_traces(from_), None, None, sources, report, json_, quiet)
         return
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"threads": threads}
+    flags |= {"engine": engine, "threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     if resolved.draft is None:

@@ -12,6 +12,7 @@ from specctl.commands.options import (
     CategoryOption,
     CheckOption,
     DraftOption,
+    EngineOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -56,6 +57,7 @@ def bench(
         ),
     ] = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -169,7 +171,7 @@ def bench(
         from specctl.terminal.loading import TerminalProgress
 
         flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-        flags |= {"check": check or None, "threads": threads}
+        flags |= {"check": check or None, "engine": engine, "threads": threads}
         found = [
             resolve_profile(name, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
             for name in profile or (None,)

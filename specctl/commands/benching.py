@@ -62,5 +62,5 @@ def run_field(
         with resumable(console, output and output.path):
             results = run_benchmark(pair, profile, field, suite, plan, output, watch, progress, earlier, processes)
     if (seconds := pair.preparing_seconds) is not None:
-        note(console, f"compiling and capturing took {seconds:.1f} s; no result includes this time")
+        note(console, f"preparing passes took {seconds:.1f} s; no result includes this time")
     return results

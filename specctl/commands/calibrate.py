@@ -14,6 +14,7 @@ from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.options import (
     CategoryOption,
     DraftOption,
+    EngineOption,
     ForceOption,
     ForeignHeadOption,
     InputOption,
@@ -78,6 +79,7 @@ def calibrate(
         ),
     ] = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -137,7 +139,7 @@ def calibrate(
     from specctl.replay.trace_files import TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"threads": threads}
+    flags |= {"engine": engine, "threads": threads}
     given = heads_in(head or [])
     choose = partial(resolve_profile, profile, set_, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = _resolved(choose, flags, given)

@@ -9,6 +9,7 @@ from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.loading import load
 from specctl.commands.options import (
     DraftOption,
+    EngineOption,
     ForeignHeadOption,
     PolicyOption,
     ProfileOption,
@@ -33,6 +34,7 @@ def chat(
     draft: DraftOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     max_new_tokens: Annotated[
         int | None,
@@ -78,6 +80,7 @@ def chat(
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     flags |= {
+        "engine": engine,
         "threads": threads,
         "prompt.chat": chat_,
         "prompt.system": system,

@@ -11,6 +11,7 @@ from rich.table import Table
 from specctl.commands.files import resolve_profile
 from specctl.commands.options import (
     DraftOption,
+    EngineOption,
     JsonOption,
     ProfileOption,
     SetOption,
@@ -38,6 +39,7 @@ def doctor(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     run: Annotated[
         bool,
@@ -57,7 +59,7 @@ def doctor(
     resolved = resolve_profile(
         profile,
         set_,
-        {"check": run or None, "threads": threads},
+        {"check": run or None, "engine": engine, "threads": threads},
         target=target,
         draft=draft,
         trust_remote_code=trust_remote_code,
@@ -111,6 +113,20 @@ def _run_line(tried: "Trial") -> str:
         parts.append(f"with drafts {tried.drafted_per_second:.1f} tokens/s, {rate}, {same}")
     parts.append(f"after a rejection the target differs from a fresh read by {tried.difference:.2%}")
     return "; ".join(parts)
+
+
+def _pass_lines(tried: "Trial") -> list[str]:
+    """How long each model's passes take, by engine."""
+    lines = []
+    for model in dict.fromkeys(passes.model for passes in tried.passes):
+        told = []
+        for passes in tried.passes:
+            if passes.model == model:
+                one, *more = passes.milliseconds.items()
+                wider = ", ".join(f"{ms:.2f} for {width}" for width, ms in more)
+                told.append(f"{passes.engine} {one[1]:.2f} ms for a token, {wider}")
+        lines.append(f"Passes of the {model}: {'; '.join(told)}.")
+    return lines
 
 
 def _print_tables(console: Console, report: "Diagnosis", threads: "Threads | None", tried: "Trial | None") -> None:
@@ -205,6 +221,7 @@ def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str
     for problem in report.problems:
         lines += [(f"Problem: {problem.message}", "red"), (f"  {problem.hint}", "")]
     if tried is not None:
+        lines += [(line, "") for line in _pass_lines(tried)]
         lines.append((f"Run: {_run_line(tried)}.", ""))
     if report.ready:
         return [*lines, ("Verdict: ready.", "bold green")]

@@ -12,6 +12,7 @@ from specctl.commands.loading import load
 from specctl.commands.options import (
     CheckOption,
     DraftOption,
+    EngineOption,
     ForceOption,
     ForeignHeadOption,
     PolicyOption,
@@ -53,6 +54,7 @@ def generate(
     draft: DraftOption = None,
     policy: PolicyOption = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     max_new_tokens: Annotated[
         int | None,
@@ -194,7 +196,7 @@ def generate(
         stop=stop or None,
     )
     flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
-    flags |= {"check": check or None, "threads": threads}
+    flags |= {"check": check or None, "engine": engine, "threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     only_prompts = not from_stream or input_format == "text"

@@ -183,6 +183,15 @@ ThreadsOption = Annotated[
     ),
 ]
 
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="auto|eager|static|graph|onnx",
+        help="How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
+    ),
+]
+
 CheckOption = Annotated[
     bool,
     typer.Option(

@@ -12,6 +12,7 @@ from specctl.commands.files import resolve_profile
 from specctl.commands.options import (
     CategoryOption,
     DraftOption,
+    EngineOption,
     ForceOption,
     InputOption,
     JsonOption,
@@ -67,6 +68,7 @@ def train_draft(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -138,7 +140,7 @@ def train_draft(
     source_flags = DataFlags("answers", answers, answers_only, suite, data, input_)
     source_flags.check()
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"threads": threads}
+    flags |= {"engine": engine, "threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console

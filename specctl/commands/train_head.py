@@ -10,6 +10,7 @@ from specctl.commands.files import resolve_profile
 from specctl.commands.options import (
     CategoryOption,
     DraftOption,
+    EngineOption,
     ForceOption,
     InputOption,
     JsonOption,
@@ -46,6 +47,7 @@ def train_head(
     target: TargetOption = None,
     draft: DraftOption = None,
     set_: SetOption = None,
+    engine: EngineOption = None,
     threads: ThreadsOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
@@ -121,7 +123,7 @@ def train_head(
     source_flags = DataFlags("examples", examples, examples_only, suite, data, input_)
     source_flags.check()
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    flags |= {"threads": threads}
+    flags |= {"engine": engine, "threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console

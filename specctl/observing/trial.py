@@ -1,17 +1,41 @@
 """A loaded pair tried out: whether the target forgets rejected tokens, and a few tokens with and without drafts."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
+from statistics import median
+from typing import Any
 
 import torch
 
 from specctl.decoding.session import Session, build_drafter
 from specctl.models.loading.pair import Pair
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.runner import Runner
+from specctl.models.running.engines import engine_name
+from specctl.models.running.runner import EagerRunner, Runner, StateReader
+from specctl.models.running.threads import timed
+from specctl.observing.timing import fill, ordinary_tokens, wait
 from specctl.profile.schema import Profile
 
 PROMPT = "Once upon a time, there was a"
 TOKENS = 32
+CONTEXT, WIDTHS = 32, (1, 6)
+"""Cached tokens while passes are timed, and tokens of a pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePasses:
+    """How long a model's passes take with an engine.
+
+    Attributes:
+        model: ``target``, or ``draft`` with its number where there are several.
+        engine: its name.
+        milliseconds: by tokens of a pass, the median.
+    """
+
+    model: str
+    engine: str
+    milliseconds: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +48,7 @@ class Trial:
         difference: between the target after a rollback and a fresh read, as a share of the logits' standard deviation.
         alone_per_second, drafted_per_second: tokens a second without and with drafts, the prompt's time included.
         acceptance_rate: accepted of drafted tokens.
+        passes: of every model but draft heads, with the engine that runs it and, where that is another, eagerly.
     """
 
     tokens: int
@@ -32,6 +57,7 @@ class Trial:
     alone_per_second: float
     drafted_per_second: float | None
     acceptance_rate: float | None
+    passes: tuple[EnginePasses, ...]
 
 
 def try_out(pair: Pair, profile: Profile) -> Trial:
@@ -55,7 +81,31 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
         alone_per_second=len(alone.tokens) / alone.total_seconds,
         drafted_per_second=None if drafted is None else len(drafted.tokens) / drafted.total_seconds,
         acceptance_rate=sum(round_.accepted for round_ in rounds) / total if total else None,
+        passes=tuple(_passes(pair)),
     )
+
+
+@torch.inference_mode()
+def _passes(pair: Pair) -> Iterator[EnginePasses]:
+    runners = [pair.target, *(draft for draft in pair.drafts if not isinstance(draft, StateReader))]
+    for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
+        name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
+        engines = {engine_name(runner): runner}
+        engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
+        for each in engines.values():
+            fill(each, ordinary_tokens(CONTEXT, pair.eos))
+        tokens = {width: ordinary_tokens(width, pair.eos) for width in WIDTHS}
+
+        def run(choice: tuple[str, int], engines: Mapping[str, Runner] = engines, tokens: Any = tokens) -> None:
+            engine, width = choice
+            engines[engine].extend(tokens[width], keep=width)
+            wait(engines[engine].device)
+            engines[engine].rollback(CONTEXT)
+
+        seconds = timed(run, [*product(engines, WIDTHS)])
+        for engine, each in engines.items():
+            each.rollback(0)
+            yield EnginePasses(name, engine, {width: median(seconds[engine, width]) * 1e3 for width in WIDTHS})
 
 
 def _difference(target: Runner, text: list[int]) -> float:

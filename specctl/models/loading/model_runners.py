@@ -41,7 +41,13 @@ def model_runner(
             return network, runner
         if first is not one:
             network = load_inspected(one.checkpoint, one.table, one.quantization)
-        settings = replace(settings, engine="auto")
+        return network, build_runner(network.model, vocabulary, network.name, replace(settings, engine="auto"))
+    if settings.engine == "auto" and settings.compile is not True and one.quantization is None:
+        from specctl.models.onnx.automatic import automatic_runner
+
+        fast = automatic_runner(network.model, vocabulary, network.name, settings)
+        if fast is not None:
+            return network, fast
     return network, build_runner(network.model, vocabulary, network.name, settings)
 
 

@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from specctl.models.running.cores import CoreTime, cores_text, usable_cores
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.runner import EagerRunner, Runner
+
+Choice = TypeVar("Choice")
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables by which a person tells torch how many threads to use."""
@@ -124,7 +126,14 @@ def choose(
             chosen = Threads(free, cores, "the models are large", {}, others)
         else:
             numbers = sorted({number for number in (1, FEW, free, cores) if number <= cores})
-            tried = timed(small_round(models, vocabulary), numbers, torch.set_num_threads)
+            runners = [EagerRunner(model, vocabulary) for model in models]
+            run = small_round(runners, vocabulary)
+
+            def work(number: int) -> None:
+                torch.set_num_threads(number)
+                run()
+
+            tried = timed(work, numbers)
             spent = {number: median(seconds) * 1e3 for number, seconds in tried.items()}
             chosen = Threads(fastest(tried), cores, "measured", spent, others)
     torch.set_num_threads(chosen.number)
@@ -145,42 +154,35 @@ def fastest(seconds: Mapping[int, Sequence[float]]) -> int:
 
 
 def timed(
-    work: Callable[[], object],
-    numbers: Sequence[int],
-    use: Callable[[int], object],
-    clock: Callable[[], float] = perf_counter,
-) -> dict[int, list[float]]:
-    """Seconds that some work takes with each number of threads, which take turns at it.
+    work: Callable[[Choice], object], choices: Sequence[Choice], clock: Callable[[], float] = perf_counter
+) -> dict[Choice, list[float]]:
+    """Seconds that some work takes with each choice, such as a number of threads; they take turns at it.
 
     Args:
-        work: is done once before anything counts, with the first number.
-        numbers: of threads.
-        use: sets the number of threads.
+        work: is done with the first choice once before anything counts.
+        choices: at least one.
         clock: gives seconds.
     """
-    found: dict[int, list[float]] = {number: [] for number in numbers}
+    found: dict[Choice, list[float]] = {choice: [] for choice in choices}
     began = clock()
-    use(numbers[0])
-    work()
+    work(choices[0])
     while min(map(sum, found.values())) < ENOUGH or min(map(len, found.values())) < 2:
-        for number in numbers:
-            use(number)
+        for choice in choices:
             start = clock()
-            work()
-            found[number].append(clock() - start)
+            work(choice)
+            found[choice].append(clock() - start)
         if clock() - began > PATIENCE:
             break
     return found
 
 
-def small_round(models: Sequence[PreTrainedModel], vocabulary: int) -> Callable[[], None]:
+def small_round(runners: Sequence[Runner], vocabulary: int) -> Callable[[], None]:
     """A function that runs what stands for decoding: a target pass of one token, one of `WIDTH`, a pass of each draft.
 
     Args:
-        models: the target's first.
+        runners: the target's first; their caches are overwritten.
         vocabulary: ids below it are known to all of them.
     """
-    runners = [EagerRunner(model, vocabulary) for model in models]
     tokens = [id_ % vocabulary for id_ in range(10, 10 + CONTEXT + WIDTH)]
 
     @torch.inference_mode()

@@ -1,0 +1,108 @@
+"""The onnxruntime runner where nobody asked for it: it is there, and faster."""
+
+import json
+import os
+import platform
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.models.onnx.engine import build_onnx_runner, obstacle
+from specctl.models.onnx.store import Store, cache_folder, key_of
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.runner import EagerRunner
+from specctl.models.running.threads import small_round, timed
+
+if TYPE_CHECKING:
+    from specctl.models.onnx.runner import OnnxRunner
+
+PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+LONG_RUN = 2_000
+"""Exporting a small model, which takes as long as some hundred to a thousand tokens do, pays from this many on."""
+LARGEST = 1 << 29
+"""Bytes of weights up to which a model is exported unasked, and hashed whenever it is loaded to find its graph."""
+EAGER, ONNX = "eager", "onnx"
+
+
+def automatic_runner(
+    model: PreTrainedModel, vocabulary: int, name: str, settings: EngineSettings
+) -> "OnnxRunner | None":
+    """The runner of a model's graph, if onnxruntime is installed, able and faster than torch's eager passes.
+
+    A graph is made only for a long run; one that is there is used in short runs too. What a small round takes with
+    either engine is measured once for each machine and number of threads, and kept with the graph.
+
+    Args:
+        model: in eval mode.
+        vocabulary: the pair's shared vocabulary.
+        name: the model's, in messages.
+        settings: how long the run is, and whom to tell.
+
+    Returns:
+        None where torch is to run the model.
+    """
+    if any(find_spec(package) is None for package in PACKAGES):
+        return None
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    if model.device.type != "cpu" or weights > LARGEST or obstacle(model):
+        return None
+    key, store = key_of(model, None), Store(cache_folder())
+    times = Times(store.folder / f"{key}.times.json")
+    known = times.here()
+    if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):
+        return None  # slower, or unable: then nothing is noted
+    if settings.expected_tokens < LONG_RUN and store.find(key) is None:
+        return None
+    runner = build_onnx_runner(model, vocabulary, name, settings)
+    if known is None:
+        known = {} if runner is None else milliseconds(model, runner, vocabulary)
+        times.note(known)
+    return runner if runner is not None and known[ONNX] < known[EAGER] else None
+
+
+def milliseconds(model: PreTrainedModel, runner: "OnnxRunner", vocabulary: int) -> dict[str, float]:
+    """What a small round takes with each engine; the runner's cache is empty afterwards."""
+    rounds = {
+        EAGER: small_round([EagerRunner(model, vocabulary)], vocabulary),
+        ONNX: small_round([runner], vocabulary),
+    }
+    seconds = timed(lambda engine: rounds[engine](), list(rounds))
+    runner.rollback(0)
+    return {engine: round(median(found) * 1e3, 4) for engine, found in seconds.items()}
+
+
+class Times:
+    """A file with the times of engines by machine and number of threads. What cannot be read or written is not there.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = f"{platform.node()}, {torch.get_num_threads()} threads"
+
+    def _all(self) -> dict[str, dict[str, float]]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            return {str(place): {str(k): float(v) for k, v in times.items()} for place, times in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def here(self) -> dict[str, float] | None:
+        """Milliseconds by engine, measured on this machine with as many threads; None if nothing is known."""
+        return self._all().get(self._place)
+
+    def note(self, times: dict[str, float]) -> None:
+        """Keep the times of this machine with as many threads; empty if onnxruntime cannot run the model."""
+        new = self._path.with_name(f".{self._path.name}-{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(json.dumps(self._all() | {self._place: times}), encoding="utf-8")
+            new.replace(self._path)
+        except OSError:
+            new.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""When onnxruntime runs a model unasked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnx_models import needs_onnx
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from specctl.models.onnx import automatic
+from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX, automatic_runner
+from specctl.models.running.engines import EngineSettings
+
+pytestmark = needs_onnx
+
+Timed = Callable[[float, float], None]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "specctl" / "onnx"
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """Says what measuring finds, from now on."""
+
+    def use(eager: float, onnx: float) -> None:
+        monkeypatch.setattr(automatic, "milliseconds", lambda *_: {EAGER: eager, ONNX: onnx})
+
+    return use
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(num_hidden_layers=1, vocab_size=64, head_dim=16, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
+
+
+def chosen(model: PreTrainedModel, tokens: int, **settings: Any) -> str:
+    runner = automatic_runner(model, 32, "it", EngineSettings(expected_tokens=tokens, **settings))
+    return "torch" if runner is None else runner.engine
+
+
+def test_a_short_run_uses_what_a_long_one_made(cache: Path, timed: Timed, model: PreTrainedModel) -> None:
+    timed(2.0, 1.0)
+    assert chosen(model, LONG_RUN - 1) == "torch"
+    assert not cache.exists() or not list(cache.glob("*/model.onnx"))
+    assert chosen(model, LONG_RUN) == "onnx"
+    assert chosen(model, 1) == "onnx"
+
+
+def test_what_was_measured_is_remembered(cache: Path, timed: Timed, model: PreTrainedModel) -> None:
+    timed(1.0, 2.0)
+    assert chosen(model, LONG_RUN) == "torch"
+    timed(2.0, 1.0)
+    assert chosen(model, LONG_RUN) == "torch", "it was slower here, and is not measured again"
+    (path,) = cache.glob("*.times.json")
+    ((place, times),) = json.loads(path.read_text()).items()
+    assert times == {EAGER: 1.0, ONNX: 2.0}
+    path.write_text(json.dumps({f"another {place}": times}))
+    assert chosen(model, LONG_RUN) == "onnx", "another machine's times say nothing of this one"
+    path.write_text("garbage")
+    assert chosen(model, LONG_RUN) == "onnx"
+
+
+def test_a_real_measurement_leaves_an_empty_cache(cache: Path, model: PreTrainedModel) -> None:
+    runner = automatic_runner(model, 32, "it", EngineSettings(expected_tokens=LONG_RUN))
+    (path,) = cache.glob("*.times.json")
+    ((_, times),) = json.loads(path.read_text()).items()
+    assert times.keys() == {EAGER, ONNX}
+    assert min(times.values()) > 0
+    assert (runner is None) == (times[ONNX] >= times[EAGER])
+    assert runner is None or runner.length == 0
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_cannot_be_exported_is_tried_once(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
+    tried = []
+    monkeypatch.setattr(automatic, "build_onnx_runner", lambda *_: tried.append(1))
+    assert [chosen(model, LONG_RUN) for _ in range(3)] == ["torch"] * 3
+    assert len(tried) == 1
+
+
+def test_large_models_are_not_exported_unasked(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel
+) -> None:
+    timed(2.0, 1.0)
+    monkeypatch.setattr(automatic, "LARGEST", 1000)
+    assert chosen(model, LONG_RUN) == "torch"
+    assert not cache.exists()
+
+
+def test_without_its_packages_nothing_is_tried(
+    monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel
+) -> None:
+    timed(2.0, 1.0)
+    monkeypatch.setattr(automatic, "find_spec", lambda name: None if name == "onnxscript" else object())
+    assert chosen(model, LONG_RUN) == "torch"
