@@ -74,11 +74,15 @@ class PeerProcess:
         """The answer to a question.
 
         Raises:
-            PeerError: it does not come within so many seconds, is an error, or the process has ended. The process
-                cannot be asked again.
+            PeerError: it does not come within so many seconds, is an error, or the process has ended. The process is
+                then killed, so that it takes no more time from others.
         """
         self._signal(signal.SIGCONT)
-        return self._exchange(json.dumps(question).encode() + b"\n", seconds)
+        try:
+            return self._exchange(json.dumps(question).encode() + b"\n", seconds)
+        except PeerError:
+            self._signal(signal.SIGKILL)
+            raise
 
     def close(self) -> None:
         """End the process and its children."""
