@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from specctl.decoding.host import argmax
 from specctl.decoding.sampling import Sampling, race, read_signals
 from specctl.models.running.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
@@ -140,7 +141,7 @@ class Reader:
             foresee: gives the acceptance probability of the token that follows the one drawn.
         """
         probs = None if arrivals is None else self.sampling.probs(logits)  # (V,)
-        token = logits.argmax(-1) if probs is None or arrivals is None else race(probs, arrivals)
+        token = argmax(logits) if probs is None or arrivals is None else race(probs, arrivals)
         signals = read_signals(logits, token, self.wanted, probs, self.sampling)
         accept_prob = None
         if self.predictor is not None and hidden is not None:

@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 
 from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.host import argmax
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
@@ -113,9 +114,10 @@ def judge(
         RecordError: the logits hold NaN.
     """
     if sampling.greedy:
-        best = logits.max(-1)  # NaN where a row holds one
-        choices, values = torch.stack([best.indices.double(), best.values.double()]).tolist()
-        require_numbers(*values)
+        best = argmax(logits)  # of a NaN where a row holds one
+        values = logits.gather(-1, best[:, None])[:, 0]
+        choices, found = torch.stack([best.double(), values.double()]).tolist()
+        require_numbers(*found)
         return verify_greedy(draft.tokens, [int(choice) for choice in choices]), None
     probs = sampling.probs(logits)  # (K + 1, V)
     tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)

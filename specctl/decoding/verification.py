@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
 
+import numpy as np
 import torch
 
+from specctl.decoding.host import array, on_host
 from specctl.decoding.sampling import TINY, draw
 from specctl.errors import RecordError
 from specctl.records import ExtraToken
@@ -46,6 +48,36 @@ def verify(
     Raises:
         RecordError: ``target_probs`` holds NaN.
     """
+    verify_here = _verify_on_host if on_host(target_probs) else verify_on_device
+    return verify_here(tokens, draft_probs, target_probs, generator)
+
+
+def _verify_on_host(
+    tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
+) -> Verdict:
+    """`verify` where nothing waits for a device, so that only the row of the extra token is looked at as a whole."""
+    count = len(tokens)
+    require_numbers(float(target_probs.sum()))  # NaN if a single number is
+    if not count:
+        return Verdict(0, int(draw(target_probs[0], generator)), ExtraToken.BONUS, ())
+    places, drafted = np.arange(count), tokens.numpy()
+    target_of, draft_of = array(target_probs)[places, drafted], array(draft_probs)[places, drafted]  # (K,)
+    coins = array(torch.rand(count, generator=generator))
+    kept = (target_of >= draft_of) | (coins * draft_of < target_of)
+    accepted = count if kept.all() else int(kept.argmin())
+    row = target_probs[accepted]  # (V,)
+    if accepted < count:
+        residual = (row - draft_probs[accepted]).clamp_min_(0)
+        row = residual if residual.sum() > 0 else row
+    chances = np.minimum(target_of / np.maximum(draft_of, np.float32(TINY)), 1)
+    kind = ExtraToken.BONUS if accepted == count else ExtraToken.CORRECTION
+    return Verdict(accepted, int(draw(row, generator)), kind, tuple(chances[: accepted + 1].tolist()))
+
+
+def verify_on_device(
+    tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
+) -> Verdict:
+    """`verify` by tensor operations alone, with a single transfer to the host."""
     count = len(tokens)
     total = target_probs.sum().double()  # NaN if a single number is
     if not count:

@@ -10,6 +10,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specctl.decoding import sampling as module
+from specctl.decoding.host import argmax
 from specctl.decoding.sampling import Sampling, draw, sibling
 
 
@@ -25,6 +27,14 @@ def by_transformers(sampling: Sampling, logits: torch.Tensor) -> torch.Tensor:
     return warpers(torch.empty(0, 0, dtype=torch.int64), logits).softmax(-1)
 
 
+@pytest.fixture(params=[True, False], ids=["on the host", "as on a device"])
+def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to compute a distribution."""
+    if not request.param:
+        monkeypatch.setattr(module, "on_host", lambda _: False)
+
+
+@pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize("vocabulary", [5, 200])
 @pytest.mark.parametrize(
     "sampling",
@@ -49,6 +59,53 @@ def test_the_distribution_is_the_one_that_transformers_draws_from(sampling: Samp
     assert torch.equal(ours > 0, theirs > 0)
 
 
+@pytest.mark.parametrize("spread", [0.5, 3.0, 8.0], ids=["flat", "as models are", "steep"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1.0, top_p=0.5),
+        Sampling(1.0, top_p=0.99),
+        Sampling(0.8, top_k=300, top_p=0.9),
+        Sampling(0.8, top_p=0.95, min_p=0.01),
+        Sampling(1.0, top_k=40),
+    ],
+)
+def test_a_large_vocabulary_is_filtered_by_looking_at_its_likeliest_tokens(sampling: Sampling, spread: float) -> None:
+    """Few stay or many, of those that are looked at or of all. In float64 the reference's sums tell which is the last."""
+    logits = spread * torch.randn(6, 6000, generator=seeded(4))
+    ours, theirs = sampling.probs(logits), by_transformers(sampling, logits.double())
+    torch.testing.assert_close(ours.double(), theirs, atol=1e-6, rtol=1e-4)
+    assert torch.equal(ours > 0, theirs > 0)
+    assert torch.equal(sampling.probs(logits.reshape(2, 3, -1)), ours.reshape(2, 3, -1))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, 2, 0.9, 0.1), Sampling(1.0, top_p=0.9)])
+def test_what_is_no_number_stays_none(sampling: Sampling) -> None:
+    logits = torch.randn(3, 600, generator=seeded(5))
+    logits[1, 7] = torch.nan
+    probs = sampling.probs(logits)
+    assert probs.sum(-1).isnan().tolist() == [False, True, False]
+    assert argmax(logits).tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7, 3, 0.9, 0.1), Sampling(1.0, top_p=0.9), Sampling(1.0, top_k=4)])
+def test_suppressed_tokens_are_never_kept(sampling: Sampling) -> None:
+    logits = torch.randn(2, 600, generator=seeded(6))
+    logits[:, 2:] = -torch.inf
+    probs = sampling.probs(logits)
+    assert not probs[:, 2:].any()
+    torch.testing.assert_close(probs.sum(-1), torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_of_equal_largest_values(dtype: torch.dtype) -> None:
+    values = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], dtype=dtype)
+    found = argmax(values)
+    assert (found.tolist(), found.dtype) == ([1, 0], torch.int64)
+    assert argmax(values[0]).shape == ()
+
+
+@pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize("sampling", [Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5), Sampling(1.0, min_p=0.9)])
 def test_ties_are_broken_as_transformers_breaks_them(sampling: Sampling) -> None:
     logits = torch.tensor([[1.0, 1.0, 1.0, -9.0], [0.0, 2.0, 2.0, 2.0]])

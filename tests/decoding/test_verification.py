@@ -11,10 +11,17 @@ from toys import seeded
 from specctl.decoding import round as one_round
 from specctl.decoding import verification
 from specctl.decoding.sampling import Sampling, draw
-from specctl.decoding.verification import Verdict, verify, verify_greedy
+from specctl.decoding.verification import Verdict, verify, verify_greedy, verify_on_device
 from specctl.records import ExtraToken
 
 BONUS, CORRECTION = ExtraToken.BONUS, ExtraToken.CORRECTION
+
+
+@pytest.fixture(params=[True, False], ids=["on the host", "as on a device"])
+def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to come to a verdict."""
+    if not request.param:
+        monkeypatch.setattr(verification, "on_host", lambda _: False)
 
 
 @st.composite
@@ -76,6 +83,7 @@ PAIRS = {
 SECOND = [0.1, 0.6, 0.3, 0.0]
 
 
+@pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize(("target", "drafted"), PAIRS.values(), ids=PAIRS.keys())
 def test_first_and_second_token_have_the_law_of_the_target(target: list[float], drafted: list[float]) -> None:
     """The law of `verify` itself: first tokens follow p; where the draft was kept, the next follows its own row."""
@@ -127,6 +135,7 @@ def test_equal_distributions_accept_everything(count: int) -> None:
         assert (verdict.accepted, verdict.kind) == (count, BONUS)
 
 
+@pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize(
     ("kept", "verdict"),
     [
@@ -145,6 +154,7 @@ def test_the_first_refusal_ends_the_block(kept: tuple[bool, ...], verdict: Verdi
     assert verify_greedy(tokens.tolist(), target.argmax(-1).tolist()) == verdict
 
 
+@pytest.mark.usefixtures("somewhere")
 def test_a_residual_of_zero_falls_back_to_the_target() -> None:
     """Rounding can refuse a token where max(p - q, 0) is zero everywhere; the extra token is then drawn from p."""
     drafted = torch.tensor([[0.0, 0.0, 1.0]])
@@ -155,6 +165,7 @@ def test_a_residual_of_zero_falls_back_to_the_target() -> None:
     assert {verdict.extra for verdict in refused} == {2}
 
 
+@pytest.mark.usefixtures("somewhere")
 def test_chances_are_those_of_the_judged_tokens() -> None:
     """min(1, p/q) of each drafted token, up to the first refusal: 0.2/0.8, 0.9/0.3 held at 1, 0.1/0.2."""
     drafted = torch.tensor([[0.8, 0.1, 0.1], [0.7, 0.3, 0.0], [0.8, 0.0, 0.2]])
@@ -165,6 +176,7 @@ def test_chances_are_those_of_the_judged_tokens() -> None:
         assert verdict.chances == pytest.approx((0.25, 1.0, 0.5)[: verdict.accepted + 1])
 
 
+@pytest.mark.usefixtures("somewhere")
 def test_an_empty_block_is_a_draw_from_the_target() -> None:
     row = torch.tensor([[0.2, 0.0, 0.8]])
     generator = seeded(5)
@@ -173,3 +185,14 @@ def test_an_empty_block_is_a_draw_from_the_target() -> None:
     seen = [sum(verdict.extra == token for verdict in verdicts) for token in range(3)]
     assert seen[1] == 0
     assert chisquare([seen[0], seen[2]], [400, 1600]).pvalue > 1e-3
+
+
+@given(st.integers(0, 2**32), st.integers(0, 6), st.sampled_from([0.5, 3.0]))
+@settings(deadline=None, derandomize=True)
+def test_the_host_and_a_device_come_to_the_same_verdict(seed: int, count: int, spread: float) -> None:
+    rows = spread * torch.randn(2, count + 1, 40, generator=seeded(seed))
+    sampling = Sampling(1.0, top_p=0.9)
+    target, drafted = sampling.probs(rows[0]), sampling.probs(rows.mean(0))[:count]
+    tokens = draw(drafted, seeded(seed + 1))
+    found = verify(tokens, drafted, target, seeded(seed + 2))
+    assert found == verify_on_device(tokens, drafted, target, seeded(seed + 2))
