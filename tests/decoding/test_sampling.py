@@ -71,7 +71,7 @@ def test_the_distribution_is_the_one_that_transformers_draws_from(sampling: Samp
     ],
 )
 def test_a_large_vocabulary_is_filtered_by_looking_at_its_likeliest_tokens(sampling: Sampling, spread: float) -> None:
-    """Few stay or many, of those that are looked at or of all. In float64 the reference's sums tell which is the last."""
+    """Few stay or many, of those looked at or of all. In float64 the reference's sums tell which is the last."""
     logits = spread * torch.randn(6, 6000, generator=seeded(4))
     ours, theirs = sampling.probs(logits), by_transformers(sampling, logits.double())
     torch.testing.assert_close(ours.double(), theirs, atol=1e-6, rtol=1e-4)
