@@ -26,7 +26,7 @@ PROMPTS = [
     {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700},
     {"id": "apples", "category": "maths", "prompt": "Question: Ann has 3 apples and buys 2. How many?\nAnswer:"},
 ]
-REAL_MODELS, REAL_PROGRAMS = "SPECCTL_TEST_PEER_MODELS", "SPECCTL_TEST_PEER_PROGRAMS"
+REAL_MODELS, REAL_PROGRAMS = "TEST_PEER_MODELS", "TEST_PEER_PROGRAMS"
 """Environment variables with what --peer-models and --peer-program get, separated by blanks, to test real engines."""
 
 

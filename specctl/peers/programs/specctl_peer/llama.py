@@ -46,17 +46,8 @@ class Pair:
             command += ["-fa", "off"]  # it is slow on such a cache
         if question["draft"] != "none":
             most = question.get("tokens", LONGEST)
-            command += [
-                "-md",
-                str(folder / "draft.gguf"),
-                "--spec-type",
-                "draft-simple",
-                "-ctkd",
-                cache,
-                "-ctvd",
-                cache,
-            ]
-            command += ["--spec-draft-n-max", str(most), "--spec-draft-n-min", "0"]
+            command += ["-md", str(folder / "draft.gguf"), "-ctkd", cache, "-ctvd", cache]
+            command += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(most), "--spec-draft-n-min", "0"]
             command += ["--spec-draft-p-min", str(question.get("threshold", 0.0))]
         self._stop = question["stop"]
         self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
