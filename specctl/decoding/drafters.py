@@ -117,11 +117,12 @@ class ModelDrafter:
         )
         self._fused = runner if isinstance(runner, FusedRunner) else None
         self._states = runner if isinstance(runner, StateReader) else None
-        # In a fused pass signals cost little, and reading all of them means one pass to compile, whatever the policy.
-        reads_all = self._fused is not None or reads_previous
+        # In a compiled pass signals cost little, and reading all of them means one pass to compile for all policies.
+        reads_all = (self._fused is not None and self._fused.specialises) or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         self._sampling = Sampling()
         self._reader = Reader(self._sampling, self._read, self._head, self._foresees)
+        self._fields = self._reader.fields
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
@@ -172,7 +173,7 @@ class ModelDrafter:
             packed, probs = self._fused.read(pending[0], self._reader, noise, self._previous)
             if self._previous is not None:
                 self._previous = packed_signals(packed)
-            numbers = unpack(packed.tolist(), self._reader.fields)
+            numbers = unpack(packed.tolist(), self._fields)
         else:
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)

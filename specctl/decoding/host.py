@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+TINY = torch.finfo(torch.float32).tiny
 CANDIDATES = (128, 1024, 1 << 31)
 """How many of the likeliest tokens are looked at, one number after the other, until top-p leaves some of them out;
 instead of a large part all are sorted."""
@@ -32,6 +33,25 @@ def argmax(values: torch.Tensor) -> torch.Tensor:  # (..., V) -> (...)
     if values.dtype != torch.float32 or not on_host(values):
         return values.argmax(-1)
     return torch.from_numpy(np.asarray(array(values).argmax(-1)))
+
+
+def best_of(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+    """The index of each row's largest logit, and its value: NaN where a row of ``(R, V)`` holds one."""
+    if logits.dtype == torch.float32 and on_host(logits):
+        rows = array(logits)
+        indices = rows.argmax(-1)
+        return indices.tolist(), rows[np.arange(len(rows)), indices].tolist()
+    best = logits.max(-1)
+    choices, values = torch.stack([best.indices.double(), best.values.double()]).tolist()
+    return [int(choice) for choice in choices], values
+
+
+def entropies(probs: torch.Tensor) -> torch.Tensor:  # (..., V) -> (...)
+    """The Shannon entropy of each float32 distribution, in nats."""
+    if not on_host(probs):
+        return -(probs * probs.clamp_min(TINY).log()).sum(-1)  # a third of entr's time, and 0 at 0 like it
+    values = array(probs)
+    return torch.from_numpy(np.asarray(-(values * np.log(np.maximum(values, TINY))).sum(-1)))
 
 
 def filtered(scores: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:

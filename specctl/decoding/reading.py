@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from specctl.decoding.host import argmax
+from specctl.decoding.host import argmax, on_host
 from specctl.decoding.sampling import Sampling, race, read_signals
 from specctl.models.running.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
@@ -54,7 +54,10 @@ class Reading(NamedTuple):
 
 def pack(reading: Reading) -> torch.Tensor:  # (..., F)
     """The F fields that were read as one float64 tensor, which holds ids and probabilities alike."""
-    return torch.stack([value.double() for value in reading if value is not None], dim=-1)
+    values = [value for value in reading if value is not None]
+    if reading.token.dim() == 0 and on_host(reading.token):
+        return torch.tensor([value.item() for value in values], dtype=torch.float64)
+    return torch.stack([value.double() for value in values], dim=-1)
 
 
 def unpack(values: Sequence[float], fields: Sequence[str]) -> dict[str, float]:

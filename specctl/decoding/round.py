@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from specctl.decoding.drafters import Draft, Drafter
-from specctl.decoding.host import argmax
+from specctl.decoding.host import best_of
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
@@ -114,11 +114,9 @@ def judge(
         RecordError: the logits hold NaN.
     """
     if sampling.greedy:
-        best = argmax(logits)  # of a NaN where a row holds one
-        values = logits.gather(-1, best[:, None])[:, 0]
-        choices, found = torch.stack([best.double(), values.double()]).tolist()
-        require_numbers(*found)
-        return verify_greedy(draft.tokens, [int(choice) for choice in choices]), None
+        choices, values = best_of(logits)
+        require_numbers(*values)
+        return verify_greedy(draft.tokens, choices), None
     probs = sampling.probs(logits)  # (K + 1, V)
     tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
     draft_probs = probs[:0] if draft.probs is None else draft.probs.to(logits.device)

@@ -7,8 +7,8 @@ from math import isnan
 import numpy as np
 import torch
 
-from specctl.decoding.host import array, on_host
-from specctl.decoding.sampling import TINY, draw
+from specctl.decoding.host import TINY, array, on_host
+from specctl.decoding.sampling import draw
 from specctl.errors import RecordError
 from specctl.records import ExtraToken
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from specctl.decoding.sampling import TINY, draw
+from specctl.decoding.host import TINY
+from specctl.decoding.sampling import draw
 
 
 def draw_draft_tokens(

@@ -51,6 +51,10 @@ class OnnxRunner:
         """Whether the graph was made for this runner."""
         return self.preparing_seconds > 0
 
+    @property
+    def specialises(self) -> bool:
+        return False
+
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         if len(tokens) <= PIECE:
             return self._pass(tokens, keep, hidden)

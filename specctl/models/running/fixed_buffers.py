@@ -88,6 +88,11 @@ class FixedBufferRunner(ABC):
         """Whether the first pass of each kind is compiled."""
         return self._compiler is not None
 
+    @property
+    def specialises(self) -> bool:
+        """Whether every reader has a pass of its own compiled or captured."""
+        return self.prepares
+
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)
 

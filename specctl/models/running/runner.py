@@ -111,10 +111,14 @@ class FusedRunner(Runner, Protocol):
 
     Attributes:
         vocabulary: V, the length of a row of logits.
+        specialises: whether every reader has a pass of its own compiled or captured, which takes long.
     """
 
     @property
     def vocabulary(self) -> int: ...
+
+    @property
+    def specialises(self) -> bool: ...
 
     def read(
         self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
