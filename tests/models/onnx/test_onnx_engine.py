@@ -173,3 +173,20 @@ def test_a_quantised_target_is_compared_with_itself(tmp_path: Path, monkeypatch:
         pair.target.extend([7, 8], keep=2)
     assert pair.target.difference is not None
     assert pair.target.difference < 1e-3
+
+
+@needs_onnx
+def test_a_llama_layer_is_a_dozen_nodes() -> None:
+    import onnx_ir as ir
+
+    from specctl.models.onnx.store import Store, key_of
+
+    sure_runner(llama(), 60)
+    path = Store(graphs()).find(key_of(llama(), None))
+    assert path is not None
+    graph = ir.load(path).graph
+    (attention,) = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    assert attention.attributes["do_rotary"].as_int() == 1
+    assert attention.inputs[1] is attention.inputs[2] is None, "the three projections are one"
+    assert "positions" not in [given.name for given in graph.inputs]
+    assert len(graph) == 12 + 3
