@@ -44,5 +44,4 @@ def read_rounds(
             failures[found.prompt] = found.reason
         else:
             traces += trace_answers(pair, found, LONGEST)
-    judged = any(one.accepted for trace in traces for one in trace.draft.judged())
-    return (verdicts(traces) if judged else None), failures
+    return verdicts(traces), failures

@@ -85,24 +85,20 @@ def read_traces(paths: Iterable[Path]) -> Judged:
     found = _Verdicts()
     for path in paths:
         _read(path, found)
+    if not found.accepted:
+        raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
     return _judged(found)
 
 
-def verdicts(traces: Iterable[Trace]) -> Judged:
-    """The draft tokens of some traces that verification judges.
-
-    Raises:
-        UsageError: there is none.
-    """
+def verdicts(traces: Iterable[Trace]) -> Judged | None:
+    """The draft tokens of some traces that verification judges; None if there are none."""
     found = _Verdicts()
     for trace in traces:
         found.add_trace(trace)
-    return _judged(found)
+    return _judged(found) if found.accepted else None
 
 
 def _judged(found: _Verdicts) -> Judged:
-    if not found.accepted:
-        raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
     known = {name: np.array(values) for name, values in found.signals.items() if not all(map(isnan, values))}
     if not known:
         raise UsageError("the traces contain no signals", "write them with `specctl generate --trace FILE`")

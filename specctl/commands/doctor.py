@@ -2,6 +2,8 @@
 
 import sys
 from dataclasses import asdict
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -118,13 +120,11 @@ def _run_line(tried: "Trial") -> str:
 def _pass_lines(tried: "Trial") -> list[str]:
     """How long each model's passes take, by engine."""
     lines = []
-    for model in dict.fromkeys(passes.model for passes in tried.passes):
+    for model, engines in groupby(tried.passes, attrgetter("model")):
         told = []
-        for passes in tried.passes:
-            if passes.model == model:
-                one, *more = passes.milliseconds.items()
-                wider = ", ".join(f"{ms:.2f} for {width}" for width, ms in more)
-                told.append(f"{passes.engine} {one[1]:.2f} ms for a token, {wider}")
+        for passes in engines:
+            (_, one), *more = passes.milliseconds.items()
+            told.append(f"{passes.engine} {one:.2f} ms for a token, {', '.join(f'{ms:.2f} for {n}' for n, ms in more)}")
         lines.append(f"Passes of the {model}: {'; '.join(told)}.")
     return lines
 

@@ -1,10 +1,9 @@
 """A loaded pair tried out: whether the target forgets rejected tokens, and a few tokens with and without drafts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -85,27 +84,35 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
     )
 
 
-@torch.inference_mode()
 def _passes(pair: Pair) -> Iterator[EnginePasses]:
     runners = [pair.target, *(draft for draft in pair.drafts if not isinstance(draft, StateReader))]
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {engine_name(runner): runner}
         engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
-        for each in engines.values():
-            fill(each, ordinary_tokens(CONTEXT, pair.eos))
-        tokens = {width: ordinary_tokens(width, pair.eos) for width in WIDTHS}
+        yield from _passes_of(name, engines, pair.eos)
 
-        def run(choice: tuple[str, int], engines: Mapping[str, Runner] = engines, tokens: Any = tokens) -> None:
-            engine, width = choice
-            engines[engine].extend(tokens[width], keep=width)
-            wait(engines[engine].device)
-            engines[engine].rollback(CONTEXT)
 
-        seconds = timed(run, [*product(engines, WIDTHS)])
-        for engine, each in engines.items():
-            each.rollback(0)
-            yield EnginePasses(name, engine, {width: median(seconds[engine, width]) * 1e3 for width in WIDTHS})
+@torch.inference_mode()
+def _passes_of(model: str, engines: Mapping[str, Runner], eos: Set[int]) -> list[EnginePasses]:
+    """Time one model's passes by every engine in turn; the caches are empty afterwards."""
+    for runner in engines.values():
+        fill(runner, ordinary_tokens(CONTEXT, eos))
+
+    def run(choice: tuple[str, int]) -> None:
+        engine, width = choice
+        runner = engines[engine]
+        runner.extend(ordinary_tokens(width, eos), keep=width)
+        wait(runner.device)
+        runner.rollback(CONTEXT)
+
+    seconds = timed(run, [*product(engines, WIDTHS)])
+    for runner in engines.values():
+        runner.rollback(0)
+    return [
+        EnginePasses(model, engine, {width: median(seconds[engine, width]) * 1e3 for width in WIDTHS})
+        for engine in engines
+    ]
 
 
 def _difference(target: Runner, text: list[int]) -> float:

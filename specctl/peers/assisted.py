@@ -11,9 +11,10 @@ from transformers.generation.streamers import BaseStreamer
 from specctl.errors import UsageError
 from specctl.models.loading.hushing import hushed
 from specctl.models.loading.pair import Pair
+from specctl.peers.completion import completion_of
 from specctl.peers.names import ASSISTED
 from specctl.profile.schema import SamplingTable
-from specctl.records import Completion, FinishReason, Round
+from specctl.records import Completion, Round
 
 
 class _Arrivals(BaseStreamer):
@@ -105,19 +106,8 @@ class AssistedPeer:
         )
         self.passes.append((target_passes, draft_passes))
         arrivals = tuple(at - began for at in streamer.times[1:])
-        finish = FinishReason.STOP if tokens and tokens[-1] in self._pair.eos else FinishReason.LENGTH
-        return Completion(
-            prompt=tuple(prompt),
-            seed=settings.seed + seed_offset,
-            tokens=tuple(tokens),
-            text=str(self._pair.tokenizer.decode(tokens, skip_special_tokens=True)),
-            finish_reason=finish,
-            rounds=(),
-            prefill_seconds=0.0,
-            total_seconds=ended - began,
-            first_token_seconds=arrivals[0] if arrivals else ended - began,
-            arrivals=arrivals,
-        )
+        first, seed = arrivals[0] if arrivals else ended - began, settings.seed + seed_offset
+        return completion_of(self._pair, prompt, seed, tokens, ended - began, first, arrivals)
 
 
 def _warpers(settings: SamplingTable) -> dict[str, Any]:

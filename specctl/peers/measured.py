@@ -7,10 +7,11 @@ import torch
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.token_rules import RuledRunner
+from specctl.peers.completion import completion_of
 from specctl.peers.launch import Launch
 from specctl.peers.process import PeerError, PeerProcess
 from specctl.profile.schema import SamplingTable
-from specctl.records import Completion, FinishReason, Round
+from specctl.records import Completion, Round
 
 LOADING_SECONDS = 600.0
 RUN_SECONDS, TOKEN_SECONDS = 60.0, 2.0
@@ -84,14 +85,4 @@ class MeasuredPeer:
         end = next((place for place, token in enumerate(tokens) if token in self._pair.eos), None)
         tokens = tokens[: most if end is None else end + 1]
         self.passes.append((passes, drafted))
-        return Completion(
-            prompt=tuple(prompt),
-            seed=settings.seed + seed_offset,
-            tokens=tuple(tokens),
-            text=str(self._pair.tokenizer.decode(tokens, skip_special_tokens=True)),
-            finish_reason=FinishReason.LENGTH if end is None else FinishReason.STOP,
-            rounds=(),
-            prefill_seconds=0.0,
-            total_seconds=total,
-            first_token_seconds=first,
-        )
+        return completion_of(self._pair, prompt, settings.seed + seed_offset, tokens, total, first)

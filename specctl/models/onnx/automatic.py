@@ -50,14 +50,17 @@ def automatic_runner(
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if model.device.type != "cpu" or weights > LARGEST or obstacle(model):
         return None
-    key, store = key_of(model, None), Store(cache_folder())
+    store, long = Store(cache_folder()), settings.expected_tokens >= LONG_RUN
+    if not long and not store.folder.exists():
+        return None  # before all weights are hashed
+    key = key_of(model, None)
     times = Times(store.folder / f"{key}.times.json")
     known = times.here()
     if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):
         return None  # slower, or unable: then nothing is noted
-    if settings.expected_tokens < LONG_RUN and store.find(key) is None:
+    if not long and store.find(key) is None:
         return None
-    runner = build_onnx_runner(model, vocabulary, name, settings)
+    runner = build_onnx_runner(model, vocabulary, name, settings, key=key)
     if known is None:
         known = {} if runner is None else milliseconds(model, runner, vocabulary)
         times.note(known)

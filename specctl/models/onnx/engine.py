@@ -38,7 +38,12 @@ def require_onnxruntime() -> None:
 
 
 def build_onnx_runner(
-    model: PreTrainedModel, vocabulary: int, name: str, settings: EngineSettings, quantize: str | None = None
+    model: PreTrainedModel,
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    quantize: str | None = None,
+    key: str | None = None,
 ) -> "OnnxRunner | None":
     """The runner of a model's graph, which is made and kept if it is not there.
 
@@ -48,6 +53,7 @@ def build_onnx_runner(
         name: the model's, in messages.
         settings: of the other engines, and whom to tell.
         quantize: `QUANTIZED` or None.
+        key: of `key_of`, which reads all weights; None if it is not known yet.
 
     Returns:
         None after a notice with the reason, where torch has to run the model.
@@ -57,7 +63,7 @@ def build_onnx_runner(
     """
     require_onnxruntime()
     try:
-        return _built(model, vocabulary, name, settings, quantize)
+        return _built(model, vocabulary, name, settings, quantize, key)
     except Unable as why:
         settings.notice(f"{name} runs on torch: {why}")
         return None
@@ -90,7 +96,12 @@ def obstacle(model: PreTrainedModel) -> str | None:
 
 
 def _built(
-    model: PreTrainedModel, vocabulary: int, name: str, settings: EngineSettings, quantize: str | None
+    model: PreTrainedModel,
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    quantize: str | None,
+    key: str | None,
 ) -> "OnnxRunner":
     if why := obstacle(model):
         raise Unable(why)
@@ -112,7 +123,7 @@ def _built(
         _write(model, context, quantize, path)
         _require_equal(opened(path), model, vocabulary, quantize)
 
-    key, store = key_of(model, quantize), Store(cache_folder())
+    key, store = key or key_of(model, quantize), Store(cache_folder())
     try:
         with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
             path = store.find(key) or store.put(key, write)

@@ -84,7 +84,7 @@ def test_a_real_measurement_leaves_an_empty_cache(cache: Path, model: PreTrained
 @pytest.mark.usefixtures("cache")
 def test_what_cannot_be_exported_is_tried_once(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
     tried = []
-    monkeypatch.setattr(automatic, "build_onnx_runner", lambda *_: tried.append(1))
+    monkeypatch.setattr(automatic, "build_onnx_runner", lambda *_, **__: tried.append(1))
     assert [chosen(model, LONG_RUN) for _ in range(3)] == ["torch"] * 3
     assert len(tried) == 1
 
