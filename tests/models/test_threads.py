@@ -78,6 +78,12 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
 
 
+@pytest.fixture
+def nobody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in threads.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.mark.parametrize(
     ("setting", "environ", "told", "chosen"),
     [
@@ -203,12 +209,10 @@ def test_a_pair_runs_with_the_number_in_its_profile(table, torch_threads: list[i
     assert (pair.threads.number, pair.threads.milliseconds, torch_threads[-1]) == (3, {}, 3)
 
 
-@pytest.mark.usefixtures("two_cores")
+@pytest.mark.usefixtures("two_cores", "nobody_chose")
 def test_a_pair_that_nobody_chose_a_number_for_is_measured(
     table, torch_threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in threads.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "fastest", lambda tried: max(tried))
     pair = load_pair(Profile.model_validate(table))
     assert pair.threads is not None
@@ -218,23 +222,17 @@ def test_a_pair_that_nobody_chose_a_number_for_is_measured(
     assert [runner.length for runner in (pair.target, *pair.drafts)] == [0, 0], "the pair's own caches are untouched"
 
 
-@pytest.mark.usefixtures("two_cores")
-def test_a_pair_to_train_on_keeps_what_torch_takes(
-    table, torch_threads: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in threads.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.usefixtures("two_cores", "nobody_chose")
+def test_a_pair_to_train_on_keeps_what_torch_takes(table, torch_threads: list[int]) -> None:
     pair = load_pair(Profile.model_validate(table), measured=False)
     assert pair.threads is not None
     assert (pair.threads.milliseconds, set(torch_threads)) == ({}, {2})
 
 
-@pytest.mark.usefixtures("two_cores")
+@pytest.mark.usefixtures("two_cores", "nobody_chose")
 def test_large_models_take_the_cores_that_are_free(
     table, torch_threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in threads.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "LARGE", 0)
     monkeypatch.setattr(CoreTime, "others_until", lambda *_: 0.9)
     pair = load_pair(Profile.model_validate(table))
