@@ -27,6 +27,8 @@ class OnnxRunner:
         preparing_seconds: wall time that was spent on making the graph; 0 if it was there.
     """
 
+    no_trees = "in its onnx graph every token sees all that come before it"
+
     def __init__(
         self,
         passes: Passes,

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from specctl.models.running.runner import EagerRunner, Forward, Runner
 
 AT_ONCE = 64
@@ -42,8 +44,26 @@ def continue_branches(
             runner.extend(pending, keep=0)
         for step in range(length):
             if isinstance(runner, EagerRunner) and shares:
-                forward = runner.extend_branches(tokens, some_starts, step, hidden=hidden)
+                forward = _extended(runner, tokens, some_starts, step, hidden)
             else:
                 forward = runner.extend(tokens, keep=1, hidden=hidden)
             tokens = choose(which, forward)
         runner.rollback(max(some_starts))
+
+
+def _extended(runner: EagerRunner, tokens: Sequence[int], starts: Sequence[int], step: int, hidden: bool) -> Forward:
+    """One more token of B branches, each of which sees the sequence up to its start and its own tokens.
+
+    Args:
+        runner: one that `holds_everything`.
+        tokens: B ids, the next of each branch.
+        starts: how many tokens of the sequence each branch keeps.
+        step: how many tokens each branch already has.
+        hidden: whether hidden states are wanted.
+    """
+    count, prefix = len(tokens), runner.length - step * len(tokens)
+    columns = torch.arange(runner.length + count, device=runner.device)
+    begins = torch.tensor(starts, device=runner.device)  # (B,)
+    own = (columns - prefix) % count == torch.arange(count, device=runner.device)[:, None]  # (B, S)
+    seen = torch.where(columns < prefix, columns < begins[:, None], own)
+    return runner.masked_pass(tokens, begins + step, seen, hidden=hidden)

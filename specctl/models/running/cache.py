@@ -1,6 +1,7 @@
 """Layers of KV caches that append and crop without copying the whole cache."""
 
 import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +66,10 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.values.narrow(2, start, width).copy_(value_states)
         self._filled = end
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """As `gather_path` does, with the buffers."""
+        gather_path((self.keys, self.values), start, path)
 
     def get_seq_length(self) -> int:
         return self._filled
@@ -165,6 +170,10 @@ class FixedLayer(CacheLayerMixin):
         self.values.index_copy_(2, self._cursor.positions, value_states)
         return self.keys[:, :, : self._cursor.span], self.values[:, :, : self._cursor.span]
 
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """As `gather_path` does, with the buffers."""
+        gather_path((self.keys, self.values), start, path)
+
     def grow(self, capacity: int, filled: int) -> None:
         """Move the first ``filled`` tokens to larger buffers."""
         self._capacity = capacity
@@ -182,6 +191,20 @@ class FixedLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self._capacity
+
+
+def gather_path(buffers: Iterable[torch.Tensor], start: int, path: Sequence[int]) -> None:
+    """Bring some tokens of a tree together where it begins, in the order of a path.
+
+    Args:
+        buffers: ``(1, heads, capacity, head_dim)``.
+        start: the slot of the tree's first token.
+        path: places in the tree, rising; so no slot is written before it has been read.
+    """
+    for buffer in buffers:
+        for slot, place in enumerate(path):
+            if place != slot:
+                buffer.narrow(2, start + slot, 1).copy_(buffer.narrow(2, start + place, 1))
 
 
 def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> DynamicCache:

@@ -6,6 +6,7 @@ import torch
 
 from specctl.errors import ModelError
 from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.trees import tree_obstacle, tree_runner
 
 LIMITS = {torch.float32: 0.01, torch.float64: 0.01}
 LIMIT = 0.25
@@ -34,6 +35,7 @@ class CheckedRunner:
         self._text: list[int] = []
         self._first = 0  # tokens of the text's first pass, the prompt
         self._went_back = False
+        self._tree: Sequence[int] = ()
 
     @property
     def length(self) -> int:
@@ -52,6 +54,28 @@ class CheckedRunner:
         if self._went_back and self.difference is None and keep:
             self._compare(found.logits)
         return found
+
+    @property
+    def no_trees(self) -> str | None:
+        return tree_obstacle(self.runner)
+
+    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+        """As in `TreeRunner`; the root's logits are compared.
+
+        Raises:
+            ModelError: the logits are not those of a fresh read.
+        """
+        self._tree = tokens
+        self._text.append(tokens[0])
+        found = tree_runner(self.runner).extend_tree(tokens, parents)
+        if self._went_back and self.difference is None:
+            self._compare(found.logits[:1])
+        return found
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        self._went_back |= len(path) < len(self._tree)
+        tree_runner(self.runner).keep_path(path)
+        self._text += [self._tree[place] for place in path[1:]]
 
     def watch(self, layers: Iterable[int]) -> None:
         self.runner.watch(layers)

@@ -23,6 +23,8 @@ class FixedWidthRunner:
         width: tokens of a block.
     """
 
+    no_trees = "deterministic passes read chains"
+
     def __init__(self, runner: Runner, width: int = WIDTH) -> None:
         self.runner = runner
         self.width = width

@@ -1,8 +1,10 @@
 """Ready-made positions and attention masks, so that a model does not compute them at every step."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -31,6 +33,27 @@ def takes_masks(model: PreTrainedModel) -> bool:
         and getattr(model.config, "_attn_implementation", None) == "sdpa"
         and attends_to_everything(model)
     )
+
+
+def mask_obstacle(model: PreTrainedModel) -> str | None:
+    """Why a model cannot be told which tokens see which, as the end of a sentence; None if it can."""
+    if not attends_to_everything(model):
+        return "it has layers with a sliding window or with a state of their own"
+    if not takes_masks(model):
+        return "its attention takes no ready-made mask"
+    return None
+
+
+def seen_in_tree(parents: Sequence[int]) -> torch.Tensor:
+    """Which tokens of a tree each of them sees: itself and its ancestors, ``(T, T)`` bool on the CPU.
+
+    Args:
+        parents: of the tokens after the first, which is the root; each is the number of an earlier token.
+    """
+    seen = np.eye(len(parents) + 1, dtype=bool)
+    for token, parent in enumerate(parents, start=1):
+        seen[token] |= seen[parent]
+    return torch.from_numpy(seen)
 
 
 class MaskMaker:

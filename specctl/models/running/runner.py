@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
-from specctl.models.running.cache import cache_argument, empty_cache, trims_from
-from specctl.models.running.masks import MaskMaker, attends_to_everything
+from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
+from specctl.models.running.masks import MaskMaker, attends_to_everything, mask_obstacle, seen_in_tree
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
 from specctl.models.running.token_reader import TokenReader
@@ -168,7 +168,8 @@ class EagerRunner:
         self._masks = MaskMaker(model)
         self._watch = LayerWatch(model)
         self.holds_everything = attends_to_everything(model)
-        """Whether every layer keeps the whole sequence, which `extend_branches` requires."""
+        """Whether every layer keeps the whole sequence, which `masked_pass` requires."""
+        self.no_trees = mask_obstacle(model)
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
         self.device = next(model.parameters()).device
@@ -178,6 +179,7 @@ class EagerRunner:
         self._state = RecurrentState(self._cache, self._recurrent)
         self._fresh = True  # no pass since the last rollback
         self._saved = False  # the recurrent state, since then
+        self._tree = 0  # the length before the last tree
         self._floor = 0  # layers that were trimmed cannot go back to before it
         self.length = 0
 
@@ -217,40 +219,45 @@ class EagerRunner:
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)
 
-    def extend_branches(
-        self, tokens: Sequence[int], starts: Sequence[int], step: int, *, hidden: bool = False
+    def masked_pass(
+        self, tokens: Sequence[int], positions: torch.Tensor, seen: torch.Tensor, *, hidden: bool = False
     ) -> Forward:
-        """One more token of B branches that leave the sequence at different positions.
-
-        Each branch attends to the first ``start`` tokens of the sequence and to its own tokens; `rollback` ends all
-        branches.
+        """Cache tokens that see only some of those cached and of each other; a model that `holds_everything`.
 
         Args:
-            tokens: B ids, the next of each branch.
-            starts: how many tokens of the sequence each branch keeps.
-            step: how many tokens each branch already has.
+            tokens: T ids.
+            positions: ``(T,)``, their positions in the texts that they belong to.
+            seen: ``(T, S)`` bool, S the length afterwards.
             hidden: whether hidden states are wanted.
 
         Returns:
-            A row for each branch: logits ``(B, V)``.
+            A row for each token.
         """
-        count, prefix = len(tokens), self.length - step * len(tokens)
-        columns = torch.arange(self.length + count, device=self.device)
-        own = (columns[None] - prefix) % count == torch.arange(count, device=self.device)[:, None]  # (B, C)
-        before = columns[None] < torch.tensor(starts, device=self.device)[:, None]
-        seen = torch.where(columns < prefix, before, own)
         mask = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
         mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
         output = self._model(
             input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=torch.tensor([[start + step for start in starts]], device=self.device),
-            attention_mask=mask[None, None],  # (1, 1, B, C)
+            position_ids=positions[None],
+            attention_mask=mask[None, None],  # (1, 1, T, S)
             past_key_values=self._cache,
             use_cache=True,
             output_hidden_states=hidden,
         )
-        self.length += count
-        return Forward(output.logits[0, :, : self._vocabulary], output.hidden_states[-1][0] if hidden else None)
+        self.length += len(tokens)
+        last = output.hidden_states[-1][0] if hidden else None
+        return Forward(output.logits[0, :, : self._vocabulary], last, self._watch.take())
+
+    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+        own = seen_in_tree(parents).to(self.device)  # (T, T)
+        before = own.new_ones(len(tokens), self.length)
+        self._tree = self.length
+        return self.masked_pass(tokens, self.length + own.sum(1) - 1, torch.cat([before, own], 1))
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        for layer in self._cache.layers:
+            assert isinstance(layer, BufferedLayer), self.no_trees
+            layer.move(self._tree, path)
+        self.rollback(self._tree + len(path))
 
     def rollback(self, length: int) -> None:
         self._fresh, self._saved = True, False

@@ -9,7 +9,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.running.masks import WIDEST, attends_to_everything, takes_masks
+from specctl.models.running.masks import WIDEST, mask_obstacle, seen_in_tree
 from specctl.models.running.runner import Forward
 from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import LayerWatch, States, joined_states
@@ -22,11 +22,7 @@ def obstacle(model: PreTrainedModel) -> str | None:
         return "it is spread over several devices"
     if getattr(model, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES:
         return "its weights are quantised with bitsandbytes"
-    if not attends_to_everything(model):
-        return "it has layers with a sliding window or with a state of their own"
-    if not takes_masks(model):
-        return "its attention takes no ready-made mask"
-    return None
+    return mask_obstacle(model)
 
 
 class StaticRunner(FixedBufferRunner):
@@ -55,6 +51,7 @@ class StaticRunner(FixedBufferRunner):
         self._watch = LayerWatch(model)
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
+        self._tree = 0  # the length before the last tree
 
     def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._states = given[0]
@@ -93,25 +90,59 @@ class StaticRunner(FixedBufferRunner):
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)
 
+    @property
+    def no_trees(self) -> str | None:
+        return None
+
+    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+        """As in `TreeRunner`; at most `WIDEST` tokens."""
+        self._reserve(self.length + len(tokens))
+        rows = torch.zeros(len(tokens), WIDEST, dtype=torch.bool)
+        rows[:, : len(tokens)] = seen_in_tree(parents)
+        with torch.inference_mode():
+            logits, _, states = self._run(PassKind(0, reads_rows=True), tokens, rows.to(self.device))
+        self._tree = self.length
+        self.length += len(tokens)
+        return Forward(logits, None, states)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        for layer in self._layers:
+            layer.move(self._tree, path)
+        self.length = self._tree + len(path)
+
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
         """As in `FixedBufferRunner`; the third result is the states ``(T, D)`` by layer, or None."""
 
-        def logits_of(
-            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+        def masked(
+            ids: torch.Tensor, written: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor | None, States | None]:
-            self._cursor.positions, self._cursor.span = positions, slots.shape[0]
+            """A pass that writes to the slots ``written`` ``(T,)`` and sees those of ``mask`` ``(T, S)``."""
+            self._cursor.positions, self._cursor.span = written, mask.shape[1]
             # Padding may have positions beyond the range of learned position embeddings.
             known = positions.clamp_max(self.context - 1) if self._slack else positions
             output = self._model(
                 input_ids=ids,
                 position_ids=known[None],
-                attention_mask=(slots <= positions[:, None])[None, None],  # (1, 1, T, S)
+                attention_mask=mask[None, None],  # (1, 1, T, S)
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=keep,
             )
             last = self._states[0] if kind.hidden else None
             return output.logits[0, :, : self.vocabulary], last, self._watch.take()
+
+        def logits_of(
+            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor | None, States | None]:
+            return masked(ids, positions, positions, slots <= positions[:, None])
+
+        def tree_of(
+            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor | None, States | None]:
+            """``rows`` ``(T, WIDEST)`` bool says which tokens of the pass each of them sees."""
+            place = slots - positions[0]  # (S,) in the tree; below 0 in the sequence before it
+            own = rows[:, place.clamp(0, WIDEST - 1)] & (place < WIDEST)  # (T, S)
+            return masked(ids, positions, positions[0] + rows.sum(-1) - 1, own | (place < 0))
 
         if kind.hidden and not self._remembers:
             # The output layer's input: torch.compile cannot trace transformers' own way of keeping hidden states.
@@ -120,7 +151,7 @@ class StaticRunner(FixedBufferRunner):
             self._remembers = True
         reader = kind.reader
         if reader is None:
-            return logits_of
+            return tree_of if kind.reads_rows else logits_of
 
         def reading_of(
             ids: torch.Tensor,

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.trees import path_to, tree_obstacle, tree_runner
 from specctl.models.running.watching import States
 
 
@@ -147,6 +148,7 @@ class RuledRunner:
         self.context = runner.context
         self._rules = rules
         self._text: list[int] = []
+        self._tree: Sequence[int] = ()
 
     @property
     def length(self) -> int:
@@ -156,6 +158,24 @@ class RuledRunner:
         self._text += tokens
         found = self.runner.extend(tokens, keep, hidden=hidden)
         return replace(found, logits=self._rules.apply(found.logits, self._text))
+
+    @property
+    def no_trees(self) -> str | None:
+        return tree_obstacle(self.runner)
+
+    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+        found = tree_runner(self.runner).extend_tree(tokens, parents)
+        rows = [
+            self._rules.apply(row[None], [*self._text, *(tokens[place] for place in path_to(parents, token))])
+            for token, row in enumerate(found.logits)
+        ]
+        self._text.append(tokens[0])
+        self._tree = tokens
+        return replace(found, logits=torch.cat(rows))
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        tree_runner(self.runner).keep_path(path)
+        self._text += [self._tree[place] for place in path[1:]]
 
     def watch(self, layers: Iterable[int]) -> None:
         self.runner.watch(layers)

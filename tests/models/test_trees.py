@@ -1,0 +1,246 @@
+"""A tree read in one pass says of each token what its path says as a chain, and what is kept of it is that path."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import FAMILIES, Replays, random_model, seeded
+from transformers import GenerationConfig, GPT2Config, Phi3Config, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from specctl.errors import ModelError
+from specctl.models.running.checked import CheckedRunner
+from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.graph import GraphRunner
+from specctl.models.running.masks import WIDEST, seen_in_tree
+from specctl.models.running.runner import EagerRunner
+from specctl.models.running.static import StaticRunner
+from specctl.models.running.token_rules import RuledRunner, TokenRules
+from specctl.models.running.trees import TreeRunner, path_to, tree_obstacle
+
+VOCABULARY = 60  # the models have four more, as padding
+TOKENS: list[int] = torch.randint(0, VOCABULARY, (200,), generator=seeded(9)).tolist()
+OTHERS: dict[str, PreTrainedConfig] = {
+    "gpt2": GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3),
+    "phi3": Phi3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.3,
+        pad_token_id=0,
+    ),
+}
+READ = ("llama", "qwen3", "gpt-neox", *OTHERS)
+ENGINES: dict[str, Callable[[PreTrainedModel], TreeRunner]] = {
+    "eager": lambda model: EagerRunner(model, VOCABULARY),
+    "static": lambda model: StaticRunner(model, VOCABULARY, capacity=8),
+    "graph": lambda model: GraphRunner(model, VOCABULARY, Replays()),
+}
+LAYERS = (0, 1, -1)
+# The root, a chain below it, and tokens beside and below the chain's.
+PARENTS = (0, 1, 2, 0, 0, 1, 5, 6, 6)
+
+
+@cache
+def model_of(family: str) -> PreTrainedModel:
+    if family in FAMILIES:
+        return random_model(family)
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(OTHERS[family])]
+        model: PreTrainedModel = kind(OTHERS[family]).float().eval()
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> object:
+    with torch.inference_mode():
+        yield
+
+
+def chain(family: str, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits ``(T, V)`` of a text read without a cache."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model_of(family)(torch.tensor([[*tokens]]), use_cache=False).logits
+    return logits[0, :, :VOCABULARY]
+
+
+def close(found: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Parents, and a path from the root."""
+    count = draw(st.integers(1, 14))
+    parents = [draw(st.integers(0, token)) for token in range(count)]
+    return parents, path_to(parents, draw(st.integers(0, count)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", READ)
+@given(prompt=st.integers(1, 40), rounds=st.lists(trees(), min_size=1, max_size=3), seed=st.integers(0, 99))
+@settings(deadline=None, derandomize=True, max_examples=5)
+def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
+    engine: str, family: str, prompt: int, rounds: list[tuple[list[int], list[int]]], seed: int
+) -> None:
+    draws = seeded(seed)
+    runner, text = ENGINES[engine](model_of(family)), TOKENS[:prompt]
+    runner.extend(text, keep=0)
+    for parents, path in rounds:
+        tokens = torch.randint(0, VOCABULARY, (len(parents) + 1,), generator=draws).tolist()
+        logits = runner.extend_tree(tokens, parents).logits
+        for place in range(len(tokens)):
+            own = [tokens[ancestor] for ancestor in path_to(parents, place)]
+            close(logits[place], chain(family, [*text, *own])[-1])
+        runner.keep_path(path)
+        text = text + [tokens[place] for place in path]
+        assert runner.length == len(text)
+        # A chain over what is kept, as the next round reads it.
+        close(runner.extend([5, 9], keep=2).logits, chain(family, [*text, 5, 9])[-2:])
+        runner.rollback(len(text))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+def test_states_of_watched_layers_are_those_of_each_path(engine: str, family: str) -> None:
+    runner, again = (ENGINES[engine](random_model(family)) for _ in range(2))
+    for one in (runner, again):
+        one.watch(LAYERS)
+        one.extend(TOKENS[:20], keep=0)
+    tokens = TOKENS[30 : 31 + len(PARENTS)]
+    states = runner.extend_tree(tokens, PARENTS).states
+    assert states is not None
+    for place in range(len(tokens)):
+        path = path_to(PARENTS, place)
+        expected = again.extend([tokens[ancestor] for ancestor in path], keep=1).states
+        assert expected is not None
+        for layer in LAYERS:
+            close(states[layer][path], expected[layer])
+        again.rollback(20)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_prefix_stays_where_no_path_is_kept(engine: str) -> None:
+    runner = ENGINES[engine](random_model("llama"))
+    runner.extend(TOKENS[:20], keep=0)
+    runner.extend_tree(TOKENS[30 : 31 + len(PARENTS)], PARENTS)
+    runner.rollback(20)
+    close(runner.extend(TOKENS[20:23], keep=3).logits, chain("llama", TOKENS[:23])[-3:])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_widest_tree_as_the_first_pass_of_all(engine: str) -> None:
+    """Before there are buffers or a prefix."""
+    runner = ENGINES[engine](random_model("llama"))
+    tokens, parents = TOKENS[:WIDEST], [0] * (WIDEST - 1)
+    logits = runner.extend_tree(tokens, parents).logits
+    for place in (0, 1, WIDEST - 1):
+        close(logits[place], chain("llama", [tokens[other] for other in path_to(parents, place)])[-1])
+
+
+def test_a_class_of_trees_is_captured_once() -> None:
+    capture = Replays()
+    runner = GraphRunner(random_model("llama"), VOCABULARY, capture)
+    runner.extend(TOKENS[:9], keep=0)
+    for parents in ([0, 1, 0, 0, 3, 3, 3, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]):
+        tokens = TOKENS[20 : 21 + len(parents)]
+        logits = runner.extend_tree(tokens, parents).logits
+        for place in range(len(tokens)):
+            path = [tokens[other] for other in path_to(parents, place)]
+            close(logits[place], chain("llama", [*TOKENS[:9], *path])[-1])
+        runner.rollback(9)
+    assert capture.captured == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
+def test_compiled_trees() -> None:
+    heard: list[str] = []
+    runner = StaticRunner(random_model("llama"), VOCABULARY, compiler=Compiler("it", heard.append))
+    text = TOKENS[:9]
+    runner.extend(text, keep=0)
+    for count in (3, 9, 5):
+        runner.extend_tree(TOKENS[20 : 21 + count], PARENTS[:count])
+        runner.keep_path(path_to(PARENTS, count))
+        text = text + [TOKENS[20 + place] for place in path_to(PARENTS, count)]
+        close(runner.extend([5, 9], keep=2).logits, chain("llama", [*text, 5, 9])[-2:])
+        runner.rollback(len(text))
+    assert heard == []
+
+
+def test_token_rules_hold_along_each_path() -> None:
+    config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
+    runner, again = (
+        RuledRunner(one, TokenRules(config, frozenset(), VOCABULARY, one.device))
+        for one in (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
+    )
+    assert tree_obstacle(runner) is None
+    tokens = [7, 7, 3, 7, 9, 7, 3, 3, 9, 7]
+    for one in (runner, again):
+        one.extend([3, 7, 3, 9], keep=0)
+    logits = runner.extend_tree(tokens, PARENTS).logits
+    for place in range(len(tokens)):
+        path = [tokens[ancestor] for ancestor in path_to(PARENTS, place)]
+        close(logits[place], again.extend(path, keep=1).logits[0])
+        again.rollback(4)
+    kept = path_to(PARENTS, 8)
+    runner.keep_path(kept)
+    again.extend([tokens[place] for place in kept], keep=0)
+    close(runner.extend([9, 7], keep=2).logits, again.extend([9, 7], keep=2).logits)
+
+
+class MovesNothing(EagerRunner):
+    """Keeps the first tokens of the tree instead of those of the path."""
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        self.rollback(self._tree + len(path))
+
+
+@pytest.mark.parametrize("engine", [EagerRunner, MovesNothing])
+@pytest.mark.parametrize("then", ["a tree", "a chain"])
+def test_a_checked_target_is_compared_after_a_path_was_kept(engine: type[EagerRunner], then: str) -> None:
+    model = random_model("llama")
+    runner = CheckedRunner(engine(model, VOCABULARY), lambda: EagerRunner(model, VOCABULARY), "it")
+    assert tree_obstacle(runner) is None
+    runner.extend(TOKENS[:20], keep=0)
+    runner.extend_tree(TOKENS[30 : 31 + len(PARENTS)], PARENTS)
+    runner.keep_path(path_to(PARENTS, 8))
+
+    def go_on() -> None:
+        if then == "a tree":
+            runner.extend_tree([1, 2, 3], [0, 0])
+        else:
+            runner.extend([1, 2, 3], keep=3)
+
+    if engine is MovesNothing:
+        with pytest.raises(ModelError, match="does not forget"):
+            go_on()
+    else:
+        go_on()
+        assert runner.difference is not None
+        assert runner.difference < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_which_families_read_trees(family: str) -> None:
+    why = tree_obstacle(EagerRunner(random_model(family), VOCABULARY))
+    assert why is None if family in READ else "sliding window" in str(why)
+
+
+def test_a_runner_that_reads_chains_says_so() -> None:
+    runner = FixedWidthRunner(EagerRunner(random_model("llama"), VOCABULARY))
+    assert tree_obstacle(runner) == "deterministic passes read chains"
+
+
+def test_who_sees_whom() -> None:
+    assert seen_in_tree([0, 1, 0]).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    assert path_to([0, 1, 0], 2) == [0, 1, 2]
+    assert path_to([0, 1, 0], 0) == [0]
