@@ -49,6 +49,7 @@ class Metrics:
     Attributes:
         ttft_seconds: time to the first token (the end of the first round), of all finished sequences together.
         tpot_seconds: time per output token after the first round, of all ``timed_outputs`` sequences that have one.
+        leaves, accepted_leaves: verified beside draft tokens, and how many of them were accepted.
         levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
     """
 
@@ -58,6 +59,8 @@ class Metrics:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    leaves: int = 0
+    accepted_leaves: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -99,6 +102,8 @@ class Metrics:
         self.rounds += 1
         self.drafted += round_.drafted
         self.accepted += round_.accepted
+        self.leaves += round_.leaves
+        self.accepted_leaves += round_.kept - round_.accepted
         self.draft_seconds += round_.draft_ms / 1e3
         self.verify_seconds += round_.verify_ms / 1e3
         if round_.stop is not None:
@@ -124,7 +129,7 @@ class Metrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        return 1 + self.accepted / self.rounds if self.rounds else 0.0
+        return 1 + (self.accepted + self.accepted_leaves) / self.rounds if self.rounds else 0.0
 
     @property
     def verification_rate(self) -> float:
@@ -139,8 +144,11 @@ class Metrics:
         return _ratio(self.generated_tokens, self.total_seconds)
 
     def as_record(self) -> dict[str, Any]:
-        """The ``metrics`` object of an output record; times in milliseconds. A hierarchy has ``levels`` too."""
-        record = {
+        """The ``metrics`` object of an output record; times in milliseconds.
+
+        A hierarchy has ``levels`` too, and where leaves were verified their numbers are there.
+        """
+        record: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
             "rounds": self.rounds,
@@ -158,6 +166,8 @@ class Metrics:
             "tpot_ms": round(_ratio(self.tpot_seconds, self.timed_outputs) * 1e3, 3),
             "tokens_per_second": round(self.tokens_per_second, 2),
         }
+        if self.leaves:
+            record |= {"leaves": self.leaves, "accepted_leaves": self.accepted_leaves}
         if len(self.levels) < 2:
             return record
         levels = [
@@ -178,12 +188,15 @@ class Metrics:
 
 def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
     """How drafting went, as names and values to be shown: what does not exist is `UNKNOWN`."""
-    return [
+    rates = [
         ("acceptance rate", f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN),
         ("mean acceptance length", f"{metrics.mean_acceptance_length:.2f}"),
         ("verification rate", f"{metrics.verification_rate:.3f}"),
         ("discard rate", f"{metrics.discard_rate:.3f}"),
     ]
+    if metrics.leaves:
+        rates.append(("accepted leaves", f"{metrics.accepted_leaves} of {metrics.leaves}"))
+    return rates
 
 
 def _ratio(numerator: float, denominator: float) -> float:

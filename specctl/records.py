@@ -69,6 +69,8 @@ class RoundSummary:
         threshold: the policy's threshold during the round; None for a policy without one.
         draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
         inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
+        leaves: how many leaves were verified beside the draft tokens.
+        leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
     """
 
     drafted: int
@@ -78,6 +80,18 @@ class RoundSummary:
     draft_ms: float
     verify_ms: float
     inner: "tuple[RoundSummary, ...]" = ()
+    leaves: int = 0
+    leaf: int | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Tokens that were verified: the draft's and their leaves."""
+        return self.drafted + self.leaves
+
+    @property
+    def kept(self) -> int:
+        """How many of these tokens stay: the accepted ones and the accepted leaf."""
+        return self.accepted + (self.leaf is not None)
 
     @property
     def draft_forwards(self) -> int:
@@ -102,7 +116,7 @@ class Round:
         index: 0 for the first round of the sequence; of an inner round, 0 for the first in its block.
         steps: the drafted tokens in order.
         accepted: number of drafted tokens that verification accepted.
-        extra: id of the verifier's own token after the accepted ones; None after an accepted end of sequence.
+        extra: id of the verifier's own token after those that stay; None after an accepted end of sequence.
         extra_kind: where ``extra`` comes from; None if ``extra`` is None.
         stop: why drafting ended; None in a round that drafted nothing because there is no draft.
         threshold: the policy's threshold during the round, if it has one.
@@ -113,6 +127,8 @@ class Round:
             block is full.
         chances: min(1, p/q) of each accepted token and of the first rejected one, the probability that verification
             accepts it; p and q are the verifier's and the draft's probability of the token. None in greedy decoding.
+        leaves: beside each drafted token, other ids that were verified in its place; empty in a round without any.
+        leaf: the one of them that was accepted in the place of the first rejected token; None if none was.
     """
 
     index: int
@@ -127,10 +143,23 @@ class Round:
     total_seconds: float = 0.0
     inner: tuple["Round", ...] = ()
     chances: tuple[float, ...] | None = None
+    leaves: tuple[tuple[int, ...], ...] = ()
+    leaf: int | None = None
 
     @property
     def drafted(self) -> int:
         return len(self.steps)
+
+    @property
+    def nodes(self) -> int:
+        """Tokens that were verified: the draft's and their leaves."""
+        return self.drafted + sum(map(len, self.leaves))
+
+    @property
+    def kept_tokens(self) -> tuple[int, ...]:
+        """The verified tokens that stay: the accepted ones and the accepted leaf."""
+        accepted = tuple(step.token for step in self.steps[: self.accepted])
+        return accepted if self.leaf is None else (*accepted, self.leaf)
 
     @property
     def fully_accepted(self) -> bool:
@@ -144,8 +173,7 @@ class Round:
     @property
     def emitted(self) -> tuple[int, ...]:
         """The tokens this round adds to the sequence."""
-        accepted = tuple(step.token for step in self.steps[: self.accepted])
-        return accepted if self.extra is None else (*accepted, self.extra)
+        return self.kept_tokens if self.extra is None else (*self.kept_tokens, self.extra)
 
     @property
     def summary(self) -> RoundSummary:
@@ -158,6 +186,8 @@ class Round:
             self.draft_seconds * 1e3,
             self.verify_seconds * 1e3,
             tuple(inner.summary for inner in self.inner),
+            self.nodes - self.drafted,
+            self.leaf,
         )
 
 

@@ -12,6 +12,7 @@ In a hierarchy a round also has ``inner``, a list of such rounds.
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -26,7 +27,8 @@ Nats = Annotated[float, Field(ge=-0.001, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One drafted token, whether verification accepted it, and its signals as in `specctl.records.DraftStep`."""
+    """One drafted token, whether verification accepted it, its signals as in `specctl.records.DraftStep`, and the
+    leaves that were verified in its place."""
 
     token: int
     accepted: bool
@@ -35,6 +37,7 @@ class TracedStep:
     token_prob: Probability | None = None
     accept_prob: Probability | None = None
     next_accept_prob: Probability | None = None
+    leaves: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,10 @@ class TracedRound(RoundSummary):
         """Convert a live round; times are rounded to microseconds."""
         summary = round_.summary.rounded()
         steps = (
-            TracedStep(step.token, index < round_.accepted, **{name: getattr(step, name) for name in SIGNALS})
-            for index, step in enumerate(round_.steps)
+            TracedStep(
+                step.token, index < round_.accepted, **{name: getattr(step, name) for name in SIGNALS}, leaves=leaves
+            )
+            for index, (step, leaves) in enumerate(zip(round_.steps, round_.leaves or repeat(()), strict=False))
         )
         return TracedRound(
             drafted=summary.drafted,
@@ -72,6 +77,8 @@ class TracedRound(RoundSummary):
             draft_ms=summary.draft_ms,
             verify_ms=summary.verify_ms,
             inner=tuple(map(TracedRound.of, round_.inner)),
+            leaves=summary.leaves,
+            leaf=summary.leaf,
             extra=round_.extra,
             extra_kind=round_.extra_kind,
             steps=tuple(steps),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, count, cycle, pairwise
 from math import exp
@@ -22,7 +23,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, joined
+from specctl.models.running.trees import path_to
+from specctl.models.running.watching import cut_states
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -58,6 +61,8 @@ class TableRunner:
         self.table = logits
         self.sequence = sequence
         self.tokens: list[int] = []
+        self.no_trees: str | None = None
+        self.tree: list[int] = []
         self.extended: list[int] = []  # how many tokens each forward pass was given
         self.context = 1 << 31
         self.device = torch.device("cpu")
@@ -84,6 +89,22 @@ class TableRunner:
             rows = [self.table[pair] for pair in pairwise(window)]
             logits = self._seen[window] = torch.stack(rows) if rows else self.table[0, 0, :0].view(0, self._none)
         return Forward(logits, logits if hidden else None, self._states(len(tokens)))
+
+    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+        """Each token's path is read as a chain."""
+        self.tree = list(tokens)
+        self.extended.append(len(tokens))
+        start, rows = len(self.tokens), []
+        for token in range(len(tokens)):
+            path = [tokens[place] for place in path_to(parents, token)]
+            rows.append(self.extend(path, keep=1))
+            self.extended.pop()
+            del self.tokens[start:]
+        self.tokens.append(tokens[0])
+        return joined([replace(row, states=cut_states(row.states, slice(-1, None))) for row in rows])
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        self.tokens += [self.tree[place] for place in path[1:]]
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watched |= set(layers)

@@ -60,9 +60,11 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
         recorded: the signals that a trace contains, or can contain.
 
     Raises:
-        UsageError: there is no such policy, the numbers of policies and drafts differ, or a policy needs a head and
-            the draft has none.
+        UsageError: there is no such policy, the numbers of policies and drafts differ, a policy needs a head and
+            the draft has none, or drafts have leaves.
     """
+    if draft.leaves is not None:
+        raise UsageError("drafts with leaves cannot be replayed", "calibrate without them: --set draft.leaves=0")
     names = _policies(policy or ("specdec++" if heads else None), draft)
     known = [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
     # What a draft head predicts of its next token is known where it drafts: at the lowest level.

@@ -56,6 +56,13 @@ def bench(
             "The baseline none always runs.",
         ),
     ] = None,
+    leaves: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N|confidence|cost",
+            help="Also measure every policy with these leaves beside its drafts; repeatable.",
+        ),
+    ] = None,
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
@@ -166,6 +173,7 @@ def bench(
         from specctl.observing.field import competing_drafts, field_of
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer
+        from specctl.policies.leaves import parse_leaves
         from specctl.profile import parse_policy
         from specctl.profile.schema import PolicyTable
         from specctl.terminal.loading import TerminalProgress
@@ -178,7 +186,7 @@ def bench(
         ]
         profiles = [each.profile for each in found]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
-        competing = competing_drafts(profiles, policies)
+        competing = competing_drafts(profiles, policies, [parse_leaves(text) for text in leaves or []])
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
         peers = [parse_peer(text) for text in peer or []]
         folders = paths_by_peer("--peer-models", peer_models or [], peers)
@@ -190,6 +198,8 @@ def bench(
             )
         if oracle and profiles[0].sampling.temperature:
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
+        if oracle and field.leaves:
+            raise UsageError("--oracle is a bound for drafts without leaves", "leave it out, or the leaves")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
         for each in found:
             spare_profile(outputs, each)

@@ -50,6 +50,7 @@ def run_field(
             above=field.above,
             heads=field.heads,
             foreign_head=foreign_head,
+            leaves=field.leaves,
             progress=progress,
         )
 

@@ -24,6 +24,7 @@ def load(
     heads: Sequence[Sequence[str]] | None = None,
     with_heads: bool = True,
     foreign_head: bool = False,
+    leaves: bool | None = None,
     quiet: bool = False,
     progress: "TerminalProgress | None" = None,
 ) -> "Pair":
@@ -35,6 +36,7 @@ def load(
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
         drafts, above, heads, with_heads: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
+        leaves: whether drafts are to have leaves; None for what the profile says.
         quiet: show only warnings.
         progress: shows what is loaded; None for a new one on the console.
     """
@@ -45,6 +47,7 @@ def load(
         from specctl.decoding.session import warm_up
         from specctl.models.loading.pair import load_pair
         from specctl.models.running.engines import EngineSettings
+        from specctl.models.running.trees import tree_obstacle
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
         pair = load_pair(
@@ -59,6 +62,10 @@ def load(
         )
         if pair.threads is not None and pair.threads.warning is not None:
             warn(pair.threads.warning)
+        if leaves is None:
+            leaves = profile.draft is not None and profile.draft.leaves is not None
+        if leaves and (why := tree_obstacle(pair.target)):
+            notice(f"drafts have no leaves: the target reads chains only, because {why}")
         if pair.preparing_seconds is not None:
-            warm_up(pair, profile.sampling)
+            warm_up(pair, profile.sampling, leaves=leaves)
     return pair

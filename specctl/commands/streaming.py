@@ -107,8 +107,8 @@ class Watcher:
             self._trace(turn, prompt, round_)
         if self._text is None or turn != self._turn:
             self._turn, self._text = turn, self._stream(prompt)
-        accepted = [step.token for step in round_.steps[: round_.accepted]]
-        pieces = [Piece(self._text.push(accepted), Origin.ACCEPTED)] if accepted else []
+        kept = round_.kept_tokens
+        pieces = [Piece(self._text.push(kept), Origin.ACCEPTED)] if kept else []
         if round_.extra is not None and round_.extra_kind is not None:
             pieces.append(Piece(self._text.push([round_.extra]), ORIGINS[round_.extra_kind]))
         self.shown += "".join(piece.text for piece in pieces)

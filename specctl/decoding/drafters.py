@@ -34,6 +34,9 @@ class Draft:
         stop: why drafting ended.
         threshold: the policy's threshold while it drafted.
         inner: the rounds of the level below, in a hierarchy.
+        laws: ``(K, V)`` float32, the draft's distribution behind each token: ``probs``, or in greedy decoding the
+            softmax at temperature 1; None if they are not kept.
+        leaves: beside each token, other ids to be verified in its place; empty without any.
     """
 
     tokens: list[int]
@@ -42,6 +45,8 @@ class Draft:
     stop: StopReason | None
     threshold: float | None = None
     inner: tuple[Round, ...] = ()
+    laws: torch.Tensor | None = None
+    leaves: tuple[tuple[int, ...], ...] = ()
 
 
 class Drafter(Protocol):
@@ -87,6 +92,7 @@ class ModelDrafter:
         policy: asked after each token.
         record: signals to record even if the policy does not read them.
         head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
+        laws: whether drafts keep their `Draft.laws`.
 
     Raises:
         ValueError: ``accept_prob`` is wanted and there is no head, or ``next_accept_prob`` of a draft that does not
@@ -99,9 +105,12 @@ class ModelDrafter:
         policy: StoppingPolicy,
         record: Set[Signal] = frozenset(),
         head: AcceptancePredictor | None = None,
+        *,
+        laws: bool = False,
     ) -> None:
         self.runner = runner
         self.policy = policy
+        self._laws = laws
         self._signals = policy.signals | record
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
@@ -121,7 +130,7 @@ class ModelDrafter:
         reads_all = (self._fused is not None and self._fused.specialises) or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         self._sampling = Sampling()
-        self._reader = Reader(self._sampling, self._read, self._head, self._foresees)
+        self._reader = self._make_reader()
         self._fields = self._reader.fields
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
@@ -137,9 +146,12 @@ class ModelDrafter:
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
-        self._reader = Reader(sampling, self._read, self._head, self._foresees)
+        self._reader = self._make_reader()
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
+
+    def _make_reader(self) -> Reader:
+        return Reader(self._sampling, self._read, self._head, self._foresees, self._laws)
 
     def prefill(self, sequence: Sequence[int]) -> None:
         if pending := sequence[self.runner.length : -1]:
@@ -161,8 +173,15 @@ class ModelDrafter:
 
         longest = None if self._states is None else self._states.longest
         steps, stop = draft_phase(self.policy, budget, self._eos, draw, longest)
-        probs = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
-        return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold)
+        laws = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
+        return Draft(
+            [step.token for step in steps],
+            None if self._sampling.greedy else laws,
+            tuple(steps),
+            stop,
+            threshold,
+            laws=laws if self._laws else None,
+        )
 
     def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
         """Draw one token after ``pending`` and fetch it with the signals wanted in a single transfer."""
@@ -195,7 +214,9 @@ class ModelDrafter:
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
-        self.rollback(self._start + round_.accepted)
+        # A draft head goes back to what it was shown by itself, and it was shown the state of an accepted leaf.
+        stay = round_.accepted if self._states is None else len(round_.kept_tokens)
+        self.rollback(self._start + stay)
 
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)

@@ -34,6 +34,7 @@ class PreVerifiedDrafter:
         once: offer the block after a single inner round; the policy then only limits its length.
         record: signals to record even if the policy does not read them.
         head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
+        laws: whether blocks keep their `Draft.laws`.
 
     Raises:
         ValueError: ``accept_prob`` is wanted and there is no head; or the middle model is a draft head, which reads
@@ -49,6 +50,7 @@ class PreVerifiedDrafter:
         once: bool = False,
         record: Set[Signal] = frozenset(),
         head: AcceptancePredictor | None = None,
+        laws: bool = False,
     ) -> None:
         if isinstance(runner, StateReader):
             raise ValueError("a draft head cannot verify a draft in one pass")
@@ -56,6 +58,7 @@ class PreVerifiedDrafter:
         self.runner = runner
         self.policy = policy
         self._once = once
+        self._laws = laws
         self._signals = policy.signals | record
         self._head = head if "accept_prob" in self._signals else None
         if self._head is None and "accept_prob" in self._signals:
@@ -103,6 +106,8 @@ class PreVerifiedDrafter:
                 added.extend(self._steps(forward, probs, tokens, first))
                 if probs is not None:
                     rows.append(probs[: len(tokens)])
+                elif self._laws:
+                    rows.append(forward.logits[: len(tokens)].float().softmax(-1))
 
             round_ = verified_round(
                 self.runner,
@@ -121,8 +126,16 @@ class PreVerifiedDrafter:
             return round_, added
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
-        block = torch.cat(rows)[: len(steps)] if rows else None  # (K, V)
-        return Draft([step.token for step in steps], block, tuple(steps), stop, threshold, tuple(inner))
+        laws = torch.cat(rows)[: len(steps)] if steps and rows else None  # (K, V)
+        return Draft(
+            [step.token for step in steps],
+            None if self._sampling.greedy else laws,
+            tuple(steps),
+            stop,
+            threshold,
+            tuple(inner),
+            laws if self._laws else None,
+        )
 
     def _steps(
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int], first: int

@@ -104,12 +104,14 @@ class Reader:
         wanted: which of `DISTRIBUTION_SIGNALS` to compute.
         predictor: predicts acceptance, on the model's device; None for no prediction.
         foresees: whether to read the draft head's own prediction for the next token.
+        laws: whether the distribution is wanted in greedy decoding too.
     """
 
     sampling: Sampling
     wanted: frozenset[Signal] = frozenset()
     predictor: AcceptancePredictor | None = None
     foresees: bool = False
+    laws: bool = False
 
     @property
     def hidden(self) -> bool:
@@ -131,7 +133,9 @@ class Reader:
         previous: torch.Tensor | None = None,
         foresee: Foresee | None = None,
     ) -> tuple[Reading, torch.Tensor | None]:
-        """One token with its signals, and the distribution ``(V,)`` that it was drawn from; None when greedy.
+        """One token with its signals, and the distribution ``(V,)`` that it was drawn from.
+
+        When greedy that is None, or the softmax at temperature 1 where `laws` are wanted.
 
         Acceptance of the token that was fed is predicted where there are a predictor and its hidden state.
 
@@ -150,6 +154,8 @@ class Reader:
         if self.predictor is not None and hidden is not None:
             accept_prob = self.predictor.accept_prob(hidden, previous)
         next_accept_prob = foresee(token) if self.foresees and foresee is not None else None
+        if self.laws and probs is None:
+            probs = logits.float().softmax(-1)
         return Reading(token, **signals, accept_prob=accept_prob, next_accept_prob=next_accept_prob), probs
 
     def __call__(

@@ -10,9 +10,11 @@ import torch
 
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.host import best_of
+from specctl.decoding.leaves import LeafTree
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.trees import tree_runner
 from specctl.models.running.watching import cut_states
 from specctl.records import Round
 
@@ -27,13 +29,18 @@ def prefill(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]) 
     """Cache all but the last token of the prompt, so that every round's forward pass is a short one."""
     if drafter is not None and drafter.witnessed is not None:
         verifier.rollback(drafter.witnessed)  # it has not seen the states of the places behind
+    _catch_up(verifier, drafter, sequence)
+    if drafter is not None:
+        drafter.prefill(sequence)
+
+
+def _catch_up(verifier: Runner, drafter: Drafter | None, sequence: Sequence[int]) -> None:
+    """Let the verifier cache all but the last token."""
     start = verifier.length
     if pending := sequence[start:-1]:
         forward = verifier.extend(pending, keep=0)
         if drafter is not None and forward.states is not None:
             drafter.witness(start, forward.states)
-    if drafter is not None:
-        drafter.prefill(sequence)
 
 
 def verified_round(
@@ -61,17 +68,29 @@ def verified_round(
         eos: ids that end the sequence; after an accepted one the verifier adds no token.
         generator: for the verifier's draws, on its device.
         index: of the round.
-        read: reads the verifier's pass; the time it takes belongs to the verification.
+        read: reads the verifier's pass; the time it takes belongs to the verification. Not for drafts with leaves.
         hidden: whether ``read`` needs the verifier's hidden states.
         chances: whether the round records `Round.chances`.
     """
     began = perf_counter()
     draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
     drafted = perf_counter()
+    tree = LeafTree(sequence[-1], draft) if any(draft.leaves) else None
+    if tree is not None:
+        _catch_up(verifier, drafter, sequence)
     count, start = len(draft.tokens), verifier.length
-    forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
-    verdict, probs = judge(draft, forward.logits, sampling, generator)
+    if tree is None:
+        forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
+    else:
+        forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
+    verdict, probs = judge(draft, forward.logits[: count + 1], sampling, generator)
     ended = 0 < count == verdict.accepted and draft.tokens[-1] in eos
+    extra, kind, leaf = verdict.extra, verdict.kind, None
+    place = None if tree is None or extra in eos else tree.leaf(verdict.accepted, extra)
+    if place is not None:
+        # The pass has read the verifier's token too, so the token after it is known.
+        further, _ = judge(NOTHING, forward.logits[place : place + 1], sampling, generator)
+        extra, kind, leaf = further.extra, further.kind, extra
     if read is not None:
         kept = draft.tokens[: verdict.accepted]
         read(forward, probs, kept if ended else [*kept, verdict.extra])
@@ -80,8 +99,8 @@ def verified_round(
         index=index,
         steps=draft.steps,
         accepted=verdict.accepted,
-        extra=None if ended else verdict.extra,
-        extra_kind=None if ended else verdict.kind,
+        extra=None if ended else extra,
+        extra_kind=None if ended else kind,
         stop=draft.stop,
         threshold=draft.threshold,
         draft_seconds=drafted - began,
@@ -89,11 +108,18 @@ def verified_round(
         total_seconds=verified - began,
         inner=draft.inner,
         chances=verdict.chances if chances else None,
+        leaves=draft.leaves,
+        leaf=leaf,
     )
     end = len(sequence) + verdict.accepted
-    verifier.rollback(end)
+    rows: slice | list[int] = slice(end - start)
+    if tree is None:
+        verifier.rollback(end)
+    else:
+        rows = [*range(end - start), *([place] if place is not None else [])]
+        tree_runner(verifier).keep_path(rows)
     if drafter is not None:
-        if (states := cut_states(forward.states, slice(end - start))) is not None:
+        if (states := cut_states(forward.states, rows)) is not None:
             drafter.witness(start, states)
         drafter.observe(round_)
     return round_

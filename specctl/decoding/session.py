@@ -8,6 +8,7 @@ import torch
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
@@ -17,7 +18,9 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.trees import tree_obstacle, tree_runner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
+from specctl.policies.leaves import Leaves, leaf_rule
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
@@ -35,6 +38,8 @@ def build_drafter(
     pair: Pair, setting: Setting, record: Set[Signal] = frozenset(), *, drafts: Sequence[int] | None = None
 ) -> Drafter | None:
     """The drafter that a setting describes; None for target-only decoding.
+
+    Drafts for a target that reads no trees have no leaves.
 
     Args:
         pair: loaded models.
@@ -63,7 +68,7 @@ def build_drafter(
         )
         for draft, level in zip(drafts, setting.levels, strict=False)
     ]
-    return compose(stages, record)
+    return compose(stages, record, None if tree_obstacle(pair.target) else setting.leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +88,14 @@ class Stage:
     head: AcceptanceHead | None = None
 
 
-def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Drafter | None:
+def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset(), leaves: Leaves | None = None) -> Drafter | None:
     """A drafter of one level for each stage; None if the first stage never drafts.
 
     Args:
         stages: the first drafts for the target, each further one for the stage before it. Stages from the first that
             never drafts on take no part.
         record: signals to record at every level even if no policy reads them; predictions only where they are made.
+        leaves: of the drafts that the target verifies; None for chains.
 
     Raises:
         ProfileError: a policy reads predictions that its stage does not make.
@@ -110,13 +116,24 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
         record = record - {"accept_prob"}
     if not foreseeing:
         record = record - {"next_accept_prob"}
+    drafter: Drafter
     if inner is None:
-        return ModelDrafter(top.runner, top.policy, record, top.head)
-    return PreVerifiedDrafter(inner, top.runner, top.policy, once=top.once, record=record, head=top.head)
+        drafter = ModelDrafter(top.runner, top.policy, record, top.head, laws=leaves is not None)
+    else:
+        drafter = PreVerifiedDrafter(
+            inner, top.runner, top.policy, once=top.once, record=record, head=top.head, laws=leaves is not None
+        )
+    return drafter if leaves is None else LeafDrafter(drafter, leaf_rule(leaves))
 
 
-def warm_up(pair: Pair, settings: SamplingTable) -> None:
-    """Run each kind of pass once, so that no request waits for compiling or capturing."""
+def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False) -> None:
+    """Run each kind of pass once, so that no request waits for compiling or capturing.
+
+    Args:
+        pair: loaded models.
+        settings: the sampling table in force.
+        leaves: whether drafts have leaves.
+    """
     few = [token for token in range(64) if token not in pair.eos][:4]
     sampling = Sampling.of(settings)
     with torch.inference_mode():
@@ -126,12 +143,14 @@ def warm_up(pair: Pair, settings: SamplingTable) -> None:
             runner.extend(few[:1], keep=1)
             if not isinstance(runner, StateReader):  # it never verifies
                 runner.extend(few[:2], keep=2)
+        if leaves and not tree_obstacle(pair.target):
+            tree_runner(pair.target).extend_tree(few[:3], [0, 0])
         # Any draft may be the lowest level, and its head may or may not be used.
         for runner, head in zip(pair.drafts, pair.heads, strict=True):
             for predicts in (False, True) if head is not None else (False,):
                 runner.rollback(len(few))
                 record = frozenset[Signal]({"accept_prob"} if predicts else ())
-                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head)
+                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
                 drafter.draft([*few, *few[:2]], budget=2)
                 if predicts and not isinstance(runner, StateReader):

@@ -10,6 +10,7 @@ from specctl.observing.results import BASELINE
 from specctl.peers.launch import Launch
 from specctl.peers.names import PeerSetting
 from specctl.policies import Setting, nested
+from specctl.policies.leaves import Leaves
 from specctl.profile.model_names import distinct_name, short_name
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 
@@ -34,6 +35,11 @@ class Field:
     heads: list[list[str]]
     above: list[int | None]
     launches: Mapping[str, Launch] = field(default_factory=dict)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the drafts of a candidate have leaves."""
+        return any(one.setting is not None and one.setting.leaves is not None for one in self.candidates)
 
 
 def field_of(
@@ -86,16 +92,27 @@ def field_of(
     )
 
 
-def competing_drafts(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
+def competing_drafts(
+    profiles: Sequence[Profile], policies: Sequence[PolicyTable], leaves: Sequence[Leaves] = ()
+) -> list[DraftTable]:
     """The draft tables to compare on the first profile's target, each with the policies of all its levels.
+
+    Each is followed by copies with these leaves in place of its own.
+
+    Raises:
+        UsageError: the profiles have different targets, or a policy has no draft to stop.
+    """
+    tables = _stopped(profiles, policies)
+    return [one for table in tables for one in (table, *(table.model_copy(update={"leaves": each}) for each in leaves))]
+
+
+def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
+    """The draft tables to compare, as their profiles and ``policies`` describe them.
 
     Every profile contributes its own drafts and policies. A policy in ``policies`` replaces the policy of the first
     profile's first draft; the drafts below stay. Without ``policies``, a profile is compared with simple policies on
     the same drafts: a single draft with constant and heuristic, a hierarchy with constant on each of its drafts alone,
     which shows whether a third model pays.
-
-    Raises:
-        UsageError: the profiles have different targets, or a policy has no draft to stop.
     """
     require_one_target(profiles)
     own = [profile.draft for profile in profiles if profile.draft is not None]
@@ -131,7 +148,7 @@ def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:
     """The table's setting; a level names its head if its policy reads one and its model has several heads."""
     levels = []
     for level, known in zip(table.levels, heads, strict=True):
-        setting = replace(level.policy.setting, once=level.pre_verify == "once")
+        setting = level.own_setting
         if setting.needs_head and level.head is not None and len(known) > 1:
             setting = replace(setting, head=level.head, head_label=distinct_name(level.head, known))
         levels.append(setting)

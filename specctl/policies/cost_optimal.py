@@ -240,13 +240,13 @@ class CostOptimal(Rule):
     def _learn_times(self, round_: Round) -> None:
         drafting, verifying = round_.draft_seconds, round_.verify_seconds
         if round_.drafted and drafting and self._draft.known:
-            expected = self._draft.at(round_.drafted), self._verify.line.at(round_.drafted)
+            expected = self._draft.at(round_.drafted), self._verify.line.at(round_.nodes)
             self._slowdown.learn(drafting / expected[0], verifying / expected[1])
         drafting, verifying = drafting / self._slowdown.value, verifying / self._slowdown.value
         if round_.drafted:
             self._draft.learn(round_.drafted, drafting)
             self._drafts.learn(round_)
-        self._verify.learn(round_.drafted, verifying)
+        self._verify.learn(round_.nodes, verifying)
         self._emitted = SPEED_MEMORY * self._emitted + len(round_.emitted)
         self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
         self._prior *= SPEED_MEMORY

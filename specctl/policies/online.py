@@ -13,7 +13,7 @@ RIDGE = 0.05
 RATE_SPEED = 0.005
 """Weight of one observation in the acceptance rate over all tokens."""
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
-"""Errors are clipped to PLAUSIBLE typical errors plus TOLERANCE times the expected value; SCALE_RATE is the weight of
+"""Errors are clipped to PLAUSIBLE typical errors plus a TOLERANCE times the expected value; SCALE_RATE is the weight of
 one observation in the typical error."""
 SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
 """Factor on the weight of earlier observations of a width, and the largest surplus of one, as a share of the line."""
@@ -82,10 +82,12 @@ class RunningLine:
         memory: factor on the weight of every old observation when a new one arrives.
         anchor: observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly
             varies goes through the origin, without them it is flat.
+        tolerance: the share of the expected value up to which an error is plausible whatever the typical error.
     """
 
     memory: float
     anchor: float = 0.0
+    tolerance: float = TOLERANCE
     _count: float = 0.0
     _k: float = 0.0
     _kk: float = 0.0
@@ -121,7 +123,7 @@ class RunningLine:
         """Add an observation; ``k`` must be at least 1 for a line with an anchor."""
         if self.known:
             expected = self.at(k)
-            most = PLAUSIBLE * self._scale + TOLERANCE * expected
+            most = PLAUSIBLE * self._scale + self.tolerance * expected
             error = seconds - expected
             seconds = expected + max(-most, min(most, error))
             # The scale learns from errors clipped less, so that the line follows a lasting change within a few rounds.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from specctl.policies.base import Signal, StoppingPolicy
+from specctl.policies.leaves import Leaves
 from specctl.policies.registry import POLICIES
 
 
@@ -23,6 +24,8 @@ class Setting:
         below: the setting of the draft below; None if no model drafts for this draft.
         head: path or name of the acceptance head that the policy reads, if the draft has several; else None.
         head_label: the name of ``head`` in tables.
+        leaves: how many leaves are verified beside the drafted tokens; only of the draft that the target verifies.
+            None for none.
     """
 
     policy: str
@@ -31,6 +34,7 @@ class Setting:
     below: "Setting | None" = None
     head: str | None = None
     head_label: str | None = field(default=None, compare=False)
+    leaves: Leaves | None = None
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
@@ -64,7 +68,11 @@ class Setting:
         head = self.head_label or self.head
         pairs = [*self.values, *([("head", head)] if head is not None else [])]
         values = ",".join(f"{key}={_text(value)}" for key, value in pairs)
-        return f"{self.policy}{':' * bool(values)}{values}{'(once)' * self.once}"
+        return f"{self.policy}{':' * bool(values)}{values}{self._shape}"
+
+    @property
+    def _shape(self) -> str:
+        return "(once)" * self.once + (f"(leaves={self.leaves})" if self.leaves is not None else "")
 
     @property
     def family(self) -> str:
@@ -74,7 +82,7 @@ class Setting:
     @property
     def _family(self) -> str:
         head = self.head_label or self.head
-        return self.policy + "(once)" * self.once + (f" {head}" if head is not None else "")
+        return self.policy + self._shape + (f" {head}" if head is not None else "")
 
     @property
     def drafts(self) -> bool:
@@ -105,10 +113,12 @@ class Setting:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The setting as a policy table, with ``head``, ``pre_verify`` and the lower ``draft`` if they are set."""
+        """The setting as a policy table, with ``head``, ``leaves``, ``pre_verify`` and the lower ``draft`` if set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
+        if self.leaves is not None:
+            table["leaves"] = self.leaves
         if self.below is not None:
             table |= {"pre_verify": self.pre_verify, "draft": self.below.table}
         return table

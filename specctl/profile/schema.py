@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from specctl.errors import ProfileError
 from specctl.policies import NONE, Setting, nested
+from specctl.policies.leaves import Leaves
 from specctl.profile.embedded import head_path, model_path
 
 SCHEMA_VERSION = 1
@@ -98,6 +99,9 @@ class DraftTable(ModelTable):
     """
 
     policy: PolicyTable = PolicyTable()
+    leaves: Annotated[int, Field(ge=0)] | Literal["confidence", "cost"] | None = None
+    """How many other tokens the target verifies beside each token of the draft: a number, by the draft's
+    ``confidence``, or as many as pay by their ``cost``. None and 0 for none."""
     head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
     draft: "DraftTable | None" = None
     pre_verify: Literal["loop", "once"] | None = None
@@ -111,6 +115,18 @@ class DraftTable(ModelTable):
             raise ValueError("needs a faster draft to verify: add a [draft] table inside this one")
         return value
 
+    @field_validator("leaves")
+    @classmethod
+    def _none_for_0(cls, leaves: Leaves | None) -> Leaves | None:
+        return leaves or None
+
+    @field_validator("draft")
+    @classmethod
+    def _has_leaves_above_only(cls, draft: "DraftTable | None") -> "DraftTable | None":
+        if draft is not None and draft.leaves is not None:
+            raise ValueError("cannot have leaves: only the draft that the target verifies can")
+        return draft
+
     @property
     def levels(self) -> "tuple[DraftTable, ...]":
         """This table and all draft tables below it, from the top down."""
@@ -119,12 +135,17 @@ class DraftTable(ModelTable):
     @property
     def setting(self) -> Setting:
         """The settings of this draft and the drafts below it, joined by `nested`."""
-        levels = [replace(level.policy.setting, once=level.pre_verify == "once") for level in self.levels]
-        return nested(levels)
+        return nested([level.own_setting for level in self.levels])
+
+    @property
+    def own_setting(self) -> Setting:
+        """The setting of this level alone."""
+        return replace(self.policy.setting, once=self.pre_verify == "once", leaves=self.leaves)
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""
-        changed: dict[str, Any] = {"policy": PolicyTable(name=setting.policy, **setting.all_values)}
+        policy = PolicyTable(name=setting.policy, **setting.all_values)
+        changed: dict[str, Any] = {"policy": policy, "leaves": setting.leaves}
         if setting.head is not None:
             changed["head"] = setting.head
         if self.draft is not None:

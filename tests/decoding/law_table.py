@@ -254,6 +254,7 @@ class Enumeration:
         branches: how many there are.
         stops, inner_stops: why drafting ended in some round of the target, and of the drafts above the lowest.
         extras, inner_extras: where the token that the verifier added came from; None where a sequence ended without.
+        leaves: whether a round accepted a leaf; None for rounds without leaves.
     """
 
     law: dict[Hashable, float]
@@ -262,6 +263,7 @@ class Enumeration:
     inner_stops: set[object]
     extras: set[object]
     inner_extras: set[object]
+    leaves: set[object]
 
 
 def enumerate_decode(
@@ -280,11 +282,12 @@ def enumerate_decode(
         sequences: several to write one after the other, instead of one.
         layers: of the target, whose states the drafter reads.
     """
-    found = Enumeration({}, 0, set(), set(), set(), set())
+    found = Enumeration({}, 0, set(), set(), set(), set(), set())
 
     def note(played: Round, stops: set[object], extras: set[object]) -> None:
         stops.add(played.stop)
         extras.add(played.extra_kind)
+        found.leaves.add(played.leaf is not None if any(played.leaves) else None)
         for inner in played.inner:
             note(inner, found.inner_stops, found.inner_extras)
 

@@ -81,6 +81,6 @@ def joined_states(parts: Sequence[States | None]) -> dict[int, torch.Tensor] | N
     return {layer: torch.cat([part[layer] for part in known]) for layer in known[0]}
 
 
-def cut_states(states: States | None, rows: slice) -> dict[int, torch.Tensor] | None:
+def cut_states(states: States | None, rows: slice | list[int]) -> dict[int, torch.Tensor] | None:
     """Some of the tokens' states."""
     return None if states is None else {layer: rows_of[rows] for layer, rows_of in states.items()}
