@@ -147,15 +147,15 @@ def bare_model(times: PassTimes) -> CostModel:
 def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> float | None:
     """Bare time of the run's forward passes in milliseconds; None for a peer, whose rounds are not visible.
 
-    A pass of the target or of a middle draft that verifies K tokens has width K + 1. A pass wider than the widest
-    measured one is priced like it, which can only overstate the loop's overhead. Without a candidate, all draft passes
-    are priced as the first draft's.
+    A pass of the target or of a middle draft that verifies K tokens, leaves included, has width K + 1. A pass wider
+    than the widest measured one is priced like it, which can only overstate the loop's overhead. Without a candidate,
+    all draft passes are priced as the first draft's.
     """
     levels = columns(run.rounds)
     if not levels[0].starts:
         return None
     drafts = candidate.drafts if candidate is not None else (0,)
-    longest = max(max(level.drafted) for level in levels)
+    longest = max(max(level.drafted + level.nodes) for level in levels)
     return CostTable.of_passes(times, drafts[: len(levels)], longest).rounds_ms(levels)
 
 

@@ -65,8 +65,9 @@ def latency_table(digest: Digest) -> Table:
 
 
 def drafting_table(digest: Digest) -> Table:
-    """Acceptance and draft lengths, one row per candidate."""
-    columns = (
+    """Acceptance and draft lengths, one row per candidate; where leaves were verified, how many and how they fared."""
+    leaves = any(summary.nodes for summary in digest.overall)
+    columns: tuple[str, ...] = (
         "candidate",
         f"acceptance rate{UP}",
         f"mean acceptance length{UP}",
@@ -75,6 +76,7 @@ def drafting_table(digest: Digest) -> Table:
         f"redundancy{DOWN}",
         "draft length",
         "accepted length",
+        *(("nodes", "leaf accepted") if leaves else ()),
     )
     rows = tuple(
         (
@@ -83,6 +85,7 @@ def drafting_table(digest: Digest) -> Table:
             number(summary.redundancy, 3),
             _spread(summary.draft_length),
             _spread(summary.accepted_length),
+            *((_spread(summary.nodes), percent(summary.leaf_rate)) if leaves else ()),
         )
         for summary in digest.overall
     )

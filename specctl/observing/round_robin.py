@@ -11,6 +11,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, build_drafter
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
+from specctl.models.running.masks import WIDEST
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped
 from specctl.observing.identity import compare
@@ -61,8 +62,10 @@ class RoundRobin:
         self._format, self._emit, self._peers = prompt_format, emit, peers
         self._failed: set[str] = set()
         self._lanes = [self._lane(candidate) for candidate in results.header.candidates]
-        longest = max(one.setting.longest_draft for one in results.header.candidates if one.setting is not None)
-        self._meter = PassMeter(pair, context=128, widest=longest + 1)
+        settings_ = [one.setting for one in results.header.candidates if one.setting is not None]
+        longest = max(one.longest_draft for one in settings_)
+        trees = WIDEST if any(one.leaves is not None for one in settings_) else 0
+        self._meter = PassMeter(pair, context=128, widest=max(longest + 1, trees))
 
     def _lane(self, candidate: Candidate) -> _Lane:
         if candidate.setting is None:

@@ -135,6 +135,10 @@ class CostTable:
         key = signal_key(signals[0]) if signals else "none"
         phases = self._both_ms if len(levels) == 1 else self.verify_ms
         total = float(self._at(phases, prompt_tokens + starts, drafted).sum()) + self.overhead_ms * len(starts)
+        if levels[0].nodes:
+            nodes = np.array(levels[0].nodes, dtype=np.int64)
+            wider = (self._at(self.verify_ms, prompt_tokens + starts, count) for count in (nodes, drafted))
+            total += float(np.subtract(*wider).sum())
         if len(levels) == 1:
             return total + self.signal_ms.get(key, 0.0) * float(drafted.sum())
         assert self.below is not None

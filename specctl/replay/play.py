@@ -41,11 +41,13 @@ class Level:
         starts: generated tokens before each round; for an inner round, the tokens collected in the block so far count
             too.
         drafted, accepted: tokens of each round.
+        nodes: tokens that each round verified, if there were leaves in any; else empty.
     """
 
     starts: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,10 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
 def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
     """The rounds of a sequence by level, from the top down; at least ``least`` levels, some of them perhaps empty."""
     levels = [Level() for _ in range(least)]
+    rounds = list(rounds)
     _note(rounds, 0, 0, levels)
+    if any(round_.nodes > round_.drafted for round_ in rounds):
+        levels[0].nodes.extend(round_.nodes for round_ in rounds)
     return levels
 
 
@@ -255,4 +260,6 @@ def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels
         level.accepted.append(round_.accepted)
         if round_.inner:
             _note(round_.inner, start, depth + 1, levels)
-        start += round_.accepted + 1  # only the last round may lack the verifier's own token
+        start += (
+            round_.accepted + (round_.leaf is not None) + 1
+        )  # only the last round may lack the verifier's own token

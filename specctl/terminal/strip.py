@@ -8,6 +8,8 @@ from rich.text import Text
 from specctl.records import Round
 
 ACCEPTED, DISCARDED = "█", "▒"
+BARE, MANY = "·", "+"
+"""In a round's tree, a place without leaves and one with more than nine."""
 COLUMN_WIDTH = 64
 """Least width of a column of rounds, in cells, where there are several columns."""
 _LABEL_WIDTH = len(" 40/40 max_draft")
@@ -41,10 +43,21 @@ def bar(round_: Round, scale: float = 1.0) -> Text:
     return Text(" ").join(segments)
 
 
+def tree(round_: Round) -> Text:
+    """How many leaves stood beside each drafted token, one cell each; the place of an accepted one stands out."""
+    marks = Text()
+    for place, leaves in enumerate(round_.leaves):
+        mark = BARE if not leaves else str(len(leaves)) if len(leaves) < 10 else MANY
+        here = round_.leaf is not None and place == round_.accepted
+        marks.append(mark, "green" if here else "dim")
+    return marks
+
+
 def _common_scale(rounds: Sequence[Round], room: int) -> float:
     def scale(round_: Round) -> float:
         gaps = max(0, len(round_.inner) - 1)
-        return max(room - gaps, (room + 1) // 2) / round_.drafted
+        bars = 2 if any(round_.leaves) else 1
+        return max(room - gaps, (room + 1) // 2) / (bars * round_.drafted)
 
     return min((scale(round_) for round_ in rounds if round_.drafted), default=1.0, key=lambda value: min(value, 1.0))
 
@@ -55,7 +68,8 @@ def _entry(round_: Round, index_width: int, scale: float, width: int) -> Text:
         (f"{round_.index + 1:>{index_width}} ", "dim"),
         bar(round_, min(scale, 1.0)),
         " " if round_.drafted else "",
-        f"{round_.accepted}/{round_.drafted} ",
+        *((tree(round_), " ") if any(round_.leaves) and scale >= 1 else ()),
+        f"{round_.accepted}{'+1' * (round_.leaf is not None)}/{round_.drafted} ",
         (stop, "dim"),
     )
     return _fitted(entry, width)

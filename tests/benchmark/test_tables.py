@@ -242,3 +242,19 @@ def test_progress_is_silent_without_a_terminal() -> None:
         progress.start("none", "a")
         progress.add(plain_run("a", 3))
     assert out.getvalue() == ""
+
+
+def test_leaves_have_columns_where_there_are_any() -> None:
+    run = drafted_run("svip", "a", [(4, 2, "policy"), (4, 4, "policy")])
+    first, second = run.turns[0].rounds
+    tree = replace(run, turns=(replace(run.turns[0], rounds=(replace(first, leaves=6, leaf=3), second)),))
+    plain = drafted_run("constant", "a", [(4, 2, "policy")])
+    candidates = [candidate("none"), candidate("svip"), candidate("constant")]
+
+    def drafting(*runs: Run) -> Table:
+        return next(one for one in tables(run_set(candidates, runs)) if one.title == "Drafting")
+
+    table = drafting(tree, plain)
+    assert table.columns[-2:] == ("nodes", "leaf accepted")
+    assert [row[-2:] for row in table.rows] == [("7.00 ± 3.00", "50.0%"), ("-", "-")]
+    assert "nodes" not in drafting(run, plain).columns

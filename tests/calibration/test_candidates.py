@@ -8,7 +8,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space, explore
+from specctl.calibration.contest import contest
 from specctl.calibration.grids import grid, level_grids, with_heads
+from specctl.errors import UsageError
 from specctl.policies import Setting, nested
 from specctl.profile import resolve
 from specctl.replay.costs import CostTable
@@ -140,3 +142,10 @@ def test_every_level_has_its_price():
     assert lowest(7, 4) == pytest.approx((4 * 2.25e-3, 5.125e-3))
     alone = Replay(trace, [0, 5], [4, 3], [4, 3])
     assert costs.milliseconds([alone], ()) == pytest.approx(2 * 11 + 7 * 100)
+
+
+def test_drafts_with_leaves_are_not_replayed():
+    draft = resolve("embedded").profile.draft.model_copy(update={"leaves": "cost"})
+    with pytest.raises(UsageError, match="cannot be replayed") as found:
+        contest(draft, None, "paper", [], SIGNALS)
+    assert "draft.leaves=0" in found.value.hint

@@ -5,7 +5,7 @@ from specctl.observing.candidate import candidate_record
 from specctl.observing.field import competing_drafts, field_of
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
-from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 
 
 def draft(*models: str, policy: str = "constant") -> DraftTable:
@@ -98,3 +98,12 @@ def test_one_target_quantised_in_two_ways_is_two_targets() -> None:
 def test_a_draft_quantised_in_two_ways_is_loaded_twice() -> None:
     field = field_of([draft("a"), draft("a").model_copy(update={"quantize": "int8"})], [])
     assert [table.quantize for table in field.drafts] == [None, "int8"]
+
+
+def test_every_candidate_competes_with_leaves_too() -> None:
+    profile = Profile(target=ModelTable(model="t"), draft=draft("a"))
+    field = field_of(competing_drafts([profile], [PolicyTable(name="svip")], [2, "cost"]))
+    assert [one.label for one in field.candidates] == ["none", "svip", "svip(leaves=2)", "svip(leaves=cost)"]
+    assert field.leaves
+    assert [table.model for table in field.drafts] == ["a"]
+    assert not field_of(competing_drafts([profile], [PolicyTable(name="svip")])).leaves

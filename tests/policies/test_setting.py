@@ -90,3 +90,18 @@ def test_levels_at_and_below_one_that_never_drafts_are_left_out() -> None:
     top = replace(CHAIN, below=None)
     assert nested([top, NONE, Setting("svip")]) == replace(top, once=False)
     assert nested([NONE, Setting("svip")]) == NONE
+
+
+@pytest.mark.parametrize("leaves", [2, "cost"])
+def test_leaves_are_a_part_of_a_setting(leaves: int | str) -> None:
+    plain = Setting.of({"name": "constant", "draft_length": 9})
+    setting = replace(plain, leaves=leaves)
+    assert setting.label == f"constant:draft_length=9(leaves={leaves})"
+    assert setting != plain
+    assert setting.family != plain.family
+    assert setting.table["leaves"] == leaves
+    one = Candidate(setting.label, setting)
+    assert candidate_of(candidate_record(one)) == one
+    assert candidate_of(candidate_record(Candidate("x", plain))).setting == plain
+    hierarchy = nested([setting, Setting("svip")])
+    assert candidate_of(candidate_record(Candidate("h", hierarchy, (0, 1)))).setting == hierarchy

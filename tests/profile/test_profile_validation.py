@@ -216,3 +216,25 @@ def test_a_model_that_is_no_text_is_a_mistake_like_any_other(mistakes, table):
     text = "".join(f"[{name}]\nmodel = {model}\n" for name, model in tables.items())
     (line,) = mistakes(text)
     assert f"{table}.model: NaN must be a string" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "leaves"), [("3", 3), ('"cost"', "cost"), ('"confidence"', "confidence"), ("0", None)]
+)
+def test_leaves_beside_a_draft(tmp_path, given, leaves):
+    (tmp_path / "x.toml").write_text(f'extends = "embedded"\n[draft]\nleaves = {given}\n')
+    draft = resolve(str(tmp_path / "x.toml"), environ={}).profile.draft
+    assert draft.leaves == draft.setting.leaves == leaves
+    assert draft.stopped_by(draft.setting).leaves == leaves
+    assert resolve(str(tmp_path / "x.toml"), overrides=["draft.leaves=0"], environ={}).profile.draft.leaves is None
+
+
+@pytest.mark.parametrize("given", ["-1", '"some"', "true", "1.5"])
+def test_leaves_that_are_no_number_or_rule_are_a_mistake(mistakes, given):
+    (line,) = mistakes(f'extends = "embedded"\n[draft]\nleaves = {given}\n')
+    assert "x.toml:3: draft.leaves" in line
+
+
+def test_only_the_draft_that_the_target_verifies_has_leaves(mistakes):
+    (line,) = mistakes('extends = "embedded-hsddw"\n[draft.draft]\nleaves = 2\n')
+    assert "only the draft that the target verifies" in line
