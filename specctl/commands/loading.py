@@ -1,6 +1,7 @@
 """Loads a profile's models for a command and shows the progress. Torch is imported when a function runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specctl.commands.options import warn
@@ -43,6 +44,8 @@ def load(
     from specctl.terminal.loading import TerminalProgress, note
 
     progress = progress or TerminalProgress(console, False if quiet else None)
+    if leaves is None:
+        leaves = profile.draft is not None and profile.draft.leaves is not None
     with progress.doing("starting") as show:
         from specctl.decoding.session import warm_up
         from specctl.models.loading.pair import load_pair
@@ -57,13 +60,11 @@ def load(
             heads=heads,
             with_heads=with_heads,
             on_foreign_head=warn if foreign_head else None,
-            engines=EngineSettings.of(profile, expected_tokens, notice, show),
+            engines=replace(EngineSettings.of(profile, expected_tokens, notice, show), trees=leaves),
             progress=lambda what: show(f"loading {what}"),
         )
         if pair.threads is not None and pair.threads.warning is not None:
             warn(pair.threads.warning)
-        if leaves is None:
-            leaves = profile.draft is not None and profile.draft.leaves is not None
         if leaves and (why := tree_obstacle(pair.target)):
             notice(f"drafts have no leaves: the target reads chains only, because {why}")
         if pair.preparing_seconds is not None:

@@ -166,7 +166,8 @@ def load_pair(
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
-            networks[index], runner = model_runner(one, network, vocabulary, settings)
+            asked = settings if index == 0 else replace(settings, trees=False)
+            networks[index], runner = model_runner(one, network, vocabulary, asked)
             runners.append(runner)
         else:
             from specctl.models.draft_heads.engines import build_head_runner

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from specctl.models.onnx.engine import build_onnx_runner, obstacle
+from specctl.models.onnx.engine import build_onnx_runner, obstacle, reads_trees
 from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import EagerRunner
@@ -53,7 +53,7 @@ def automatic_runner(
     store, long = Store(cache_folder()), settings.expected_tokens >= LONG_RUN
     if not long and not store.folder.exists():
         return None  # before all weights are hashed
-    key = key_of(model, None)
+    key = key_of(model, None, trees=reads_trees(model, settings))
     times = Times(store.folder / f"{key}.times.json")
     known = times.here()
     if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):

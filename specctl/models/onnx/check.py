@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 
 from specctl.models.onnx.export import watched
 from specctl.models.onnx.passes import Passes
+from specctl.models.running.masks import seen_in_tree
 
 LIMITS = {None: 1e-3, "int8": 0.1, "int4": 0.5}
 """The largest difference of logits and states, as a share of their standard deviation: by rounding of float32, and by
@@ -36,8 +37,8 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
 
     windows = [getattr(model.config.get_text_config(decoder=True), "sliding_window", None) or 0]
     first = FIRST + max(window for window in [0, *windows] if window <= LONGEST_WINDOW)
-    if first + sum(width for width, _ in STEPS) > passes.capacity:
-        passes.grow(first + sum(width for width, _ in STEPS), 0)
+    if (most := first + sum(width for width, _ in STEPS) + 2) > passes.capacity:
+        passes.grow(most, 0)
     layers = [-1, *range(passes.layers)]
     text: list[int] = []
     worst = 0.0
@@ -50,6 +51,18 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
         pairs += [(found.states[layer], states[layer][-width:]) for layer in (layers if quantize is None else [])]
         worst = max(worst, *(_apart(mine, theirs, quantize) for mine, theirs in pairs))
         del text[len(text) - back :]
+    return max(worst, _tree_difference(passes, model, text, tokens(2), vocabulary, quantize)) if passes.trees else worst
+
+
+def _tree_difference(
+    passes: Passes, model: PreTrainedModel, text: list[int], two: list[int], vocabulary: int, quantize: str | None
+) -> float:
+    """The same for a tree behind a text: two tokens, each right after the text's last one."""
+    found = passes.run([text[-1], *two], len(text) - 1, 3, seen=seen_in_tree([0, 0]))
+    worst = 0.0
+    for place, token in enumerate(two, start=1):
+        logits, _ = whole_pass(model, [*text, token])
+        worst = max(worst, _apart(found.logits[place, :vocabulary], logits[-1, :vocabulary], quantize))
     return worst
 
 

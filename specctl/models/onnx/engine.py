@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from specctl.errors import ModelError
 from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.running.engines import EngineSettings
+from specctl.models.running.masks import attends_to_everything
 
 if TYPE_CHECKING:
     from specctl.models.onnx.passes import Passes
@@ -95,6 +96,20 @@ def obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
+def tree_graph_obstacle(model: PreTrainedModel) -> str | None:
+    """Why a model's graph cannot read trees, as the end of a sentence; None if it can."""
+    if not attends_to_everything(model):
+        return "it has layers with a sliding window or with a state of their own"
+    if next(model.parameters()).device.type != "cpu":
+        return "specctl lets onnxruntime read trees on a CPU only"
+    return None
+
+
+def reads_trees(model: PreTrainedModel, settings: EngineSettings) -> bool:
+    """Whether a model gets a graph that reads trees."""
+    return settings.trees and tree_graph_obstacle(model) is None
+
+
 def _built(
     model: PreTrainedModel,
     vocabulary: int,
@@ -120,10 +135,11 @@ def _built(
         nonlocal made
         made = True
         settings.progress(f"preparing {name} for onnxruntime, once")
-        _write(model, context, quantize, path)
+        _write(model, context, quantize, path, trees)
         _require_equal(opened(path), model, vocabulary, quantize)
 
-    key, store = key or key_of(model, quantize), Store(cache_folder())
+    trees = reads_trees(model, settings)
+    key, store = key or key_of(model, quantize, trees=trees), Store(cache_folder())
     try:
         with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
             path = store.find(key) or store.put(key, write)
@@ -135,10 +151,11 @@ def _built(
     passes = opened(path)
     engine = "onnx" if quantize is None else f"onnx, {quantize}"
     seconds = perf_counter() - began if made else 0.0
-    return OnnxRunner(passes, vocabulary, context, device, engine=engine, preparing_seconds=seconds)
+    why_chains = {} if not settings.trees else {"no_trees": tree_graph_obstacle(model)}
+    return OnnxRunner(passes, vocabulary, context, device, engine=engine, preparing_seconds=seconds, **why_chains)
 
 
-def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Path) -> None:
+def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Path, trees: bool) -> None:
     """Export a model to a file, with its weights in another one beside it."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
@@ -152,7 +169,7 @@ def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Pat
     from specctl.models.onnx.tables import position_table
 
     try:
-        graph = exported(model)
+        graph = exported(model, trees=trees)
     except CannotExport as why:
         raise Unable(str(why)) from why
     fuse(graph, lambda value: position_table(graph, value, context) if context <= LONGEST else None)

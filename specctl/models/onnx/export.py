@@ -25,8 +25,9 @@ ATTENTION = "specctl_onnx"
 """The name under which transformers knows the attention of exported models."""
 OPSET = 21
 HEAD_MULTIPLE = 8
-TOKENS, ROWS = 5, 3
+TOKENS, ROWS, SEEN = 5, 3, 7
 """Sizes of the pass that is traced, all different and above 1, so that none of them is taken for a constant."""
+NUMBERED = ("ids", "positions", "rows", "before", "total")
 
 
 class CannotExport(Exception):  # noqa: N818 - it is a finding
@@ -41,6 +42,7 @@ class _Trace:
     past: Sequence[tuple[torch.Tensor, torch.Tensor]]
     before: torch.Tensor
     total: torch.Tensor
+    bias: torch.Tensor | None
     present: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
@@ -78,7 +80,15 @@ def _attention(
     rows = [states.transpose(1, 2).reshape(1, width, -1) for states in (query, key, value)]
     mixed, *present = torch.onnx.ops.symbolic_multi_out(
         f"{MICROSOFT}::GroupQueryAttention",
-        (*rows, keys, values, trace.before, trace.total),
+        # Rotation by tables of cosines and sines, and the positions for them, may be added later.
+        (
+            *rows,
+            keys,
+            values,
+            trace.before,
+            trace.total,
+            *([] if trace.bias is None else [None, None, None, trace.bias]),
+        ),
         settings,
         dtypes=(query.dtype, keys.dtype, values.dtype),
         shapes=((1, width, heads * size), keys.shape, values.shape),
@@ -108,8 +118,9 @@ class _Traced(nn.Module):
         before: torch.Tensor,
         total: torch.Tensor,
         past: list[tuple[torch.Tensor, torch.Tensor]],
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        trace = _Trace(self._windows, past, before, total)
+        trace = _Trace(self._windows, past, before, total, bias)
         states: dict[int, torch.Tensor] = {}
         _tracing.append(trace)
         try:
@@ -175,18 +186,20 @@ def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
     return shapes
 
 
-def exported(model: PreTrainedModel) -> "ir.Model":
+def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
     """The graph of one pass over T tokens that follow those in the cache.
 
     Inputs: ``ids`` and ``positions`` ``(1, T)`` int64; ``rows`` ``(R,)`` int64, the places in the pass whose logits are
     wanted; ``total`` ``(1,)`` int32, the number of tokens cached after the pass, and ``before`` ``(1,)`` int32, one
-    less; ``past.I.key`` and ``past.I.value`` ``(1, heads, capacity, size)`` for layer I.
+    less; ``past.I.key`` and ``past.I.value`` ``(1, heads, capacity, size)`` for layer I. To read trees also ``bias``
+    ``(1, 1, T, S)``, added to what attention makes of each token and each of the S cached ones.
 
     Outputs: ``logits`` ``(1, R, V)``; ``state.I`` and ``state.last`` ``(1, T, D)``, as `Runner.watch` numbers them;
     ``present.I.key`` and ``present.I.value``, which may be the memory of the inputs.
 
     Args:
         model: in eval mode, on one device.
+        trees: whether it is to read trees; for a model whose every layer sees the whole text.
 
     Raises:
         CannotExport: the model cannot be exported.
@@ -203,9 +216,12 @@ def exported(model: PreTrainedModel) -> "ir.Model":
         for shape in shapes
     ]
     one = torch.ones(1, dtype=torch.int32, device=device)
-    given = numbers(TOKENS)[None], numbers(TOKENS)[None], numbers(ROWS), one * (TOKENS - 1), one * TOKENS, past
-    width, rows, capacity = (torch.export.Dim(name, min=2) for name in ("tokens", "rows", "capacity"))
+    given: Any = numbers(TOKENS)[None], numbers(TOKENS)[None], numbers(ROWS), one * (TOKENS - 1), one * TOKENS, past
+    width, rows, capacity, seen = (torch.export.Dim(name, min=2) for name in ("tokens", "rows", "capacity", "seen"))
     sizes: Any = {1: width}, {1: width}, {0: rows}, None, None, [({2: capacity}, {2: capacity}) for _ in shapes]
+    if trees:
+        given = *given, torch.zeros(1, 1, TOKENS, SEEN, dtype=dtype, device=device)
+        sizes = *sizes, {2: width, 3: seen}
     layers = sorted([LAST, *range(len(decoder_layers(model)))])
     kept = [f".{index}.{part}" for index in range(len(shapes)) for part in ("key", "value")]
     with _quiet(), _attending(model), torch.no_grad():
@@ -216,7 +232,7 @@ def exported(model: PreTrainedModel) -> "ir.Model":
                 dynamo=True,
                 opset_version=OPSET,
                 dynamic_shapes=sizes,
-                input_names=["ids", "positions", "rows", "before", "total", *(f"past{name}" for name in kept)],
+                input_names=[*NUMBERED, *(f"past{name}" for name in kept), *(["bias"] if trees else [])],
                 output_names=["logits", *map(state_name, layers), *(f"present{name}" for name in kept)],
                 optimize=False,
                 verbose=False,

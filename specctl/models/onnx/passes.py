@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import onnxruntime
 import torch
 
+from specctl.models.running.cache import gather_path
 from specctl.models.running.watching import LAST
 
 NUMBERS: dict[str, torch.dtype] = {
@@ -86,6 +87,7 @@ class Passes:
     Attributes:
         vocabulary: V, the length of a row of logits.
         layers: how many decoder layers have states.
+        trees: whether the graph reads trees.
     """
 
     def __init__(self, session: onnxruntime.InferenceSession, device: torch.device, capacity: int) -> None:
@@ -98,6 +100,8 @@ class Passes:
         self._width = int(outputs["state.last"].shape[2])
         self._dtype = NUMBERS[outputs["logits"].type]
         self._placed = "positions" in inputs
+        self.trees = "bias" in inputs
+        self._nothing = torch.zeros(0, dtype=self._dtype, device=device)  # the bias of a chain
         self._caches = [(name, given.shape) for name, given in inputs.items() if name.startswith("past.")]
         self.capacity = capacity
         self._buffers = self._allocated()
@@ -126,8 +130,19 @@ class Passes:
             buffer[:, :, :filled] = old[name][:, :, :filled]
         self._bound.clear()
 
+    def keep_path(self, start: int, path: Sequence[int]) -> None:
+        """As `gather_path` does, with the buffers."""
+        gather_path(self._buffers.values(), start, path)
+
     def run(
-        self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = (), *, passing: bool = False
+        self,
+        tokens: Sequence[int],
+        after: int,
+        keep: int,
+        layers: Sequence[int] = (),
+        *,
+        passing: bool = False,
+        seen: torch.Tensor | None = None,
     ) -> Results:
         """One pass over tokens that come after so many cached ones.
 
@@ -137,6 +152,7 @@ class Passes:
             keep: R, logits of the last so many.
             layers: whose states are wanted.
             passing: whether the results are read before the next pass, which may overwrite them.
+            seen: of a tree, which of its tokens each of them sees ``(T, T)`` bool on the CPU; None for a chain.
         """
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
         kind = _Kind(width, rows, tuple(layers), passing)
@@ -148,7 +164,13 @@ class Passes:
         else:
             bound.ids.copy_(torch.tensor(tokens))
         if bound.positions is not None:
-            torch.arange(after, after + width, out=bound.positions[0])
+            if seen is None:
+                torch.arange(after, after + width, out=bound.positions[0])
+            else:
+                bound.positions[0].copy_(after + seen.sum(1) - 1)
+        if self.trees:
+            bias = self._bias(width, after, seen)  # until the pass has run
+            self._bind_input(bound.binding, "bias", bias)
         results = bound.results or self._bind_results(bound.binding, kind)
         if self._device.type != "cpu":
             torch.cuda.current_stream(self._device).synchronize()
@@ -170,8 +192,7 @@ class Passes:
         if bound.positions is not None:
             given["positions"] = bound.positions
         for name, tensor in given.items():
-            where = tensor.device.type, tensor.device.index or 0
-            bound.binding.bind_input(name, *where, ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
+            self._bind_input(bound.binding, name, tensor)
         for name, buffer in self._buffers.items():
             self._bind_output(bound.binding, name.replace("past", "present"), buffer)
         if kind.passing:
@@ -191,6 +212,22 @@ class Passes:
         for layer, states in results.states.items():
             self._bind_output(binding, state_name(layer), states)
         return results
+
+    @torch.inference_mode(False)
+    def _bias(self, width: int, after: int, seen: torch.Tensor | None) -> torch.Tensor:
+        """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see."""
+        shape = 1, 1, width, after + width
+        if seen is not None:
+            bias = torch.zeros(shape, dtype=self._dtype)
+            bias[0, 0, :, after:].masked_fill_(~seen, torch.finfo(self._dtype).min)
+            return bias.to(self._device)
+        if self._nothing.numel() < width * (after + width):
+            self._nothing = torch.zeros(2 * width * (after + width), dtype=self._dtype, device=self._device)
+        return self._nothing[: width * (after + width)].view(shape)
+
+    def _bind_input(self, binding: onnxruntime.IOBinding, name: str, tensor: torch.Tensor) -> None:
+        where = tensor.device.type, tensor.device.index or 0
+        binding.bind_input(name, *where, ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
 
     def _bind_output(self, binding: onnxruntime.IOBinding, name: str, tensor: torch.Tensor) -> None:
         shape = tuple(tensor.shape) if tensor.dim() == 4 else (1, *tensor.shape)

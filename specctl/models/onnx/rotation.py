@@ -9,6 +9,8 @@ import onnx_ir as ir
 from specctl.models.onnx.heads import as_rows, headed
 from specctl.models.onnx.nodes import constant, last_size, made_by, other, set_inputs, weight_value
 
+TREES = 10
+"""The number of the input of an attention node that only graphs for trees have."""
 MULTIPLE = 16
 """onnxruntime rotates heads whose size, and the rotated part of it, is a multiple of this."""
 PositionTable = Callable[[ir.Value], "np.ndarray | None"]
@@ -50,7 +52,10 @@ def fuse_rotation(
     if known is None:
         return
     inputs = [as_rows(graph, attention, value) for value in (query.source, key.source)]
-    set_inputs(attention, [*inputs, *attention.inputs[2:7], *known])
+    more: list[ir.Value | None] = []
+    if len(attention.inputs) > TREES:  # a token's position is then another than its place
+        more = [next(given for given in graph.inputs if given.name == "positions"), attention.inputs[TREES]]
+    set_inputs(attention, [*inputs, *attention.inputs[2:7], *known, *more])
     attention.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 1)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from specctl.models.onnx.passes import Passes
+from specctl.models.running.masks import seen_in_tree
 from specctl.models.running.runner import Forward, joined
 from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import LAST
@@ -25,9 +26,8 @@ class OnnxRunner:
         device: of the logits.
         engine: its name in reports.
         preparing_seconds: wall time that was spent on making the graph; 0 if it was there.
+        no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
     """
-
-    no_trees = "in its onnx graph every token sees all that come before it"
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class OnnxRunner:
         *,
         engine: str = "onnx",
         preparing_seconds: float = 0.0,
+        no_trees: str | None = "its onnx graph was made for chains",
     ) -> None:
         self.vocabulary = vocabulary
         self.context = context
@@ -45,8 +46,10 @@ class OnnxRunner:
         self.length = 0
         self.engine = engine
         self.preparing_seconds = preparing_seconds
+        self.no_trees = no_trees
         self._passes = passes
         self._watched: tuple[int, ...] = ()
+        self._tree = 0  # the length before the last tree
 
     @property
     def prepares(self) -> bool:
@@ -76,6 +79,17 @@ class OnnxRunner:
         states = {layer: found.states[layer] for layer in self._watched} if self._watched else None
         return Forward(found.logits[:, : self.vocabulary], last, states)
 
+    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+        self._reserve(self.length + len(tokens))
+        found = self._passes.run(tokens, self.length, len(tokens), self._watched, seen=seen_in_tree(parents))
+        self._tree = self.length
+        self.length += len(tokens)
+        return Forward(found.logits[:, : self.vocabulary], None, found.states or None)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        self._passes.keep_path(self._tree, path)
+        self.length = self._tree + len(path)
+
     def read(
         self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -94,7 +108,10 @@ class OnnxRunner:
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""
-        return OnnxRunner(self._passes.fresh(), self.vocabulary, self.context, self.device, engine=self.engine)
+        passes = self._passes.fresh()
+        return OnnxRunner(
+            passes, self.vocabulary, self.context, self.device, engine=self.engine, no_trees=self.no_trees
+        )
 
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)

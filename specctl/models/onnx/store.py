@@ -29,15 +29,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specctl" / "onnx"
 
 
-def key_of(model: "PreTrainedModel", quantize: str | None) -> str:
-    """A name for a model's graph, which another weight, configuration, dtype or quantisation changes."""
+def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = False) -> str:
+    """A name for a model's graph, which another weight, configuration, dtype or quantisation changes.
+
+    Args:
+        model: whose graph it is.
+        quantize: how its weights are rounded.
+        trees: whether it reads trees.
+    """
     import torch
 
     found = hashlib.sha256()
     told = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         told.pop(name, None)
-    told["generated"] = [FORMAT, type(model).__name__, str(model.dtype), quantize]
+    told["generated"] = [FORMAT, type(model).__name__, str(model.dtype), quantize, *(["trees"] if trees else [])]
     found.update(json.dumps(told, sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())

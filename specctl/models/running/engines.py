@@ -30,6 +30,7 @@ class EngineSettings:
 
     Attributes:
         engine, compile, deterministic, check: as in the profile.
+        trees: whether the target is to read trees, where its engine has to be made for it.
         expected_tokens: how many will be generated in all, as far as is known.
         notice: called with one line when a setting cannot be honoured.
         progress: called with what is being prepared.
@@ -42,13 +43,15 @@ class EngineSettings:
     expected_tokens: int = 0
     notice: Say = lambda _: None
     progress: Say = lambda _: None
+    trees: bool = False
 
     @classmethod
     def of(
         cls, profile: Profile, expected_tokens: int = 0, notice: Say = lambda _: None, progress: Say = lambda _: None
     ) -> "EngineSettings":
         kinds = profile.engine, profile.compile, profile.deterministic, profile.check
-        return cls(*kinds, expected_tokens, notice, progress)
+        trees = profile.draft is not None and profile.draft.leaves is not None
+        return cls(*kinds, expected_tokens, notice, progress, trees)
 
     @property
     def compiles(self) -> bool:

@@ -1,0 +1,117 @@
+"""A graph that was made for trees says of each token what torch says, and keeps the path that it is told."""
+
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx_models import needs_onnx, sure_runner
+from toys import noisy_copy, random_model, seeded
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.masks import WIDEST
+from specctl.models.running.runner import EagerRunner, Forward
+from specctl.models.running.trees import path_to, tree_obstacle
+from specctl.policies.constant import Constant
+from specctl.policies.leaves import ConfidenceLeaves
+
+pytestmark = needs_onnx
+VOCABULARY = 60
+TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(3)).tolist()
+WIDE_HEADS = "llama, rotated by onnxruntime"
+FAMILIES = ("llama", "qwen3", "gpt-neox", WIDE_HEADS)
+
+
+@cache
+def model_of(family: str) -> PreTrainedModel:
+    """A model that no other test puts hooks on."""
+    if family != WIDE_HEADS:
+        model: PreTrainedModel = random_model.__wrapped__(family)
+        return model
+    config = deepcopy(random_model("llama").config)
+    config.head_dim = 16  # onnxruntime rotates heads of 16 and more by tables, at the positions that it is given
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).float().eval()
+
+
+@cache
+def plain_copy(family: str) -> PreTrainedModel:
+    return deepcopy(model_of(family))
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> object:
+    with torch.inference_mode():
+        yield
+
+
+def same(found: Forward, expected: Forward) -> None:
+    torch.testing.assert_close(found.logits, expected.logits, atol=5e-5, rtol=1e-4)
+    assert (found.states is None) == (expected.states is None)
+    if found.states is not None and expected.states is not None:
+        assert found.states.keys() == expected.states.keys()
+        for layer, states in found.states.items():
+            torch.testing.assert_close(states, expected.states[layer], atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(
+    prompt=st.integers(1, 100),
+    rounds=st.lists(st.lists(st.floats(0, 0.999), min_size=1, max_size=12), min_size=1, max_size=4),
+    seed=st.integers(0, 100),
+)
+@settings(deadline=None, derandomize=True, max_examples=8)
+def test_trees_and_paths_are_torchs_own(family: str, prompt: int, rounds: list[list[float]], seed: int) -> None:
+    draws = seeded(seed)
+    runner, plain = sure_runner(model_of(family), VOCABULARY, trees=True), EagerRunner(plain_copy(family), VOCABULARY)
+    assert tree_obstacle(runner) is None
+    for each in (runner, plain):
+        each.watch([-1, 0])
+        each.extend(TOKENS[:prompt], keep=0)
+    for shares in rounds:
+        parents = [int(share * (token + 1)) for token, share in enumerate(shares)]
+        tokens = torch.randint(0, VOCABULARY, (len(parents) + 1,), generator=draws).tolist()
+        same(*(each.extend_tree(tokens, parents) for each in (runner, plain)))
+        for each in (runner, plain):
+            each.keep_path(path_to(parents, len(parents)))
+        assert runner.length == plain.length
+        same(*(each.extend([5, 9, 3], keep=3) for each in (runner, plain)))
+        for each in (runner, plain):
+            each.rollback(each.length - 2)
+
+
+def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
+    runner, plain = (
+        sure_runner(model_of("llama"), VOCABULARY, trees=True),
+        EagerRunner(random_model("llama"), VOCABULARY),
+    )
+    for each in (runner, plain):
+        each.extend(TOKENS[:10], keep=0)
+    parents = [token // 2 for token in range(WIDEST - 1)]
+    same(*(each.extend_tree(TOKENS[20 : 20 + WIDEST], parents) for each in (runner, plain)))
+
+
+def test_graphs_that_read_chains_say_why() -> None:
+    assert tree_obstacle(sure_runner(model_of("llama"), VOCABULARY)) == "its onnx graph was made for chains"
+    assert "sliding window" in str(tree_obstacle(sure_runner(model_of("mistral"), VOCABULARY, trees=True)))
+
+
+def test_text_drafted_with_leaves_is_the_targets_own() -> None:
+    prompt = TOKENS[:19]
+    target = sure_runner(model_of("llama"), VOCABULARY, trees=True)
+    draft = ModelDrafter(EagerRunner(noisy_copy("llama", 0.05), VOCABULARY), Constant(4), laws=True)
+    drafter = LeafDrafter(draft, ConfidenceLeaves())
+    prefill(target, drafter, prompt)
+    rounds = list(decode(target, drafter, prompt, 60, Sampling()))
+    alone = list(decode(EagerRunner(random_model("llama"), VOCABULARY), None, prompt, 60, Sampling()))
+    assert [token for one in rounds for token in one.emitted] == [token for one in alone for token in one.emitted]
+    assert any(one.leaf is not None for one in rounds)
