@@ -129,7 +129,7 @@ class RerankedSiblings(ModelDrafter):
         if draft.probs is None:
             return draft
         (first,), law = draft.tokens, draft.probs[0]
-        second = int(reading.race(law.index_fill(0, torch.tensor(first), 0), law))
+        second = int(reading.pick(law.index_fill(0, torch.tensor(first), 0), law))
         best, other = (first, second) if law[first] >= law[second] else (second, first)
         return replace(draft, tokens=[best], steps=(DraftStep(1, best),), leaves=((other,),))
 
