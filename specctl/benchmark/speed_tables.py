@@ -67,7 +67,7 @@ def latency_table(digest: Digest) -> Table:
 def drafting_table(digest: Digest) -> Table:
     """Acceptance and draft lengths, one row per candidate; where leaves were verified, how many and how they fared."""
     leaves = any(summary.nodes for summary in digest.overall)
-    columns: tuple[str, ...] = (
+    columns = (
         "candidate",
         f"acceptance rate{UP}",
         f"mean acceptance length{UP}",

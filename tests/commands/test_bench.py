@@ -196,3 +196,10 @@ def test_answers_for_spec_bench_and_a_report(whole, tmp_path):
     bench("--from", whole[0], "--spec-bench-out", tmp_path / "answers", "--report", tmp_path / "report")
     assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 4
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
+
+
+def test_leaves_have_no_oracle(prompts):
+    with pytest.raises(UsageError, match="--oracle is a bound for drafts without leaves"):
+        bench("-i", prompts, "--policy", "svip", "--leaves", "2", "--oracle")
+    with pytest.raises(UsageError, match="--leaves many"):
+        bench("-i", prompts, "--policy", "svip", "--leaves", "many")
