@@ -26,7 +26,7 @@ place is a given leaf, from the leaf's share of the probability of all tokens bu
 VARIANCES, DRIFT = (0.5, 0.1), 1e-3
 JUMP = 1.0
 """By how much the first pass of a new width may differ from what was expected of it, as a share of that."""
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.03
 """Leaves with a smaller share are neither verified for their gain nor learned from."""
 
 
@@ -120,14 +120,17 @@ class CostLeaves:
         return counts
 
     def _gains(self, places: Sequence[Place]) -> list[tuple[float, int]]:
-        """What each leaf is expected to save, in tokens, and its place; at each place falling."""
+        """What each leaf is expected to save, in tokens, and its place; at each place falling.
+
+        Left out are leaves that would not save a quarter of what a wider pass takes by the line through all widths.
+        """
+        least = self._speed * self._times.line.fit()[1] / 4 if self._times.line.known else 0.0
         found = []
         reached = 1.0
         for number, place in enumerate(places):
             rejected = self._rejected.predict((1.0, log_odds(place.prob)))
-            found += [
-                (reached * rejected * self._met.predict((1.0, log_odds(share))), number) for share in _shares(place)
-            ]
+            if (chance := reached * rejected) > least:
+                found += [(chance * self._met.predict((1.0, log_odds(share))), number) for share in _shares(place)]
             reached *= 1 - rejected
         return found
 
@@ -135,14 +138,18 @@ class CostLeaves:
         """How many of the leaves pay best, given their falling gains."""
         if not self._times.line.known:
             return len(gains)
-        speed = self._tokens / self._seconds
         seconds = self._times.upto(drafted + len(gains) + 1)[drafted:]
         best, paying, total = 0.0, 0, 0.0
         for count, gain in enumerate(gains, start=1):
             total += gain
-            if (surplus := total - speed * (seconds[count] - seconds[0])) > best:
+            if (surplus := total - self._speed * (seconds[count] - seconds[0])) > best:
                 best, paying = surplus, count
         return paying
+
+    @property
+    def _speed(self) -> float:
+        """Tokens per second so far."""
+        return self._tokens / self._seconds
 
     def observe(self, round_: Round) -> None:
         self._learn_verdicts(round_)
