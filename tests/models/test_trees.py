@@ -26,7 +26,7 @@ from specctl.models.running.trees import TreeRunner, path_to, tree_obstacle
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (200,), generator=seeded(9)).tolist()
 OTHERS: dict[str, PreTrainedConfig] = {
-    "gpt2": GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3),
+    "gpt2": GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3),
     "phi3": Phi3Config(
         vocab_size=64,
         hidden_size=32,
@@ -144,6 +144,19 @@ def test_the_widest_tree_as_the_first_pass_of_all(engine: str) -> None:
     logits = runner.extend_tree(tokens, parents).logits
     for place in (0, 1, WIDEST - 1):
         close(logits[place], chain("llama", [tokens[other] for other in path_to(parents, place)])[-1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_wide_tree_at_the_end_of_the_context(engine: str, family: str) -> None:
+    """It takes more slots than there are positions."""
+    runner = ENGINES[engine](model_of(family))
+    text = [TOKENS[place % len(TOKENS)] for place in range(runner.context - 2)]
+    runner.extend(text, keep=0)
+    logits = runner.extend_tree(TOKENS[:WIDEST], [0] * (WIDEST - 1)).logits
+    close(logits[-1], chain(family, [*text, TOKENS[0], TOKENS[WIDEST - 1]])[-1])
+    runner.keep_path([0, WIDEST - 1])
+    assert runner.length == runner.context
 
 
 def test_a_class_of_trees_is_captured_once() -> None:

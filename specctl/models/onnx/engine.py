@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from specctl.errors import ModelError
 from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.masks import attends_to_everything
+from specctl.models.running.masks import WIDEST, attends_to_everything
 
 if TYPE_CHECKING:
     from specctl.models.onnx.passes import Passes
@@ -151,8 +151,8 @@ def _built(
     passes = opened(path)
     engine = "onnx" if quantize is None else f"onnx, {quantize}"
     seconds = perf_counter() - began if made else 0.0
-    why_chains = {} if not settings.trees else {"no_trees": tree_graph_obstacle(model)}
-    return OnnxRunner(passes, vocabulary, context, device, engine=engine, preparing_seconds=seconds, **why_chains)
+    no_trees = tree_graph_obstacle(model) if settings.trees else "its onnx graph was made for chains"
+    return OnnxRunner(passes, vocabulary, context, device, engine=engine, preparing_seconds=seconds, no_trees=no_trees)
 
 
 def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Path, trees: bool) -> None:
@@ -172,7 +172,8 @@ def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Pat
         graph = exported(model, trees=trees)
     except CannotExport as why:
         raise Unable(str(why)) from why
-    fuse(graph, lambda value: position_table(graph, value, context) if context <= LONGEST else None)
+    places = context + (WIDEST if trees else 0)  # a tree at the end of the context takes more of them than positions
+    fuse(graph, lambda value: position_table(graph, value, places) if context <= LONGEST else None)
     if quantize is not None:
         round_weights(graph, BITS[quantize])
     ir.save(graph, path, external_data="weights.bin")

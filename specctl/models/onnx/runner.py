@@ -38,7 +38,7 @@ class OnnxRunner:
         *,
         engine: str = "onnx",
         preparing_seconds: float = 0.0,
-        no_trees: str | None = "its onnx graph was made for chains",
+        no_trees: str | None,
     ) -> None:
         self.vocabulary = vocabulary
         self.context = context

@@ -100,6 +100,19 @@ def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPa
     same(*(each.extend_tree(TOKENS[20 : 20 + WIDEST], parents) for each in (runner, plain)))
 
 
+@pytest.mark.parametrize("family", ["llama", WIDE_HEADS])
+def test_a_wide_tree_at_the_end_of_the_context(family: str) -> None:
+    runner = sure_runner(model_of(family), VOCABULARY, trees=True)
+    plain = EagerRunner(plain_copy(family), VOCABULARY)
+    for each in (runner, plain):
+        each.extend(TOKENS[: each.context - 2], keep=0)
+    parents = [0] * (WIDEST - 1)
+    same(*(each.extend_tree(TOKENS[:WIDEST], parents) for each in (runner, plain)))
+    for each in (runner, plain):
+        each.keep_path([0, WIDEST - 1])
+    assert runner.length == runner.context
+
+
 def test_graphs_that_read_chains_say_why() -> None:
     assert tree_obstacle(sure_runner(model_of("llama"), VOCABULARY)) == "its onnx graph was made for chains"
     assert "sliding window" in str(tree_obstacle(sure_runner(model_of("mistral"), VOCABULARY, trees=True)))
