@@ -24,6 +24,7 @@ from specctl.commands.options import (
     TemperatureOption,
     ThreadsOption,
     TrustOption,
+    VerificationOption,
     sampling_flags,
 )
 from specctl.errors import UsageError
@@ -72,6 +73,7 @@ def generate(
         float | None,
         typer.Option(metavar="P", help="Keep tokens of at least this share of the top probability; 0 keeps all."),
     ] = None,
+    verification: VerificationOption = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="Seed of all random draws; every record has draws of its own."),
@@ -192,6 +194,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        verification=verification,
         seed=seed,
         stop=stop or None,
     )

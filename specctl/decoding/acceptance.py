@@ -5,16 +5,13 @@ never wait for a device. Below, p and q are the verifier's and the draft's proba
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from specctl.decoding.host import TINY, Floats
-
-Doubles = npt.NDArray[np.float64]
 
 
 class Kept(NamedTuple):
@@ -64,16 +61,18 @@ def by_block(target_of: Floats, draft_of: Floats, draft_probs: Floats, target_pr
         coins: ``(K,)``, uniform in [0, 1).
     """
     weights, chances = passing(target_of, draft_of, draft_probs, target_probs)
-    passed = np.flatnonzero(coins < chances)
-    accepted = int(passed[-1]) + 1 if passed.size else 0
-    at_least = 1 - np.cumprod(1 - chances[::-1])[::-1]  # (K,): that many tokens or more are kept
-    each = at_least / np.maximum(np.append(1.0, at_least[:-1]), TINY)
-    return Kept(accepted, float(weights[accepted]), each.tolist())
+    passed = (number for number, chance in enumerate(chances, start=1) if coins[number - 1] < chance)
+    accepted = max(passed, default=0)
+    # From the last: of each number of tokens the probability that fewer are kept.
+    fewer = list(accumulate(reversed(chances), lambda failed, chance: failed * (1 - chance), initial=1.0))[:0:-1]
+    at_least = [1.0, *(1 - failed for failed in fewer)]  # K + 1
+    each = [kept / before if before else 0.0 for before, kept in pairwise(at_least)]
+    return Kept(accepted, weights[accepted], each)
 
 
 def passing(
     target_of: Floats, draft_of: Floats, draft_probs: Floats, target_probs: Floats
-) -> tuple[Doubles, Doubles]:  # (K + 1,), (K,)
+) -> tuple[list[float], list[float]]:  # K + 1, K
     """Of block verification, the weights w_0 to w_K and the probabilities h_1 to h_K that a beginning passes.
 
     w_0 = 1 and w_i = min(w_{i-1} p_i / q_i, 1). The first i < K tokens pass with h_i = Z_i / (Z_i + 1 - w_i), Z_i the
@@ -84,13 +83,17 @@ def passing(
         draft_probs: ``(K, V)``, q at each draft token.
         target_probs: ``(K + 1, V)``, p at each draft token and after the last.
     """
-    ratios = target_of.astype(np.float64) / np.maximum(draft_of, TINY)
-    weights = np.array(list(accumulate(ratios.tolist(), lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0)))
-    inner = weights[1:-1]  # (K - 1,)
-    above = np.maximum(inner.astype(np.float32)[:, None] * target_probs[1:-1] - draft_probs[1:], 0)  # (K - 1, V)
-    surplus = above.sum(-1, dtype=np.float64)
-    # Where w_i = 1 and p = q it is 0 / 0; a longer beginning then passes for certain, so any value will do.
-    return weights, np.append(surplus / np.maximum(surplus + (1 - inner), TINY), weights[-1])
+    ratios = (target_of.astype(np.float64) / np.maximum(draft_of, TINY)).tolist()
+    weights = list(accumulate(ratios, lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0))
+    chances = weights[1:]
+    for place, weight in enumerate(chances[:-1], start=1):
+        # At 1 it passes: also where p = q and Z / Z has no value, for then a longer beginning passes for certain.
+        if 0 < weight < 1:
+            above = target_probs[place] * np.float32(weight)  # (V,)
+            above -= draft_probs[place]
+            surplus = float(np.maximum(above, 0, out=above).sum())
+            chances[place - 1] = surplus / (surplus + (1 - weight))
+    return weights, chances
 
 
 def by_token_on_device(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tensor) -> KeptOnDevice:
@@ -113,8 +116,9 @@ def by_block_on_device(
     weights = (walk - walk.cummax(0).values).exp()
     inner = weights[1:-1]  # (K - 1,)
     above = (inner.float()[:, None] * target_probs[1:-1] - draft_probs[1:]).clamp_min(0)  # (K - 1, V)
-    surplus = above.sum(-1, dtype=torch.float64)
-    chances = torch.cat([surplus / (surplus + (1 - inner)).clamp_min(TINY), weights[-1:]])  # (K,)
+    surplus = above.sum(-1)
+    chances = torch.where(inner < 1, surplus / (surplus + (1 - inner)).clamp_min(TINY), 1.0)
+    chances = torch.cat([chances, weights[-1:]])  # (K,)
     numbers = torch.arange(1, len(coins) + 1, device=coins.device)
     accepted = ((coins < chances) * numbers).amax(0, keepdim=True)
     at_least = 1 - (1 - chances).flip(0).cumprod(0).flip(0)  # (K,)

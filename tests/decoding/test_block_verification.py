@@ -16,7 +16,7 @@ from toys import TableRunner, seeded
 
 from specctl.decoding import round as one_round
 from specctl.decoding import verification
-from specctl.decoding.acceptance import Doubles, Kept, by_block, by_block_on_device, by_token, passing
+from specctl.decoding.acceptance import Kept, by_block, by_block_on_device, by_token, passing
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.host import Floats
@@ -176,8 +176,8 @@ def breaks_at_the_first_failure(
 ) -> Kept:
     """Unlawful on purpose: no beginning is looked at behind one that did not pass."""
     weights, chances = passing(target_of, draft_of, draft, target)
-    accepted = int((coins < chances).cumprod().sum())
-    return Kept(accepted, float(weights[accepted]), chances.tolist())
+    accepted = int((coins < np.array(chances)).cumprod().sum())
+    return Kept(accepted, weights[accepted], chances)
 
 
 def forgets_the_weight(target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats) -> Kept:
@@ -188,7 +188,7 @@ def forgets_the_weight(target_of: Floats, draft_of: Floats, draft: Floats, targe
 def corrects_as_a_block(target_of: Floats, draft_of: Floats, draft: Floats, target: Floats, coins: Floats) -> Kept:
     """Unlawful on purpose: tokens are kept one by one, and the correction is that of a block."""
     kept, (weights, _) = by_token(target_of, draft_of, coins), passing(target_of, draft_of, draft, target)
-    return kept._replace(weight=float(weights[kept.accepted]))
+    return kept._replace(weight=weights[kept.accepted])
 
 
 @pytest.mark.parametrize("wrong", [breaks_at_the_first_failure, forgets_the_weight, corrects_as_a_block])
@@ -257,11 +257,11 @@ def arrays(tokens: torch.Tensor, draft: torch.Tensor, target: torch.Tensor) -> t
 def test_wild_ratios_leave_a_law(block: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     """The step of the proof at every place: sum min(w p, q) + (1 - sum min(w p, q)) h = w."""
     numbers = arrays(*block)
-    weights, chances = passing(*numbers)
+    weights, chances = map(np.array, passing(*numbers))
     for found in (weights, chances):
         assert ((found >= 0) & (found <= 1)).all()
     *_, draft, target = (part.astype(np.float64) for part in numbers)
-    further: Doubles = np.minimum(weights[1:-1, None] * target[1:-1], draft[1:]).sum(-1)  # (K - 1,)
+    further = np.minimum(weights[1:-1, None] * target[1:-1], draft[1:]).sum(-1)  # (K - 1,)
     assert further + (1 - further) * chances[:-1] == pytest.approx(weights[1:-1], abs=1e-6)
     for form in (verify, verify_on_device):
         verdict = form(*block, seeded(3), "block")
