@@ -149,7 +149,7 @@ class SamplingTable(Table):
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    verification: Verification = "token"
+    verification: Verification = "block"
     """Whether sampled draft tokens are verified one by one or as a block; greedy decoding is the same with both."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     seed: Annotated[int, Field(ge=0)] = 0

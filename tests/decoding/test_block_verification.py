@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -21,9 +22,13 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.host import Floats
 from specctl.decoding.sampling import Sampling, draw
+from specctl.decoding.session import Session, build_drafter
 from specctl.decoding.verification import Verdict, verify, verify_on_device
+from specctl.models.loading.pair import load_pair
+from specctl.policies import Setting
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
+from specctl.profile import resolve
 from specctl.profile.schema import Verification
 
 BLOCK = replace(PLAIN, verification="block")
@@ -312,3 +317,43 @@ def test_chances_are_those_of_keeping_one_more(rule: Verification, seed: int) ->
         assert len(verdict.chances) == min(verdict.accepted + 1, len(tensors[0]))
         for place, chance in enumerate(verdict.chances):
             assert chance == pytest.approx(at_least[place + 1] / at_least[place], abs=1e-6)
+
+
+# On the embedded pair.
+
+OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog was sad because", "One sunny day, Lily")
+
+
+@pytest.mark.slow
+def test_more_of_the_same_drafts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of ten draft tokens, each judged by both rules; and the same seeds answered under either."""
+    profile = resolve("embedded", overrides=["engine=eager", "sampling.temperature=0.7"]).profile
+    pair = load_pair(profile)
+    expected: list[tuple[float, float]] = []  # accepted tokens of a draft by single tokens and as a block, on average
+
+    def by_both(*numbers: Floats) -> Kept:
+        target_of, draft_of, *_, coins = numbers
+        kept = by_block(*numbers)
+        found = (float(np.cumprod(one.chances).sum()) for one in (by_token(target_of, draft_of, coins), kept))
+        expected.append(tuple(found))  # type: ignore[arg-type]
+        return kept
+
+    monkeypatch.setattr(verification, "by_block", by_both)
+    session = Session(pair, build_drafter(pair, Setting.of({"name": "constant", "draft_length": 10})))
+    accepted = {"token": 0.0, "block": 0.0}
+    for rule in accepted:
+        rounds = [
+            round_
+            for seed, opening in product(range(3), OPENINGS)
+            for round_ in session.generate(
+                pair.tokenizer.encode(opening),
+                profile.sampling.model_copy(update={"seed": seed, "max_new_tokens": 64, "verification": rule}),
+            ).rounds
+        ]
+        accepted[rule] = sum(round_.accepted for round_ in rounds) / len(rounds)
+
+    by_one, by_many = np.array(expected).T
+    gains = by_many - by_one
+    error = gains.std() / len(gains) ** 0.5
+    assert gains.mean() > max(0.1, 3 * error)
+    assert accepted["block"] > accepted["token"]
