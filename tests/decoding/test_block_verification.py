@@ -321,7 +321,7 @@ def test_chances_are_those_of_keeping_one_more(rule: Verification, seed: int) ->
 
 # On the embedded pair.
 
-OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog was sad because", "One sunny day, Lily")
+OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog was sad because", "One day, Lily")
 
 
 @pytest.mark.slow
