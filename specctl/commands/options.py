@@ -171,6 +171,17 @@ TemperatureOption = Annotated[
     typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
 ]
 
+TopKOption = Annotated[int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")]
+
+TopPOption = Annotated[
+    float | None, typer.Option(metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all.")
+]
+
+MinPOption = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Keep tokens of at least this share of the top probability; 0 keeps all."),
+]
+
 VerificationOption = Annotated[
     Literal["token", "block"] | None,
     typer.Option(

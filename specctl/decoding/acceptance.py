@@ -61,11 +61,11 @@ def by_block(target_of: Floats, draft_of: Floats, draft_probs: Floats, target_pr
         coins: ``(K,)``, uniform in [0, 1).
     """
     weights, chances = passing(target_of, draft_of, draft_probs, target_probs)
-    passed = (number for number, chance in enumerate(chances, start=1) if coins[number - 1] < chance)
-    accepted = max(passed, default=0)
-    # From the last: of each number of tokens the probability that fewer are kept.
-    fewer = list(accumulate(reversed(chances), lambda failed, chance: failed * (1 - chance), initial=1.0))[:0:-1]
-    at_least = [1.0, *(1 - failed for failed in fewer)]  # K + 1
+    tossed = enumerate(zip(coins.tolist(), chances, strict=True), start=1)
+    accepted = max((number for number, (coin, chance) in tossed if coin < chance), default=0)
+    # Fewer than i tokens are kept if neither these i nor a longer beginning passes: a product from the end.
+    fewer = [*accumulate(reversed(chances), lambda failed, chance: failed * (1 - chance), initial=1.0)][:0:-1]
+    at_least = [1.0, *(1 - failed for failed in fewer)]  # of 0 to K tokens
     each = [kept / before if before else 0.0 for before, kept in pairwise(at_least)]
     return Kept(accepted, weights[accepted], each)
 
