@@ -206,31 +206,24 @@ def test_a_wrong_rule_is_caught(wrong: Rule, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("shared", [False, True])
 def test_one_coin_for_two_tokens_is_caught(shared: bool) -> None:
     """Coins of 21 values decide as uniform ones would, for all that they are compared with is a multiple of 1/21."""
-    draft = torch.tensor([[1 / 2, 1 / 2], [1 / 8, 7 / 8]])
-    target = torch.tensor([[1 / 4, 3 / 4], [3 / 4, 1 / 4], [1 / 2, 1 / 2]])
-    again = torch.tensor([[1 / 2, 1 / 2], [1 / 2, 1 / 2]])  # q and p at the second place behind the other first token
+    first_draft, first_target = [1 / 2, 1 / 2], [1 / 4, 3 / 4]
+    next_draft, next_target = [[1 / 8, 7 / 8], [1 / 2, 1 / 2]], [[3 / 4, 1 / 4], [1 / 2, 1 / 2]]  # by the first token
+
+    def drawn(weights: Sequence[float]) -> int:
+        return int(verification.draw(torch.tensor(weights), None))
 
     def coin() -> int:
-        return round((int(verification.draw(torch.ones(21), None)) + 0.5) / 21 * COINS)
+        return round((drawn([1.0] * 21) + 0.5) / 21 * COINS)
 
     def play() -> tuple[int, ...]:
-        first = int(verification.draw(draft[0], None))
-        rows = (
-            (draft, target)
-            if not first
-            else (
-                torch.stack([draft[0], again[0]]),
-                torch.stack([target[0], again[1], target[2]]),
-            )
-        )
-        tokens = torch.tensor([first, int(verification.draw(rows[0][1], None))])
-        coins = [coin()] * 2 if shared else [coin(), coin()]
-        with tossing(coins):
-            verdict = verify(tokens, *rows, None, "block")
-        text = (*tokens[: verdict.accepted].tolist(), verdict.extra)
-        if len(text) == 1:  # nothing was kept: what follows is the target's own
-            text = (*text, int(verification.draw(again[1] if text[0] else target[1], None)))
-        return text[:2]
+        first = drawn(first_draft)
+        draft = torch.tensor([first_draft, next_draft[first]])
+        target = torch.tensor([first_target, next_target[first], [1 / 2, 1 / 2]])
+        tokens = [first, drawn(next_draft[first])]
+        with tossing([coin()] * 2 if shared else [coin(), coin()]):
+            verdict = verify(torch.tensor(tokens), draft, target, None, "block")
+        text = (*tokens[: verdict.accepted], verdict.extra)
+        return text[:2] if len(text) > 1 else (*text, drawn(next_target[text[0]]))  # then the target writes alone
 
     found = law_of(walk(play))
     wanted = {(0, 0): 3 / 16, (0, 1): 1 / 16, (1, 0): 3 / 8, (1, 1): 3 / 8}
