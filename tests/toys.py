@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 from itertools import accumulate, count, cycle, pairwise
 from math import exp
@@ -101,7 +100,7 @@ class TableRunner:
             self.extended.pop()
             del self.tokens[start:]
         self.tokens.append(tokens[0])
-        return joined([replace(row, states=cut_states(row.states, slice(-1, None))) for row in rows])
+        return joined([Forward(row.logits, states=cut_states(row.states, slice(-1, None))) for row in rows])
 
     def keep_path(self, path: Sequence[int]) -> None:
         self.tokens += [self.tree[place] for place in path[1:]]

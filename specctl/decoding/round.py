@@ -81,15 +81,16 @@ def verified_round(
     count, start = len(draft.tokens), verifier.length
     if tree is None:
         forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
+        verdict, probs = judge(draft, forward, sampling, generator)
     else:
         forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
-    verdict, probs = judge(draft, forward.logits[: count + 1], sampling, generator)
+        verdict, probs = judge(draft, forward.part(slice(count + 1)), sampling, generator)
     ended = 0 < count == verdict.accepted and draft.tokens[-1] in eos
     extra, kind, leaf = verdict.extra, verdict.kind, None
     place = None if tree is None or extra in eos else tree.leaf(verdict.accepted, extra)
     if place is not None:
         # The pass has read the verifier's token too, so the token after it is known.
-        further, _ = judge(NOTHING, forward.logits[place : place + 1], sampling, generator)
+        further, _ = judge(NOTHING, forward.part(slice(place, place + 1)), sampling, generator)
         extra, kind, leaf = further.extra, further.kind, extra
     if read is not None:
         kept = draft.tokens[: verdict.accepted]
@@ -126,13 +127,13 @@ def verified_round(
 
 
 def judge(
-    draft: Draft, logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None
+    draft: Draft, forward: Forward, sampling: Sampling, generator: torch.Generator | None
 ) -> tuple[Verdict, torch.Tensor | None]:
     """The verdict on K draft tokens, and the verifier's distributions ``(K + 1, V)`` behind it; None when greedy.
 
     Args:
         draft: the K tokens with their distributions.
-        logits: ``(K + 1, V)``, the verifier's.
+        forward: the verifier's, with logits ``(K + 1, V)``.
         sampling: how tokens are drawn.
         generator: of the logits' device.
 
@@ -140,10 +141,10 @@ def judge(
         RecordError: the logits hold NaN.
     """
     if sampling.greedy:
-        choices, values = best_of(logits)
+        choices, values = best_of(forward)
         require_numbers(*values)
         return verify_greedy(draft.tokens, choices), None
-    probs = sampling.probs(logits)  # (K + 1, V)
-    tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
-    draft_probs = probs[:0] if draft.probs is None else draft.probs.to(logits.device)
-    return verify(tokens, draft_probs, probs, generator), probs
+    probs = sampling.probs(forward.logits)  # (K + 1, V)
+    tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=probs.device)
+    draft_probs = probs[:0] if draft.probs is None else draft.probs.to(probs.device)
+    return verify(tokens, draft_probs, probs, generator, sampling.verification), probs

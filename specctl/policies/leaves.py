@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from specctl.errors import UsageError
-from specctl.policies.online import OnlineLogistic, RunningLine, WidthTimes, log_odds
+from specctl.policies.logistic import OnlineLogistic, log_odds
+from specctl.policies.online import RunningLine, WidthTimes
 from specctl.records import Round
 
 Leaves = int | Literal["confidence", "cost"]
@@ -100,8 +101,8 @@ class CostLeaves:
     """
 
     most: int = COST_MOST
-    _rejected: OnlineLogistic = field(default_factory=lambda: OnlineLogistic(list(REJECTED), VARIANCES, DRIFT))
-    _met: OnlineLogistic = field(default_factory=lambda: OnlineLogistic(list(MET), VARIANCES, DRIFT))
+    _rejected: OnlineLogistic = field(default_factory=lambda: OnlineLogistic(REJECTED, VARIANCES, DRIFT))
+    _met: OnlineLogistic = field(default_factory=lambda: OnlineLogistic(MET, VARIANCES, DRIFT))
     _times: WidthTimes = field(default_factory=lambda: WidthTimes(RunningLine(TIME_MEMORY, tolerance=JUMP)))
     _tokens: float = 0.0
     _seconds: float = 0.0
@@ -128,9 +129,9 @@ class CostLeaves:
         found = []
         reached = 1.0
         for number, place in enumerate(places):
-            rejected = self._rejected.predict((1.0, log_odds(place.prob)))
+            rejected = self._rejected.predict(log_odds(place.prob))
             if (chance := reached * rejected) > least:
-                found += [(chance * self._met.predict((1.0, log_odds(share))), number) for share in _shares(place)]
+                found += [(chance * self._met.predict(log_odds(share)), number) for share in _shares(place)]
             reached *= 1 - rejected
         return found
 
@@ -163,12 +164,12 @@ class CostLeaves:
     def _learn_verdicts(self, round_: Round) -> None:
         places, self._places = self._places[: round_.accepted + 1], ()
         for place, rejected in zip(places, _rejections(round_), strict=False):
-            self._rejected.learn((1.0, log_odds(place.prob)), rejected)
+            self._rejected.learn(rejected, log_odds(place.prob))
         own = round_.extra if round_.leaf is None else round_.leaf
         if round_.accepted < len(places):
             place = places[round_.accepted]
             for (token, _), share in zip(place.others, _shares(place), strict=False):
-                self._met.learn((1.0, log_odds(share)), float(token == own))
+                self._met.learn(float(token == own), log_odds(share))
 
 
 def parse_leaves(text: str) -> Leaves:

@@ -41,7 +41,7 @@ from specctl.decoding.session import Stage, build_drafter, compose
 from specctl.models.loading.pair import Pair
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import EagerRunner, Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.policies import POLICIES, Setting
@@ -94,6 +94,12 @@ def test_filtered_output_has_the_law_of_the_target(policy: str) -> None:
     assert wrong_by(lambda: drafter(policy, 2), FILTERED) < EXACT
 
 
+@pytest.mark.parametrize("policy", ["constant", "svip"])
+def test_leaves_go_with_block_verification(policy: str) -> None:
+    """Whatever the verdict on the chain, its own token follows the target's law, and so does the token after it."""
+    assert wrong_by(lambda: drafter(policy, 2), replace(PLAIN, verification="block")) < EXACT
+
+
 def test_output_of_a_hierarchy_has_the_law_of_the_target() -> None:
     def middle() -> Drafter:
         below = ModelDrafter(TableRunner(DRAFT), Constant(1))
@@ -141,8 +147,8 @@ def test_drawn_siblings_in_another_order_than_drawn_are_caught() -> None:
 def test_a_token_after_a_leaf_from_raw_logits_is_caught() -> None:
     judge = one_round.judge
 
-    def raw(draft: Draft, logits: torch.Tensor, sampling: Sampling, generator: Any) -> Any:
-        return judge(draft, logits, PLAIN if draft is NOTHING else sampling, generator)
+    def raw(draft: Draft, forward: Forward, sampling: Sampling, generator: Any) -> Any:
+        return judge(draft, forward, PLAIN if draft is NOTHING else sampling, generator)
 
     with patch.object(one_round, "judge", raw):
         assert wrong_by(lambda: drafter("constant", 2), FILTERED) > BIASED

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import torch
@@ -84,12 +86,22 @@ class _Bound:
     results: "Results"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
-    """What a pass gave: logits ``(R, V)`` and the states ``(T, D)`` that were asked for, by layer."""
+    """What a pass gave: logits ``(R, V)`` and the states ``(T, D)`` that were asked for, by layer.
+
+    Attributes:
+        shared: whether the next pass overwrites them.
+    """
 
     logits: torch.Tensor
     states: dict[int, torch.Tensor]
+    shared: bool
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.float32]:
+        """The logits of a float32 graph on the host, as numpy's."""
+        return self.logits.numpy()
 
 
 class Passes:
@@ -102,6 +114,7 @@ class Passes:
 
     Attributes:
         layers: how many decoder layers have states.
+        gives_rows: whether results have logits as numpy's.
         trees: whether the graph reads trees.
     """
 
@@ -115,6 +128,7 @@ class Passes:
         self.layers = sum(name.startswith("state.") for name in outputs) - 1
         self._width = int(outputs["state.last"].shape[2])
         self._dtype = NUMBERS[outputs["logits"].type]
+        self.gives_rows = self._on_host and self._dtype == torch.float32
         self._placed = "positions" in inputs
         self.trees = "bias" in inputs
         self._nothing = torch.zeros(0, dtype=self._dtype, device=device)  # the bias of a chain
@@ -159,7 +173,6 @@ class Passes:
         keep: int,
         layers: Sequence[int] = (),
         *,
-        passing: bool = False,
         seen: torch.Tensor | None = None,
     ) -> Results:
         """One pass over tokens that come after so many cached ones.
@@ -167,9 +180,8 @@ class Passes:
         Args:
             tokens: T ids; there is room for them.
             after: how many of the cached tokens they follow; later ones are overwritten.
-            keep: R, logits of the last so many.
+            keep: logits of the last so many; R is at least 1.
             layers: whose states are wanted.
-            passing: whether the results are read before the next pass, which overwrites them.
             seen: of a tree, which of its tokens each of them sees ``(T, T)`` bool on the CPU; None for a chain.
         """
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
@@ -189,12 +201,7 @@ class Passes:
                     numbers.send()
             torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(bound.binding)
-        logits, states = bound.results.logits, bound.results.states
-        if passing:
-            return bound.results
-        if width > KEPT:  # nothing is bound to them any more
-            return Results(logits[:keep], states)
-        return Results(logits[:keep].clone(), {layer: rows_of.clone() for layer, rows_of in states.items()})
+        return bound.results
 
     @torch.inference_mode(False)  # what is filled anew in each pass must not be an inference tensor
     def _bind(self, kind: _Kind) -> _Bound:
@@ -233,7 +240,8 @@ class Passes:
             return self._shared[name, size][:rows]
 
         logits = memory("logits", kind.rows, self._vocabulary)
-        return Results(logits, {layer: memory(state_name(layer), kind.width, self._width) for layer in kind.layers})
+        states = {layer: memory(state_name(layer), kind.width, self._width) for layer in kind.layers}
+        return Results(logits, states, shared=kind.width <= KEPT)
 
     @torch.inference_mode(False)
     def _bias(self, width: int, after: int, seen: torch.Tensor | None) -> torch.Tensor:

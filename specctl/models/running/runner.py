@@ -1,37 +1,23 @@
 """One causal language model and its KV cache, for one sequence."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
 
 from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
+from specctl.models.running.forward import Forward as Forward
+from specctl.models.running.forward import joined as joined
 from specctl.models.running.masks import MaskMaker, attends_to_everything, mask_obstacle, seen_in_tree
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
 from specctl.models.running.token_reader import TokenReader
-from specctl.models.running.watching import LayerWatch, States, joined_states
+from specctl.models.running.watching import LayerWatch, States
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
 through a pass of their own, after which the state is saved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """The outputs of one forward pass.
-
-    Attributes:
-        logits: ``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary.
-        hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
-        states: of all tokens of the pass, for the layers that are watched; None if none is.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor | None = None
-    states: States | None = None
 
 
 class Runner(Protocol):
@@ -273,13 +259,3 @@ class EagerRunner:
         if self._trims_from is not None and self.length >= self._trims_from:
             self._floor = kept
         self.length = kept
-
-
-def joined(parts: Sequence[Forward]) -> Forward:
-    """The rows of several passes as one."""
-    hidden = [part.hidden for part in parts if part.hidden is not None]
-    return Forward(
-        torch.cat([part.logits for part in parts]),
-        torch.cat(hidden) if hidden else None,
-        joined_states([part.states for part in parts]),
-    )

@@ -5,7 +5,7 @@ so the target's distribution at a position is the same in target-only decoding a
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -157,7 +157,7 @@ class RuledRunner:
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self._text += tokens
         found = self.runner.extend(tokens, keep, hidden=hidden)
-        return replace(found, logits=self._rules.apply(found.logits, self._text))
+        return Forward(self._rules.apply(found.logits, self._text), found.hidden, found.states)
 
     @property
     def no_trees(self) -> str | None:
@@ -171,7 +171,7 @@ class RuledRunner:
         ]
         self._text.append(tokens[0])
         self._tree = tokens
-        return replace(found, logits=torch.cat(rows))
+        return Forward(torch.cat(rows), states=found.states)
 
     def keep_path(self, path: Sequence[int]) -> None:
         tree_runner(self.runner).keep_path(path)
