@@ -167,6 +167,8 @@ class ModelDrafter:
         longest = None if self._states is None else self._states.longest
         steps, stop = draft_phase(self.policy, budget, self._eos, draw, longest)
         laws = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
+        if laws is not None and self._sampling.greedy:
+            laws = laws.softmax(-1)
         return Draft(
             [step.token for step in steps],
             None if self._sampling.greedy else laws,

@@ -7,10 +7,13 @@ leaf, the pass has the verifier's distribution after it as well, so that one mor
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
+import numpy as np
 import torch
 
 from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.host import array, on_host
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.masks import WIDEST
 from specctl.models.running.watching import States
@@ -71,15 +74,25 @@ def likeliest_others(laws: torch.Tensor, tokens: Sequence[int], most: int) -> li
         tokens: the K drafted ids.
         most: how many others at most.
     """
-    drafted = torch.tensor(tokens, device=laws.device)[:, None]  # (K, 1)
-    others = laws.scatter(1, drafted, 0).topk(min(most, laws.shape[1] - 1))  # (K, M)
-    # float64 holds ids and probabilities alike
-    rows = torch.cat([laws.gather(1, drafted).double(), others.values.double(), others.indices.double()], 1).tolist()
-    count = others.values.shape[1]
-    return [
-        Place(prob, [(int(token), other) for other, token in zip(row[:count], row[count:], strict=True) if other > 0])
-        for prob, *row in rows
-    ]
+    best = laws.topk(min(most + 1, laws.shape[1]))  # (K, M), with the drafted one or without
+    if on_host(laws):  # where each of torch's operations takes longer than numpy's
+        probs = array(laws)[np.arange(len(tokens)), tokens].tolist()
+        values, ids = best.values.tolist(), best.indices.tolist()
+    else:
+        drafted = torch.tensor(tokens, device=laws.device)[:, None]  # (K, 1)
+        # float64 holds ids and probabilities alike
+        together = torch.cat([laws.gather(1, drafted).double(), best.values.double(), best.indices.double()], 1)
+        count = best.values.shape[1]
+        rows = together.tolist()
+        probs = [row[0] for row in rows]
+        values, ids = [row[1 : 1 + count] for row in rows], [list(map(int, row[1 + count :])) for row in rows]
+    places = []
+    for drafted_id, prob, others, tokens_of in zip(tokens, probs, values, ids, strict=True):
+        pairs = (
+            (token, other) for token, other in zip(tokens_of, others, strict=True) if token != drafted_id and other
+        )
+        places.append(Place(prob, list(islice(pairs, most))))
+    return places
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Reader:
         wanted: which of `DISTRIBUTION_SIGNALS` to compute.
         predictor: predicts acceptance, on the model's device; None for no prediction.
         foresees: whether to read the draft head's own prediction for the next token.
-        laws: whether the distribution is wanted in greedy decoding too.
+        laws: whether the logits are wanted in greedy decoding.
     """
 
     sampling: Sampling
@@ -121,7 +121,7 @@ class Reader:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One token with its signals, and the distribution ``(V,)`` that it was drawn from.
 
-        When greedy that is None, or the softmax at temperature 1 where `laws` are wanted.
+        When greedy that is None, or the logits in float32 where `laws` are wanted.
 
         Args:
             logits: ``(V,)``.
@@ -142,7 +142,7 @@ class Reader:
         if self.foresees and foresee is not None:
             numbers.append(foresee(token))
         if self.laws and probs is None:
-            probs = logits.float().softmax(-1)
+            probs = logits.float()
         return torch.stack([number.double() for number in numbers]), probs
 
     def read_row(
@@ -167,5 +167,5 @@ class Reader:
         if self.foresees and foresee is not None:
             numbers.append(foresee(torch.tensor(token)).item())
         if self.laws and probs is None:
-            probs = torch.from_numpy(row).softmax(-1)
+            probs = torch.from_numpy(row)
         return numbers, probs

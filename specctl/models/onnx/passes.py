@@ -131,7 +131,8 @@ class Passes:
         self.gives_rows = self._on_host and self._dtype == torch.float32
         self._placed = "positions" in inputs
         self.trees = "bias" in inputs
-        self._nothing = torch.zeros(0, dtype=self._dtype, device=device)  # the bias of a chain
+        assert self.gives_rows or not self.trees, "trees are read in float32 on a CPU"
+        self._nothing = torch.zeros(0)  # the bias of a chain
         self._caches = [(name, given.shape) for name, given in inputs.items() if name.startswith("past.")]
         self.capacity = capacity
         self._buffers = self._allocated()
@@ -248,11 +249,11 @@ class Passes:
         """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see."""
         shape = 1, 1, width, after + width
         if seen is not None:
-            bias = torch.zeros(shape, dtype=self._dtype)
-            bias[0, 0, :, after:].masked_fill_(~seen, torch.finfo(self._dtype).min)
-            return bias.to(self._device)
+            bias = np.zeros(shape, dtype=np.float32)
+            bias[0, 0, :, after:] = np.where(seen.numpy(), np.float32(0), np.finfo(np.float32).min)
+            return torch.from_numpy(bias)
         if self._nothing.numel() < width * (after + width):
-            self._nothing = torch.zeros(2 * width * (after + width), dtype=self._dtype, device=self._device)
+            self._nothing = torch.zeros(2 * width * (after + width))
         return self._nothing[: width * (after + width)].view(shape)
 
     def _bind_input(self, binding: onnxruntime.IOBinding, name: str, tensor: torch.Tensor) -> None:
