@@ -29,7 +29,8 @@ from toys import (
 )
 from transformers import GenerationConfig
 
-from specctl.decoding import leaves, reading
+from specctl.decoding import leaves as leaf_drafts
+from specctl.decoding import reading
 from specctl.decoding import round as one_round
 from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -273,7 +274,7 @@ def test_leaves_are_the_likeliest_others_in_falling_order() -> None:
     assert first.others[1][1] == pytest.approx(0.2)
     assert second.others == [(3, pytest.approx(0.3))]
     assert third.others == []
-    with patch.object(leaves, "on_host", lambda _: False):  # as on another device
+    with patch.object(leaf_drafts, "on_host", lambda _: False):  # as on another device
         assert likeliest_others(laws, [0, 2, 1], 2) == [first, second, third]
 
 
