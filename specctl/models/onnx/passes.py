@@ -165,7 +165,7 @@ class Passes:
 
     def keep_path(self, start: int, path: Sequence[int]) -> None:
         """As `gather_path` does, with the buffers."""
-        gather_path(self._buffers.values(), start, path)
+        gather_path([buffer.numpy() for buffer in self._buffers.values()], start, path)
 
     def run(
         self,
