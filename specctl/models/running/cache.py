@@ -4,8 +4,6 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
@@ -17,7 +15,6 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-Floats = npt.NDArray[np.float32]
 SPARE = 256
 CANNOT_GO_BACK = {
     "cpmant": "it numbers positions from the whole text in every pass",
@@ -196,11 +193,11 @@ class FixedLayer(CacheLayerMixin):
         return self._capacity
 
 
-def gather_path(buffers: Iterable[torch.Tensor | Floats], start: int, path: Sequence[int]) -> None:
+def gather_path(buffers: Iterable[Any], start: int, path: Sequence[int]) -> None:
     """Bring some tokens of a tree together where it begins, in the order of a path.
 
     Args:
-        buffers: ``(1, heads, capacity, head_dim)``; those of numpy take a tenth of torch's time.
+        buffers: ``(1, heads, capacity, head_dim)``, tensors or arrays of numpy, which take a tenth of the time.
         start: the slot of the tree's first token.
         path: places in the tree, rising; so no slot is written before it has been read.
     """
