@@ -7,6 +7,7 @@ from typing import Any
 from specctl.errors import ProfileError
 from specctl.nesting import too_deep
 from specctl.profile.layers import Layer
+from specctl.profile.schema import LOOKUP, LOOKUP_POLICY
 from specctl.profile.wording import Key, dotted
 
 ENVIRONMENT_PREFIX = "SPECCTL_"
@@ -68,8 +69,9 @@ def pair_name(flags: Mapping[str, Any]) -> str | None:
 
 def pair_layer(flags: Mapping[str, Any]) -> Layer:
     """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
-    drafts = flags.get("draft.model") is not None
-    return Layer({"draft": {"policy": {"name": PAIR_POLICY}}} if drafts else {}, lambda _: "default")
+    draft = flags.get("draft.model")
+    policy = LOOKUP_POLICY if draft == LOOKUP else {"name": PAIR_POLICY}
+    return Layer({} if draft is None else {"draft": {"policy": policy}}, lambda _: "default")
 
 
 def flag_layer(flags: Mapping[str, Any]) -> Layer:
