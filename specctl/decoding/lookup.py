@@ -83,14 +83,14 @@ class LookupDrafter:
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         self._index(sequence)
-        match = self.runner.index.match
+        text, match = self.runner.index.tokens, self.runner.index.match
         self._matched = 0 if match is None else match.length
         copied: list[int] = []
 
         def copy(index: int) -> DraftStep:
             assert match is not None
-            behind = match.end + len(copied) - len(sequence)  # at least 0 where the text ends and the draft goes on
-            token = copied[behind] if behind >= 0 else sequence[behind]
+            behind = match.end + len(copied) - len(text)  # from 0 on the text has ended, and the draft goes on
+            token = copied[behind] if behind >= 0 else text[behind]
             copied.append(token)
             following = self._rates.rate(self._matched + index) if self._foresees else None
             return DraftStep(index, token, next_accept_prob=following)
