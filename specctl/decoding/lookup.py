@@ -41,9 +41,9 @@ class MatchRates:
 class LookupDrafter:
     """Copies what followed the latest occurrence of the text's end, until its stopping policy ends the block.
 
-    The longest match counts (`SuffixIndex`), and where what followed it reaches the text's end, copying goes on with the
-    draft's own tokens, so that a repeated phrase is repeated further. Where the last token is new to the text, the round
-    drafts nothing. Only tokens of the sequence are indexed, never drafted ones.
+    The longest match counts (`SuffixIndex`). Where what followed it reaches the text's end, copying goes on with the
+    draft's own tokens, so that a repeated phrase is repeated further. Where the last token is new to the text, the
+    round drafts nothing. Only tokens of the sequence are indexed, never drafted ones.
 
     Every token is certain given the text, so its distribution is one-hot: a verifier keeps token x with its own
     probability p(x), and draws from the rest of p after a rejection. Nothing is learned from one sequence to the next.

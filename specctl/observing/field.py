@@ -180,6 +180,6 @@ def model_keys(table: DraftTable) -> list[ModelKey]:
     """
     keys: list[ModelKey] = []
     for level in table.levels:
-        described = level.model_dump_json(include=set(ModelTable.model_fields))
+        described = level.model if level.is_lookup else level.model_dump_json(include=set(ModelTable.model_fields))
         keys.append((described, sum(described == other for other, _ in keys)))
     return keys

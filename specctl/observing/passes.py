@@ -34,7 +34,13 @@ class PassMeter:
         # A single draft never verifies, so it only runs passes of one token; neither does a draft head or a lookup.
         several = pair.drafts if len(pair.drafts) > 1 else ()
         self._drafts = [
-            (runner, {width: list[float]() for width in ([1] if isinstance(runner, StateReader | LookupRunner) else self._widths)})
+            (
+                runner,
+                {
+                    width: list[float]()
+                    for width in ([1] if isinstance(runner, StateReader | LookupRunner) else self._widths)
+                },
+            )
             for runner in several
         ]
 

@@ -48,7 +48,8 @@ class Trial:
         difference: between the target after a rollback and a fresh read, as a share of the logits' standard deviation.
         alone_per_second, drafted_per_second: tokens a second without and with drafts, the prompt's time included.
         acceptance_rate: accepted of drafted tokens.
-        passes: of every model but draft heads and lookups, with the engine that runs it and, where that is another, eagerly.
+        passes: of every model but draft heads and lookups, with the engine that runs it and, where that is another,
+            eagerly.
     """
 
     tokens: int

@@ -33,9 +33,7 @@ def test_the_match_is_the_one_that_a_search_finds(text: list[int], longest: int)
 
 
 @given(TEXTS, st.lists(st.tuples(st.integers(0, 40), TEXTS), max_size=5), LONGEST)
-def test_what_was_taken_back_leaves_no_trace(
-    text: list[int], edits: list[tuple[int, list[int]]], longest: int
-) -> None:
+def test_what_was_taken_back_leaves_no_trace(text: list[int], edits: list[tuple[int, list[int]]], longest: int) -> None:
     index = SuffixIndex(longest)
     index.append(text)
     for length, added in edits:
