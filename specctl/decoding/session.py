@@ -20,6 +20,7 @@ from specctl.models.running.foresight import foresight_of
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
+from specctl.profile.lookup import require_offered
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
@@ -56,6 +57,9 @@ def build_drafter(
                 "a draft head drafts for a model whose states it was not made to read",
                 "use it as it is used first in this command, directly below the same model",
             )
+    for draft, level in zip(drafts, setting.levels, strict=False):
+        if isinstance(pair.drafts[draft], LookupRunner):
+            require_offered(level)
     stages = [
         Stage(
             pair.drafts[draft],
@@ -100,8 +104,6 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset()) -> Draft
         return None
     top = stages[0]
     if isinstance(top.runner, LookupRunner):
-        if top.policy.signals - LOOKUP_SIGNALS:
-            raise ProfileError("this policy reads a draft's distribution, and a lookup has none", "choose another")
         return LookupDrafter(top.runner, top.policy, record & LOOKUP_SIGNALS)
     if top.head is None and "accept_prob" in top.policy.signals:
         raise ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")

@@ -56,7 +56,8 @@ def field_of(
     drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
     for table in drafting:
         for level in table.levels:
-            require_offered(level)
+            if level.is_lookup:
+                require_offered(level.policy.setting)
     drafts: dict[ModelKey, DraftTable] = {}
     above: dict[ModelKey, ModelKey | None] = {}
     for table in drafting:

@@ -14,10 +14,10 @@ def unoffered(policy: str) -> str:
     return f"{policy} reads signals that a lookup does not have; choose {', '.join(fitting)} or {default}"
 
 
-def require_offered(table: DraftTable) -> None:
-    """Raise ProfileError if a draft is a lookup and its policy reads a draft's distribution."""
-    if table.is_lookup and table.policy.setting.signals - LOOKUP_SIGNALS:
-        raise ProfileError(unoffered(table.policy.name))
+def require_offered(setting: Setting) -> None:
+    """Raise ProfileError if the policy of a lookup reads a draft's distribution."""
+    if setting.signals - LOOKUP_SIGNALS:
+        raise ProfileError(unoffered(setting.policy))
 
 
 def require_models(drafts: Iterable[DraftTable], purpose: str, hint: str) -> None:

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from checkpoints import tiny_tokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from law_table import FEW, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
@@ -19,17 +20,19 @@ from specctl.decoding.lookup import LookupDrafter, MatchRates
 from specctl.decoding.loop import decode
 from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Stage, compose
+from specctl.decoding.session import Session, Stage, build_drafter, compose, readable
 from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
+from specctl.models.loading.pair import Pair
 from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
 from specctl.models.running.runner import EagerRunner
-from specctl.policies import POLICIES, StoppingPolicy
+from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.confidence import ConfidentPrefix
 from specctl.policies.constant import Constant
 from specctl.policies.cost_optimal import CostOptimal
 from specctl.policies.heuristic import Heuristic
 from specctl.policies.svip import Svip
+from specctl.profile.schema import SamplingTable
 from specctl.records import ExtraToken, Round, StopReason
 
 EXACT, BIASED = 3e-7, 1e-2
@@ -212,8 +215,6 @@ def test_a_new_sequence_begins_without_what_was_learned() -> None:
 def test_a_policy_that_reads_a_distribution_is_refused() -> None:
     with pytest.raises(ValueError, match="does not have entropy"):
         lookup(Svip())
-    with pytest.raises(ProfileError, match="a lookup has none"):
-        compose([Stage(LookupRunner(3), CostOptimal())])
 
 
 def test_signals_to_record_are_those_that_there_are() -> None:
@@ -279,3 +280,26 @@ def test_greedy_tokens_are_those_of_the_target_alone(make: Callable[[], Stopping
 def test_every_policy_either_fits_a_lookup_or_is_refused() -> None:
     fitting = {name for name, rule in POLICIES.items() if not rule.signals_of({}) - {"next_accept_prob"}}
     assert fitting == {"none", "constant", "heuristic", "confidence"}
+
+
+def test_a_conversation_is_searched_as_far_as_it_stands() -> None:
+    lookup = LookupRunner(64)
+    pair = Pair(EagerRunner(random_model("llama"), 64), (lookup,), tiny_tokenizer(), frozenset(), 1 << 31, (), ({},))
+    session = Session(pair, build_drafter(pair, Setting("constant")), keep_caches=True)
+    settings = SamplingTable(max_new_tokens=20)
+    opening = [9, 8, 7, 6, 5]
+    for prompt in (opening, [*opening, 3, 9, 8], [4, 9, 8]):  # the second turn is taken back, another takes its place
+        answer = session.generate(prompt, settings).tokens
+        known = list(lookup.index.tokens)
+        assert known == [*prompt, *answer][: len(known)]
+        assert len(known) >= len(prompt)
+        fresh = LookupRunner(64)
+        fresh.extend(known, keep=0)
+        assert vars(lookup.index) == vars(fresh.index)
+
+
+def test_build_drafter_names_the_policies_that_fit() -> None:
+    pair = Pair(TableRunner(TARGET), (LookupRunner(3),), tiny_tokenizer(), frozenset(), 1 << 31, (), ({},))
+    with pytest.raises(ProfileError, match="svip reads signals that a lookup does not have; choose constant"):
+        build_drafter(pair, Setting("svip"))
+    assert readable(pair) >= {"next_accept_prob"}

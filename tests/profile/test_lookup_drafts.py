@@ -111,9 +111,9 @@ def test_a_target_is_no_lookup(resolved):
 
 def test_a_policy_of_a_flag_is_checked_as_one_in_a_file_is():
     table = DraftTable.model_validate({"kind": "lookup", "model": LOOKUP, "policy": {"name": "constant"}})
-    require_offered(table)
+    require_offered(table.policy.setting)
     with pytest.raises(ProfileError, match="svip reads signals"):
-        require_offered(table.model_copy(update={"policy": PolicyTable(name="svip")}))
+        require_offered(PolicyTable(name="svip").setting)
     require_models([], "analyze", "")
     with pytest.raises(UsageError, match="analyze reads a draft's distributions, and a lookup has none"):
         require_models([table], "analyze", "")
