@@ -15,6 +15,11 @@ from specctl.observing.timing import fill, ordinary_tokens, wait
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
 
 
+def can_verify(runner: Runner) -> bool:
+    """Whether a draft can stand above another one."""
+    return not isinstance(runner, StateReader | LookupRunner)
+
+
 class PassMeter:
     """Times bare forward passes several times during a run, so that a machine that slows down slows them too.
 
@@ -34,13 +39,7 @@ class PassMeter:
         # A single draft never verifies, so it only runs passes of one token; neither does a draft head or a lookup.
         several = pair.drafts if len(pair.drafts) > 1 else ()
         self._drafts = [
-            (
-                runner,
-                {
-                    width: list[float]()
-                    for width in ([1] if isinstance(runner, StateReader | LookupRunner) else self._widths)
-                },
-            )
+            (runner, {width: list[float]() for width in (self._widths if can_verify(runner) else [1])})
             for runner in several
         ]
 
