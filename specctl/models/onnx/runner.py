@@ -75,14 +75,16 @@ class OnnxRunner:
         return Forward(found.logits[:, : self.vocabulary], last, states)
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read its pass, as in `FusedRunner`."""
         self._reserve(self.length + 1)
         found = self._passes.run((token,), self.length, 1, (LAST,) if reader.hidden else (), passing=True)
         self.length += 1
-        state = found.states[LAST][0] if reader.hidden else None
-        return reader(found.logits[0, : self.vocabulary], arrivals, state, previous)
+        row = found.logits[0]
+        if len(row) > self.vocabulary:
+            row = row[: self.vocabulary]
+        return reader(row, uniform, found.states[LAST][0] if reader.hidden else None, previous)
 
     def watch(self, layers: Iterable[int]) -> None:
         wanted = {*self._watched, *layers}

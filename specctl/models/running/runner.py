@@ -121,7 +121,7 @@ class FusedRunner(Runner, Protocol):
     def specialises(self) -> bool: ...
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read its pass: the numbers ``(F,)`` float64 and the distribution ``(V,)``."""
 

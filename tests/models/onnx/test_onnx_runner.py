@@ -14,7 +14,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.reading import Reader, packed_signals
 from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling, arrivals
+from specctl.decoding.sampling import Sampling, uniforms
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.runner import EagerRunner, Forward, FusedRunner, PreparedRunner
@@ -131,7 +131,7 @@ def test_a_token_read_in_the_pass_is_the_one_read_after_it(sampling: Sampling, w
         each.extend(TOKENS[:10], keep=0)
     kept = []
     for token in TOKENS[10:20]:
-        noise = None if sampling.greedy else arrivals((VOCABULARY,), plain.device, seeded(token))
+        noise = None if sampling.greedy else uniforms((), plain.device, seeded(token))
         values, probs = runner.read(token, read, noise, previous)
         step = plain.extend([token], keep=1, hidden=True)
         assert step.hidden is not None
