@@ -70,8 +70,12 @@ def pair_name(flags: Mapping[str, Any]) -> str | None:
 def pair_layer(flags: Mapping[str, Any]) -> Layer:
     """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
     draft = flags.get("draft.model")
-    policy = LOOKUP_POLICY if draft == LOOKUP else {"name": PAIR_POLICY}
-    return Layer({} if draft is None else {"draft": {"policy": policy}}, lambda _: "default")
+    return Layer({} if draft is None else {"draft": {"policy": pair_policy(draft)}}, lambda _: "default")
+
+
+def pair_policy(draft: str) -> dict[str, Any]:
+    """The policy of a draft of this name where nobody names one."""
+    return LOOKUP_POLICY if draft == LOOKUP else {"name": PAIR_POLICY}
 
 
 def flag_layer(flags: Mapping[str, Any]) -> Layer:
