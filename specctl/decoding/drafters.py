@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from specctl.decoding.host import rows_of
 from specctl.decoding.reading import AcceptancePredictor, Reader, packed_signals, step_of, unpack
 from specctl.decoding.sampling import Sampling, sibling, uniforms
 from specctl.models.running.foresight import foresight_of
@@ -167,18 +168,25 @@ class ModelDrafter:
         if self._fused is not None and len(pending) == 1:
             reader = self._reader
             packed, probs = self._fused.read(pending[0], reader, uniform, self._previous)
+            numbers = packed.tolist()
         else:
             reader = self._reader if predicts else self._blind
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            packed, probs = reader(forward.logits[0], uniform, state, self._previous, self._foresee)
+            known = state, self._previous, self._foresee
+            if (rows := rows_of(forward)) is not None:
+                numbers, probs = reader.read_row(rows[0], uniform, *known)
+                packed = None
+            else:
+                packed, probs = reader(forward.logits[0], uniform, *known)
+                numbers = packed.tolist()
         if self._previous is not None:
-            self._previous = packed_signals(packed)
-        numbers = unpack(packed.tolist(), reader.fields)
+            self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64) if packed is None else packed)
+        found = unpack(numbers, reader.fields)
         if self._head is not None and not predicts:
-            numbers["accept_prob"] = 1.0
-        return step_of(index, numbers, self._signals), probs
+            found["accept_prob"] = 1.0
+        return step_of(index, found, self._signals), probs
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -45,8 +45,8 @@ class LookupDrafter:
     draft's own tokens, so that a repeated phrase is repeated further. Where the last token is new to the text, the
     round drafts nothing. Only tokens of the sequence are indexed, never drafted ones.
 
-    Every token is certain given the text, so its distribution is one-hot: a verifier keeps token x with its own
-    probability p(x), and draws from the rest of p after a rejection. Nothing is learned from one sequence to the next.
+    Every token is certain given the text, so its distribution is one-hot: token by token, a verifier keeps token x with
+    its own probability p(x), and draws from the rest of p after a rejection. Rates are learned anew in each sequence.
 
     Args:
         runner: holds the text.

@@ -8,7 +8,7 @@ import torch
 
 from specctl.decoding.host import TINY, argmax, array, filtered, on_host, reached, signals_of
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import SamplingTable, Verification
 
 COLDEST = 1e-6
 """Temperatures below it are greedy: any difference between two float32 logits would make the larger one certain."""
@@ -18,17 +18,19 @@ COLDEST = 1e-6
 class Sampling:
     """Temperature and filters, applied alike to target and draft, in the order of transformers' ``generate``.
 
-    Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone.
+    Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone. ``verification``
+    says whether draft tokens are verified one by one or as a block, which makes no difference to greedy decoding.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    verification: Verification = "token"
 
     @classmethod
     def of(cls, settings: SamplingTable) -> "Sampling":
-        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.verification)
 
     @property
     def greedy(self) -> bool:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Ge, Gt
 
 from specctl.policies.base import Rule, Signal, read
-from specctl.policies.online import OnlineLogistic, RunningLine, Slowdown, TokenRates, WidthTimes, log_odds
+from specctl.policies.logistic import OnlineLogistic, log_odds
+from specctl.policies.online import RunningLine, Slowdown, TokenRates, WidthTimes
 from specctl.records import DraftStep, Round
 
 
@@ -96,12 +97,13 @@ class CostOptimal(Rule):
     than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
     in one pass.
 
-    Acceptance is learned from verified tokens: from min(1, p/q) when sampling, else from the verdict itself. Tokens
-    after a rejection are not verified and teach nothing. t_d, t_v and rho are learned from the measured times of the
-    rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context. Only ratios
-    of times matter, so what slows drafts and verification alike for a while, such as other programs, is divided out
-    first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the first times
-    are known.
+    Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
+    the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
+    token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
+    times of the rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context.
+    Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
+    divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
+    first times are known.
 
     With ``use_head``, S_k also uses a trained head's prediction for each token but the newest, whose prediction is not
     known yet.
@@ -151,7 +153,7 @@ class CostOptimal(Rule):
 
     def _restart(self) -> None:
         self._accepted, self._accepted_by_head, self._next, self._first = (
-            OnlineLogistic(list(prior.mean), prior.variance, DRIFT)
+            OnlineLogistic(prior.mean, prior.variance, DRIFT)
             for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if self.use_foresight else NEXT, FIRST)
         )
         self._rates = TokenRates(RATE_PRIOR)
@@ -191,13 +193,13 @@ class CostOptimal(Rule):
             self._survival = self._foreseen_survival(step)
         else:
             self._survival = self._estimated_survival(step)
-        self._following = self._next.predict((1.0, self._outlook(step), self._rates.surplus(step.token)))
+        self._following = self._next.predict(self._outlook(step), self._rates.surplus(step.token))
         return not self._goes_on(step.index, self._survival * self._following, self._following)
 
     def _foreseen_survival(self, step: DraftStep) -> float:
         """The probability that this token and all before it are accepted, by what was predicted before each."""
         if step.index == 1:
-            return self._first.predict((1.0, self._rates.surplus(self._last_token)))
+            return self._first.predict(self._rates.surplus(self._last_token))
         return self._survival * self._following
 
     def _estimated_survival(self, step: DraftStep) -> float:
@@ -207,11 +209,11 @@ class CostOptimal(Rule):
         elif self.use_head:
             # A step's accept_prob is about the token before it.
             head_log_odds = log_odds(read(step.accept_prob))
-            self._survival_before *= self._accepted_by_head.predict((1.0, *self._last_features, head_log_odds))
+            self._survival_before *= self._accepted_by_head.predict(*self._last_features, head_log_odds)
         else:
             self._survival_before = self._survival
         self._last_features = _features(step)
-        return self._survival_before * self._accepted.predict((1.0, *self._last_features))
+        return self._survival_before * self._accepted.predict(*self._last_features)
 
     def _outlook(self, step: DraftStep) -> float:
         """What the acceptance of the next token is estimated from."""
@@ -241,7 +243,7 @@ class CostOptimal(Rule):
             self._learn_times(round_)
         self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
         self._credit = min(self._credit + PROBING, self._price)
-        first = self._first.predict((1.0, self._rates.surplus(self._last_token)))
+        first = self._first.predict(self._rates.surplus(self._last_token))
         self._drafts_next = first > self._price and self._drafts.pays(first, self._price, self._entry)
         if not self._drafts_next and self._credit >= self._price:
             self._credit = 0.0
@@ -253,16 +255,16 @@ class CostOptimal(Rule):
         token_before, outlook_before = self._last_token, 0.0
         for position, (step, outcome) in enumerate(zip(round_.steps, outcomes, strict=False), start=1):
             if not self.use_foresight:
-                self._accepted.learn((1.0, *_features(step)), outcome)
+                self._accepted.learn(outcome, *_features(step))
             if self.use_head and position < round_.drafted:
                 # A step's accept_prob is about the token before it.
                 head_log_odds = log_odds(read(round_.steps[position].accept_prob))
-                self._accepted_by_head.learn((1.0, *_features(step), head_log_odds), outcome)
+                self._accepted_by_head.learn(outcome, *_features(step), head_log_odds)
             surplus = self._rates.surplus(token_before)
             if step.index == 1:
-                self._first.learn((1.0, surplus), outcome)
+                self._first.learn(outcome, surplus)
             else:
-                self._next.learn((1.0, outlook_before, surplus), outcome)
+                self._next.learn(outcome, outlook_before, surplus)
             self._rates.learn(token_before, outcome)
             token_before, outlook_before = step.token, self._outlook(step)
 

@@ -9,7 +9,7 @@ import torch
 from checkpoints import tiny_tokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from law_table import FEW, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
+from law_table import LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
 from toys import EOS, Script, TableRunner, noisy_copy, random_model
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -25,7 +25,7 @@ from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.runner import EagerRunner, Forward
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.confidence import ConfidentPrefix
 from specctl.policies.constant import Constant
@@ -238,7 +238,7 @@ BELOW: list[Callable[[], Drafter]] = [
 ]
 
 
-@pytest.mark.parametrize("sampling", [SAMPLINGS["T=1"], SAMPLINGS[FEW]], ids=["T=1", FEW])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("drafter", [*ALONE, *BELOW])
 def test_output_has_the_law_of_the_target(drafter: Callable[[], Drafter], sampling: Sampling) -> None:
     found = enumerate_decode(drafter, sampling, 4, 5)
@@ -246,10 +246,11 @@ def test_output_has_the_law_of_the_target(drafter: Callable[[], Drafter], sampli
     assert found.extras >= {ExtraToken.BONUS, ExtraToken.CORRECTION}
 
 
-def claims_less(draft: Draft, logits: torch.Tensor, *more: Any) -> tuple[Verdict, torch.Tensor | None]:
+def claims_less(draft: Draft, forward: Forward, *more: Any) -> tuple[Verdict, torch.Tensor | None]:
     """Unlawful on purpose: copied tokens are verified as if they had been drawn from a uniform distribution."""
-    uniform = torch.full((len(draft.tokens), logits.shape[-1]), 1 / logits.shape[-1])
-    return judge(Draft(draft.tokens, uniform, draft.steps, draft.stop), logits, *more)
+    vocabulary = forward.logits.shape[-1]
+    uniform = torch.full((len(draft.tokens), vocabulary), 1 / vocabulary)
+    return judge(Draft(draft.tokens, uniform, draft.steps, draft.stop), forward, *more)
 
 
 def test_copied_tokens_verified_with_another_distribution_are_caught() -> None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import torch
@@ -83,12 +85,22 @@ class _Bound:
     results: "Results"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
-    """What a pass gave: logits ``(R, V)`` and the states ``(T, D)`` that were asked for, by layer."""
+    """What a pass gave: logits ``(R, V)`` and the states ``(T, D)`` that were asked for, by layer.
+
+    Attributes:
+        shared: whether the next pass overwrites them.
+    """
 
     logits: torch.Tensor
     states: dict[int, torch.Tensor]
+    shared: bool
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.float32]:
+        """The logits of a float32 graph on the host, as numpy's."""
+        return self.logits.numpy()
 
 
 class Passes:
@@ -101,6 +113,7 @@ class Passes:
 
     Attributes:
         layers: how many decoder layers have states.
+        gives_rows: whether results have logits as numpy's.
     """
 
     def __init__(self, session: onnxruntime.InferenceSession, device: torch.device, capacity: int) -> None:
@@ -113,6 +126,7 @@ class Passes:
         self.layers = sum(name.startswith("state.") for name in outputs) - 1
         self._width = int(outputs["state.last"].shape[2])
         self._dtype = NUMBERS[outputs["logits"].type]
+        self.gives_rows = self._on_host and self._dtype == torch.float32
         self._placed = "positions" in inputs
         self._caches = [(name, given.shape) for name, given in inputs.items() if name.startswith("past.")]
         self.capacity = capacity
@@ -144,17 +158,14 @@ class Passes:
             buffer[:, :, :filled] = old[name][:, :, :filled]
         self._bound.clear()
 
-    def run(
-        self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = (), *, passing: bool = False
-    ) -> Results:
+    def run(self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = ()) -> Results:
         """One pass over tokens that come after so many cached ones.
 
         Args:
             tokens: T ids; there is room for them.
             after: how many of the cached tokens they follow; later ones are overwritten.
-            keep: R, logits of the last so many.
+            keep: logits of the last so many; R is at least 1.
             layers: whose states are wanted.
-            passing: whether the results are read before the next pass, which overwrites them.
         """
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
         kind = _Kind(width, rows, tuple(layers))
@@ -170,12 +181,7 @@ class Passes:
                     numbers.send()
             torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(bound.binding)
-        logits, states = bound.results.logits, bound.results.states
-        if passing:
-            return bound.results
-        if width > KEPT:  # nothing is bound to them any more
-            return Results(logits[:keep], states)
-        return Results(logits[:keep].clone(), {layer: rows_of.clone() for layer, rows_of in states.items()})
+        return bound.results
 
     @torch.inference_mode(False)  # what is filled anew in each pass must not be an inference tensor
     def _bind(self, kind: _Kind) -> _Bound:
@@ -215,7 +221,8 @@ class Passes:
             return self._shared[name, size][:rows]
 
         logits = memory("logits", kind.rows, self._vocabulary)
-        return Results(logits, {layer: memory(state_name(layer), kind.width, self._width) for layer in kind.layers})
+        states = {layer: memory(state_name(layer), kind.width, self._width) for layer in kind.layers}
+        return Results(logits, states, shared=kind.width <= KEPT)
 
     def _bind_output(self, binding: onnxruntime.IOBinding, name: str, tensor: torch.Tensor) -> None:
         shape = tuple(tensor.shape) if tensor.dim() == 4 else (1, *tensor.shape)
