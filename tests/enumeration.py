@@ -115,7 +115,9 @@ def doors(chance: Chance) -> Iterator[None]:
 
     with patched(
         patch.object(reading, "pick", pick),  # a draft's token
+        patch.object(reading, "picked", lambda weights, _: chance.choose(weights.tolist())),  # the same on the host
         patch.object(verification, "draw", draw),  # a verifier's own token
+        patch.object(verification, "draw_row", lambda weights, _: chance.choose(weights.tolist())),
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),
@@ -203,7 +205,11 @@ class Coins:
         """Of each number of accepted tokens, from 0."""
 
         def accepted(coins: Sequence[int]) -> int:
-            with tossing(coins), patch.object(verification, "draw", lambda *_: torch.tensor(0)):
+            with (
+                tossing(coins),
+                patch.object(verification, "draw", lambda *_: torch.tensor(0)),
+                patch.object(verification, "draw_row", lambda *_: 0),
+            ):
                 return self._verify(tokens, draft_probs, target_probs, None, rule).accepted
 
         count = len(tokens)

@@ -9,7 +9,7 @@ import torch
 
 from specctl.decoding.acceptance import by_block, by_block_on_device, by_token, by_token_on_device
 from specctl.decoding.host import array, on_host
-from specctl.decoding.sampling import draw
+from specctl.decoding.sampling import draw, draw_row
 from specctl.errors import RecordError
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
@@ -70,20 +70,20 @@ def _verify_on_host(
 ) -> Verdict:
     """`verify` where nothing waits for a device, so that token by token only the extra token's row is read whole."""
     count = len(tokens)
-    require_numbers(float(target_probs.sum()))  # NaN if a single number is
+    target, draft = array(target_probs), array(draft_probs)  # (K + 1, V), (K, V)
+    require_numbers(float(target.sum()))  # NaN if a single number is
     if not count:
-        return Verdict(0, int(draw(target_probs[0], generator)), ExtraToken.BONUS, ())
+        return Verdict(0, draw_row(target[0], generator), ExtraToken.BONUS, ())
     places, drafted = np.arange(count), tokens.numpy()
-    target, draft = array(target_probs), array(draft_probs)
     of_tokens = target[places, drafted], draft[places, drafted]  # (K,) each
     coins = array(torch.rand(count, generator=generator))
     block = verification == "block"
     kept = by_block(*of_tokens, draft, target, coins) if block else by_token(*of_tokens, coins)
-    row = target_probs[kept.accepted]  # (V,)
+    row = target[kept.accepted]  # (V,)
     if kept.accepted < count:
-        residual = (row * kept.weight - draft_probs[kept.accepted]).clamp_min_(0)
-        row = residual if residual.sum() > 0 else row
-    return _verdict(kept.accepted, int(draw(row, generator)), kept.chances)
+        residual = np.maximum(row * np.float32(kept.weight) - draft[kept.accepted], 0)
+        row = residual if residual.any() else row
+    return _verdict(kept.accepted, draw_row(row, generator), kept.chances)
 
 
 def verify_on_device(
