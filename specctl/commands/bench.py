@@ -169,6 +169,7 @@ def bench(
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer
         from specctl.profile import parse_policy
+        from specctl.profile.lookup import require_models
         from specctl.profile.schema import PolicyTable
         from specctl.terminal.loading import TerminalProgress
 
@@ -194,6 +195,8 @@ def bench(
             )
         if oracle and profiles[0].sampling.temperature:
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
+        if oracle:
+            require_models(field.drafts[:1], "--oracle", "leave it out, or name a profile with a draft model first")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
         for each in found:
             spare_profile(outputs, each)

@@ -10,6 +10,7 @@ from specctl.observing.results import BASELINE
 from specctl.peers.launch import Launch
 from specctl.peers.names import PeerSetting
 from specctl.policies import Setting, nested
+from specctl.profile.lookup import require_offered
 from specctl.profile.model_names import distinct_name, short_name
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 
@@ -49,9 +50,14 @@ def field_of(
         launches: by label, how those are started that run in processes of their own.
 
     Raises:
+        ProfileError: a policy reads signals that a lookup does not have.
         UsageError: a policy needs a head and no head, or more than one, is named.
     """
     drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
+    for table in drafting:
+        for level in table.levels:
+            if level.is_lookup:
+                require_offered(level.policy.setting)
     drafts: dict[ModelKey, DraftTable] = {}
     above: dict[ModelKey, ModelKey | None] = {}
     for table in drafting:
@@ -175,6 +181,6 @@ def model_keys(table: DraftTable) -> list[ModelKey]:
     """
     keys: list[ModelKey] = []
     for level in table.levels:
-        described = level.model_dump_json(include=set(ModelTable.model_fields))
+        described = level.model if level.is_lookup else level.model_dump_json(include=set(ModelTable.model_fields))
         keys.append((described, sum(described == other for other, _ in keys)))
     return keys

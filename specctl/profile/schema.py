@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from specctl.errors import ProfileError
 from specctl.policies import NONE, Setting, nested
@@ -14,6 +14,10 @@ DEFAULT_POLICY = "svip"
 
 IN_TARGET = "target:mtp"
 """The model name of a draft head that is in the files of the model above it."""
+LOOKUP = "prompt:lookup"
+"""The model name of a draft that copies from the text so far."""
+LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
+"""The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
 
 Verification = Literal["token", "block"]
 """How the tokens of a sampled draft are verified."""
@@ -72,6 +76,11 @@ class ModelTable(Table):
     trust_remote_code: bool = False
 
     @property
+    def is_lookup(self) -> bool:
+        """Whether it copies from the text so far and has no checkpoint."""
+        return self.model == LOOKUP
+
+    @property
     def checkpoint(self) -> str:
         """The hub id or path to load; absolute for a model that ships with the package."""
         if self.model.startswith(_EMBEDDED):
@@ -100,6 +109,9 @@ class DraftTable(ModelTable):
     ``accept_prob`` need a head.
     """
 
+    kind: Literal["auto", "lookup"] = "auto"
+    """``lookup`` for a draft without a model, which copies from the text so far; ``auto`` for what the files hold, a
+    model or a draft head."""
     policy: PolicyTable = PolicyTable()
     head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
     draft: "DraftTable | None" = None
@@ -112,6 +124,25 @@ class DraftTable(ModelTable):
     def _has_something_to_verify(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None and info.data.get("draft", True) is None:
             raise ValueError("needs a faster draft to verify: add a [draft] table inside this one")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_kind_named(cls, table: Any) -> Any:
+        return {"kind": "lookup", **table} if isinstance(table, dict) and table.get("model") == LOOKUP else table
+
+    @field_validator("kind")
+    @classmethod
+    def _named_alike(cls, kind: str, info: ValidationInfo) -> str:
+        if "model" in info.data and (kind == "lookup") != (info.data["model"] == LOOKUP):
+            raise ValueError(f"does not fit model = {info.data['model']!r}; a lookup has no model")
+        return kind
+
+    @field_validator("head", "draft")
+    @classmethod
+    def _not_of_a_lookup(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("kind") == "lookup":
+            raise ValueError("has no place in a draft that copies from the text")
         return value
 
     @property
@@ -198,6 +229,8 @@ class Profile(Table):
     def _a_model(cls, target: ModelTable) -> ModelTable:
         if target.model == IN_TARGET:
             raise ValueError(f"model {IN_TARGET!r} names a draft head in the target's files; give it in [draft]")
+        if target.is_lookup:
+            raise ValueError(f"model {LOOKUP!r} is a draft that copies from the text; give it in [draft]")
         return target
 
     @field_validator("compile")

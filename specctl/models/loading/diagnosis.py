@@ -20,7 +20,7 @@ from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.token_rules import rules_in
-from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,6 +64,9 @@ def diagnose(profile: Profile) -> Diagnosis:
     for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model)
         report.models.insert(0, facts)
+        if table.is_lookup:
+            facts.found = "copies from the text"
+            continue
         try:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
                 facts.found = _found(head.checkpoint)
@@ -205,7 +208,7 @@ def _advise_on_quantization(
 
 def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
-    target, *drafts = [facts for facts in report.models if facts.draft_head is None]
+    target, *drafts = [facts for facts in report.models if facts.draft_head is None and facts.model != LOOKUP]
     sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
     for draft in drafts:
         if draft.key not in tokenizers or not sizes or not target.vocabulary or not draft.vocabulary:

@@ -12,6 +12,7 @@ from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.found import Found, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
+from specctl.models.loading.lookups import Places
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
 from specctl.models.loading.model_runners import as_loaded, checked_runner, model_runner
@@ -36,11 +37,13 @@ class Pair:
     Attributes:
         target: runner of the target model.
         drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
-            loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`.
+            loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`,
+            those of drafts that copy from the text `LookupRunner`.
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
-        models: the transformers models of the runners, the target's first; draft heads are none.
+        models: the transformers models of the runners, the target's first; draft heads and lookups are
+            none.
         named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
@@ -139,7 +142,12 @@ def load_pair(
     elif with_drafts:
         tables = model_tables(profile)
     wanted = [_own_heads(table) if with_heads else [] for _, table in tables[-2::-1]] if heads is None else heads
-    above = above or in_a_row(len(tables) - 1)
+    # Lookups are left out here and take their places at the end.
+    places = Places([table for _, table in tables[-2::-1]])
+    all_above = above or in_a_row(len(tables) - 1)
+    above = places.above(all_above)
+    wanted = [wanted[index] for index in places.loaded]
+    tables = [(role, table) for role, table in tables if not table.is_lookup]
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
     devices = device_memory()
     verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
@@ -193,7 +201,7 @@ def load_pair(
             progress(name)
             loading[name] = _load_head(one.checkpoint, name, draft, on_foreign_head).to(runner.device)
         named.append(loading)
-    return Pair(
+    pair = Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
         tokenizer=tokenizer,
@@ -204,6 +212,7 @@ def load_pair(
         above=tuple(above),
         threads=threads,
     )
+    return places.filled(pair, all_above, vocabulary)
 
 
 def _own_heads(table: ModelTable) -> list[str]:
