@@ -19,6 +19,7 @@ from specctl.models.loading.placement import Placement, after, dtype_on, kind_of
 from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.token_rules import rules_in
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -58,6 +59,11 @@ class Diagnosis:
 def diagnose(profile: Profile) -> Diagnosis:
     """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head."""
     report = Diagnosis(versions(), device_memory())
+    if profile.engine == "onnx":
+        try:
+            require_onnxruntime()
+        except ModelError as error:
+            report.problems.append(Problem("engine", error.message, error.hint))
     free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     tables = model_tables(profile)
@@ -69,11 +75,10 @@ def diagnose(profile: Profile) -> Diagnosis:
                 facts.found = _found(head.checkpoint)
                 facts.licence, facts.gated = _terms(head.checkpoint)
                 facts.draft_head = head.kind.value
-                report.advice += examine_draft_head(head, table, tables[place + 1], free, facts)
+                report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
             checkpoint = locate(table, key)
-            rules = key == "target" and profile.generation_config
-            placement = _examine(checkpoint, table, facts, free, report, rules)
+            placement = _examine(checkpoint, table, facts, free, report, profile)
             free = after(free, placement)
         except ModelError as error:
             report.problems.append(Problem(key, error.message, error.hint))
@@ -115,7 +120,7 @@ def _examine(
     facts: ModelFacts,
     free: list[DeviceMemory],
     report: Diagnosis,
-    rules: bool,
+    profile: Profile,
 ) -> Placement:
     facts.folder = str(checkpoint.folder)
     facts.found = _found(checkpoint)
@@ -126,8 +131,8 @@ def _examine(
     facts.context = getattr(text, "max_position_embeddings", None)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
-    need = weighed(checkpoint, table, free)
-    if rules:
+    need = weighed(checkpoint, table, free, profile.engine)
+    if facts.key == "target" and profile.generation_config:
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
         facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
@@ -140,8 +145,8 @@ def _examine(
     placement = placed(checkpoint, table, need, free)
     facts.dtype, facts.devices = placement.dtype, placement.shares
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    facts.quantize = table.quantize
     if need.quantization is not None:
-        facts.quantize = need.quantization.name
         _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
     _advise_on_cache(checkpoint, need, placement, free, report)
     return placement

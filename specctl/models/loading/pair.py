@@ -14,8 +14,9 @@ from specctl.models.loading.found import Found, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
-from specctl.models.loading.model_runners import as_loaded, checked_runner, model_runner
+from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.cores import CoreTime
 from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
@@ -132,6 +133,9 @@ def load_pair(
             chosen engine; or a head cannot be loaded or was trained on another draft.
     """
     began = CoreTime.now()
+    settings = engines or EngineSettings.of(profile)
+    if settings.engine == "onnx":
+        require_onnxruntime()
     tables = model_tables(profile)[-1:]
     if drafts is not None:
         # The target comes last: if it is spread over devices, it takes the remaining memory.
@@ -144,15 +148,14 @@ def load_pair(
     devices = device_memory()
     verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
     found = [
-        Found.of(role, table, verifier, devices)
+        Found.of(role, table, verifier, devices, settings.engine)
         for (role, table), verifier in zip(tables, [*verifiers[::-1], None], strict=True)
     ]
     if profile.generation_config:
         require_supported_rules(found[-1].checkpoint)
     for name in chain.from_iterable(wanted):
         locate_head(name)
-    settings = engines or EngineSettings.of(profile)
-    networks = load_found([as_loaded(one, settings) for one in found], above, progress)
+    networks = load_found(found, above, progress)
     target = networks[0]
     assert isinstance(target, LoadedModel), "the target is no draft head"
     tokenizer = load_tokenizer(profile.target)
@@ -160,9 +163,8 @@ def load_pair(
     for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
         if isinstance(draft, LoadedModel):
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
-    models = [network.model for network in networks if isinstance(network, LoadedModel)]
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
-    threads = choose(profile.threads, models if measured else (), vocabulary, began)
+    threads = choose(profile.threads, _models(networks) if measured else (), vocabulary, began)
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
@@ -199,11 +201,16 @@ def load_pair(
         tokenizer=tokenizer,
         eos=eos,
         context=min(runner.context for runner in runners),
-        models=tuple(models),
+        models=_models(networks),
         named_heads=tuple(named),
         above=tuple(above),
         threads=threads,
     )
+
+
+def _models(networks: "Sequence[LoadedModel | LoadedHead]") -> tuple[PreTrainedModel, ...]:
+    """The models among what was loaded."""
+    return tuple(network.model for network in networks if isinstance(network, LoadedModel))
 
 
 def _own_heads(table: ModelTable) -> list[str]:

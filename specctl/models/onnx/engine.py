@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from specctl.models.onnx.runner import OnnxRunner
 
 INSTALL = "Run `pip install 'specctl[onnx]'`."
-QUANTIZED = ("int8", "int4")
-"""The values of ``quantize`` that this engine has a form of its own for."""
 LONGEST = 1 << 17
 """The most places for which the angles of positions are tabulated."""
 
@@ -52,7 +50,7 @@ def build_onnx_runner(
         vocabulary: the pair's shared vocabulary.
         name: the model's, in messages.
         settings: of the other engines, and whom to tell.
-        quantize: `QUANTIZED` or None.
+        quantize: of `quantization.BITS`, or None.
         key: of `key_of`, which reads all weights; None if it is not known yet.
 
     Returns:
@@ -156,8 +154,8 @@ def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Pat
     except CannotExport as why:
         raise Unable(str(why)) from why
     fuse(graph, lambda value: position_table(graph, value, context) if context <= LONGEST else None)
-    if quantize is not None:
-        round_weights(graph, BITS[quantize])
+    if quantize is not None and not round_weights(graph, BITS[quantize]):
+        raise Unable(f"none of its products has weights that {quantize} rounds")
     ir.save(graph, path, external_data="weights.bin")
 
 

@@ -12,15 +12,15 @@ INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
 
 
-def quantize(model: ir.Model, bits: int) -> None:
-    """Round the weights of every product but the output layer's.
+def quantize(model: ir.Model, bits: int) -> int:
+    """Round the weights of every product but the output layer's; gives the number of products.
 
     Args:
         model: a fused graph, changed in place.
         bits: 4 or 8.
     """
     logits = next(value for value in model.graph.outputs if value.name == "logits")
-    kept = _above(logits)
+    kept, count = _above(logits), 0
     for node in list(model.graph):
         weight = constant(node.inputs[1]) if node.op_type == "MatMul" and node is not kept else None
         if weight is None or weight.ndim != 2 or weight.dtype not in (np.float32, np.float16):
@@ -36,6 +36,8 @@ def quantize(model: ir.Model, bits: int) -> None:
         product = ir.node("MatMulNBits", [node.inputs[0], *given], settings, domain=MICROSOFT)
         replace(model.graph, node, product, [(node.outputs[0], product.outputs[0])])
         model.graph.remove(node, safe=True)
+        count += 1
+    return count
 
 
 def rounded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
