@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 CACHE_TOKENS = 4096
 LARGE_DRAFT = 0.5
 MOSTLY = 0.5
+MAKING = 2.0
+"""Memory that the making of a graph takes beside a model's weights, as a multiple of these, rounded up (1.4 for a Llama
+of 1.2 billion weights, 1.9 for one of 135 million)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,10 @@ def _examine(
     facts.quantize = table.quantize
     if need.quantization is not None:
         _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
-    _advise_on_cache(checkpoint, need, placement, free, report)
+    room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
+    _advise_on_cache(checkpoint, need.cache_bytes(placement.dtype, CACHE_TOKENS), room, report)
+    if profile.engine == "onnx":
+        _advise_on_graph(checkpoint, int(MAKING * need.weight_bytes(placement.dtype)), room, report)
     return placement
 
 
@@ -185,11 +191,15 @@ def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable],
             report.problems.append(Problem(f"{key}.head", error.message, error.hint))
 
 
-def _advise_on_cache(
-    checkpoint: Checkpoint, need: Estimate, placement: Placement, free: list[DeviceMemory], report: Diagnosis
-) -> None:
-    room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
-    cache = need.cache_bytes(placement.dtype, CACHE_TOKENS)
+def _advise_on_graph(checkpoint: Checkpoint, making: int, room: int, report: Diagnosis) -> None:
+    if making > room:
+        report.advice.append(
+            f"{checkpoint} leaves {gib(room)} free, but making its graph for onnxruntime, once, takes up to "
+            f"{gib(making)}."
+        )
+
+
+def _advise_on_cache(checkpoint: Checkpoint, cache: int, room: int, report: Diagnosis) -> None:
     if cache > room:
         report.advice.append(
             f"{checkpoint} leaves {gib(room)} free, but the cache of {CACHE_TOKENS} tokens takes {gib(cache)}: "

@@ -12,7 +12,7 @@ from specctl.models.running.runner import Runner
 
 
 def model_runner(
-    one: Found, network: LoadedModel, vocabulary: int, settings: EngineSettings
+    one: Found, network: LoadedModel, vocabulary: int, settings: EngineSettings, *, keeps: bool = True
 ) -> tuple[LoadedModel, Runner]:
     """A model's runner, and the model as that runs it.
 
@@ -21,6 +21,7 @@ def model_runner(
         network: as it was loaded.
         vocabulary: the pair's shared vocabulary.
         settings: which engine, and whether to compile.
+        keeps: whether torch's weights are wanted where onnxruntime runs the model.
 
     Raises:
         ModelError: onnxruntime cannot run it quantised, and torch cannot either.
@@ -28,7 +29,7 @@ def model_runner(
     if settings.engine == "onnx":
         from specctl.models.onnx.engine import build_onnx_runner
 
-        runner = build_onnx_runner(network.model, vocabulary, network.name, settings, one.rounding)
+        runner = build_onnx_runner(network.model, vocabulary, network.name, settings, one.rounding, keeps=keeps)
         if runner is not None:
             return network, runner
         if one.rounding is not None:
@@ -37,9 +38,12 @@ def model_runner(
         return network, build_runner(network.model, vocabulary, network.name, replace(settings, engine="auto"))
     if settings.engine == "auto" and settings.compile is not True and one.quantization is None:
         from specctl.models.onnx.automatic import automatic_runner
+        from specctl.models.onnx.engine import release
 
         fast = automatic_runner(network.model, vocabulary, network.name, settings)
         if fast is not None:
+            if not keeps:
+                release(network.model)
             return network, fast
     return network, build_runner(network.model, vocabulary, network.name, settings)
 

@@ -41,7 +41,8 @@ class Pair:
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
-        models: the transformers models of the runners, the target's first; draft heads are none.
+        models: the transformers models of the runners, the target's first; draft heads are none. Loaded without
+            ``torch_weights``, those that onnxruntime runs have shapes and no weights.
         named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
@@ -110,6 +111,7 @@ def load_pair(
     on_foreign_head: Callable[[str], None] | None = None,
     engines: EngineSettings | None = None,
     measured: bool = True,
+    torch_weights: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Pair:
     """Load every model of a profile, and choose with how many threads passes on the CPU run in this process.
@@ -126,6 +128,8 @@ def load_pair(
         engines: how forward passes run; by default as set in the profile.
         measured: whether to measure with how many threads decoding is fastest, where nobody chose; what trains
             networks is faster with all of them, and repeats bit for bit only with the same number.
+        torch_weights: whether the models that onnxruntime runs keep their weights in torch too; without it, only those
+            that a draft head or a check reads do.
         progress: called with the name of each model and head before it is loaded.
 
     Raises:
@@ -165,10 +169,15 @@ def load_pair(
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
     threads = choose(profile.threads, _models(networks) if measured else (), vocabulary, began)
+    checks = settings.check or untested(target.model)
+    needed = {0} if checks else set()
+    needed |= {0 if upper is None else upper + 1 for one, upper in zip(found[-2::-1], above, strict=True) if one.head}
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
-            networks[index], runner = model_runner(one, network, vocabulary, settings)
+            networks[index], runner = model_runner(
+                one, network, vocabulary, settings, keeps=torch_weights or index in needed
+            )
             runners.append(runner)
         else:
             from specctl.models.draft_heads.engines import build_head_runner
@@ -178,7 +187,7 @@ def load_pair(
     assert isinstance(target, LoadedModel), "the target is no draft head"
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
-    if settings.check or untested(target.model):
+    if checks:
         runners[0] = checked_runner(runners[0], bare, target, found[-1], vocabulary)
     for runner, upper in zip(runners[1:], above, strict=True):
         if isinstance(runner, StateReader):

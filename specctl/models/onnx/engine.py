@@ -42,6 +42,8 @@ def build_onnx_runner(
     settings: EngineSettings,
     quantize: str | None = None,
     key: str | None = None,
+    *,
+    keeps: bool = True,
 ) -> "OnnxRunner | None":
     """The runner of a model's graph, which is made and kept if it is not there.
 
@@ -52,6 +54,7 @@ def build_onnx_runner(
         settings: of the other engines, and whom to tell.
         quantize: of `quantization.BITS`, or None.
         key: of `key_of`, which reads all weights; None if it is not known yet.
+        keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
 
     Returns:
         None after a notice with the reason, where torch has to run the model.
@@ -61,10 +64,15 @@ def build_onnx_runner(
     """
     require_onnxruntime()
     try:
-        return _built(model, vocabulary, name, settings, quantize, key)
+        return _built(model, vocabulary, name, settings, quantize, key, keeps)
     except Unable as why:
         settings.notice(f"{name} runs on torch: {why}")
         return None
+
+
+def release(model: PreTrainedModel) -> None:
+    """Give back the memory of a model's weights. Its configuration and its modules with their shapes stay."""
+    model.to("meta")  # type: ignore[arg-type]
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
@@ -100,6 +108,7 @@ def _built(
     settings: EngineSettings,
     quantize: str | None,
     key: str | None,
+    keeps: bool,
 ) -> "OnnxRunner":
     if why := obstacle(model):
         raise Unable(why)
@@ -130,6 +139,8 @@ def _built(
         folder = Path(tempfile.mkdtemp(prefix="specctl-onnx-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         path = Store(folder).put(key, write)
+    if not keeps:  # before onnxruntime reads its own
+        release(model)
     passes = opened(path)
     engine = "onnx" if quantize is None else f"onnx, {quantize}"
     seconds = perf_counter() - began if made else 0.0

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
-from onnx_models import graphs, needs_onnx, onnx_runner, sure_runner
+from onnx_models import graphs, needs_onnx, onnx_runner, small_pair, sure_runner
 from toys import seeded
 from transformers import (
     GPT2Config,
@@ -23,12 +22,12 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.errors import ModelError
 from specctl.models.loading.diagnosis import diagnose
+from specctl.models.loading.memory import DeviceMemory
 from specctl.models.loading.pair import load_pair
 from specctl.models.loading.quantization import OWN_OF_ONNX
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, engine_name, preparing_seconds
 from specctl.profile import resolve
-from specctl.profile.schema import Profile
 
 TOKENS: list[int] = torch.randint(0, 60, (40,), generator=seeded(3)).tolist()
 
@@ -163,15 +162,6 @@ def test_rounded_weights(quantize: str, bound: float) -> None:
     torch.testing.assert_close(one_by_one, found, atol=1e-4, rtol=1e-4)
 
 
-def small_pair(folder: Path, *settings: str) -> Profile:
-    """The profile of two small models on disk that onnxruntime runs."""
-    config = llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
-    for name in ("target", "draft"):
-        save_model(folder / name, config)
-    models = [f"{name}.model={folder / name}" for name in ("target", "draft")]
-    return resolve("embedded", overrides=[*models, "engine=onnx", *settings]).profile
-
-
 def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.utils.import_utils.is_torchao_available", lambda: False)
 
@@ -204,6 +194,23 @@ def test_doctor_tells_what_onnxruntime_quantises(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
     (problem,) = diagnose(small_pair(tmp_path, "target.quantize=int4")).problems
     assert "needs onnxruntime, which is not installed" in problem.message
+
+
+@needs_onnx
+def test_doctor_counts_the_memory_that_making_a_graph_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = small_pair(tmp_path)
+    weights = sum(facts.devices["cpu"] for facts in diagnose(profile).models)
+
+    def advice(free: int, engine: str) -> str:
+        device = DeviceMemory("cpu", "CPU", free, free)
+        monkeypatch.setattr("specctl.models.loading.diagnosis.device_memory", lambda: [device])
+        report = diagnose(profile.model_copy(update={"engine": engine}))
+        assert report.ready
+        return "\n".join(report.advice)
+
+    assert "making its graph" in advice(3 * weights // 2, "onnx")
+    assert "making its graph" not in advice(3 * weights // 2, "auto")
+    assert "making its graph" not in advice(20 * weights, "onnx")
 
 
 @needs_onnx
