@@ -170,7 +170,7 @@ def load_pair(
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
     threads = choose(profile.threads, _models(networks) if measured else (), vocabulary, began)
     checks = settings.check or untested(target.model)
-    needed = {0} if checks else set()
+    needed = {0} if checks and found[-1].rounding is None else set()
     needed |= {0 if upper is None else upper + 1 for one, upper in zip(found[-2::-1], above, strict=True) if one.head}
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):

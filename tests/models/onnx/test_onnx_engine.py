@@ -167,6 +167,40 @@ def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_onnx
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_weights_that_were_rounded_otherwise_are_not_kept(monkeypatch: pytest.MonkeyPatch, quantize: str) -> None:
+    from specctl.models.onnx import quantization
+
+    usual = quantization.rounded
+
+    def wrong(weight: Any, bits: int) -> Any:
+        codes, scales, zeros = usual(weight, bits)
+        return codes, scales * 1.3, zeros
+
+    monkeypatch.setattr(quantization, "rounded", wrong)
+    model = llama(rope_theta=7000.0)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert "rounding explains 0.1" in said(model, quantize)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@needs_onnx
+def test_a_model_that_rounding_changes_much_is_run_all_the_same() -> None:
+    model = deepcopy(llama(rope_theta=8000.0))
+    layer = model.model.layers[0]
+    with torch.no_grad():  # weights that no input reaches make the others' codes coarse
+        model.model.embed_tokens.weight[:, 0] = 0
+        layer.self_attn.o_proj.weight[0] = 0
+        layer.mlp.gate_proj.weight[:, 0] = 2
+        layer.mlp.up_proj.weight[:, 0] = 2
+        layer.mlp.down_proj.weight *= 100
+    whole, rounded = sure_runner(model, 60), onnx_runner(model, 60, "int4")
+    assert rounded is not None
+    expected, found = (runner.extend(TOKENS, keep=20).logits for runner in (whole, rounded))
+    assert float((found - expected).square().mean().sqrt() / expected.std()) > 0.5
+
+
+@needs_onnx
 def test_a_quantised_target_is_compared_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     without_torchao(monkeypatch)
