@@ -4,8 +4,8 @@ Chance enters the program in few places, the *doors*. `walk` plays the program a
 what comes out there, so that together the plays take every way through, each with its exact probability. What the
 program does with what it drew is the real code. `doors` is the one place that knows where the doors are.
 
-The race by which a token is drawn (`specctl.decoding.sampling`) is not played: the doors give index i with probability
-w_i / sum(w), which is its law, and the tests of sampling tell whether it keeps to it.
+The sums by which a token is drawn (`specctl.decoding.sampling.pick`) are not played: the doors give index i with
+probability w_i / sum(w), which is its law, and the tests of sampling tell whether it keeps to it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -104,14 +104,14 @@ def doors(chance: Chance) -> Iterator[None]:
     `steady_clocks`."""
     coins = Coins(chance)
 
-    def race(weights: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    def pick(weights: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return drawn(chance, weights)
 
     def draw(weights: torch.Tensor, _: torch.Generator | None) -> torch.Tensor:
         return drawn(chance, weights)
 
     with patched(
-        patch.object(reading, "race", race),  # a draft's token
+        patch.object(reading, "pick", pick),  # a draft's token
         patch.object(verification, "draw", draw),  # a verifier's own token
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.

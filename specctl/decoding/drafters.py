@@ -1,21 +1,14 @@
 """Drafters: they draft a block of tokens for a verifier."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from specctl.decoding.reading import (
-    AcceptancePredictor,
-    Reader,
-    distribution_signals,
-    fetch,
-    packed_signals,
-    step_of,
-    unpack,
-)
-from specctl.decoding.sampling import Sampling, arrivals, sibling
+from specctl.decoding.host import rows_of
+from specctl.decoding.reading import AcceptancePredictor, Reader, packed_signals, step_of, unpack
+from specctl.decoding.sampling import Sampling, sibling, uniforms
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import FusedRunner, Runner, StateReader
 from specctl.models.running.watching import States
@@ -121,8 +114,7 @@ class ModelDrafter:
         reads_all = (self._fused is not None and self._fused.specialises) or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         self._sampling = Sampling()
-        self._reader = Reader(self._sampling, self._read, self._head, self._foresees)
-        self._fields = self._reader.fields
+        self._take_readers()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
         self._start = 0
@@ -137,9 +129,13 @@ class ModelDrafter:
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
-        self._reader = Reader(sampling, self._read, self._head, self._foresees)
+        self._take_readers()
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
+
+    def _take_readers(self) -> None:
+        self._reader = Reader(self._sampling, self._read, self._head, self._foresees)
+        self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
 
     def prefill(self, sequence: Sequence[int]) -> None:
         if pending := sequence[self.runner.length : -1]:
@@ -168,30 +164,29 @@ class ModelDrafter:
         """Draw one token after ``pending`` and fetch it with the signals wanted in a single transfer."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
         predicts = self._head is not None and index > 1
+        uniform = None if self._sampling.greedy else uniforms((), self.runner.device, self._generator)
         if self._fused is not None and len(pending) == 1:
-            noise = self._noise(self._fused.vocabulary)
-            packed, probs = self._fused.read(pending[0], self._reader, noise, self._previous)
-            if self._previous is not None:
-                self._previous = packed_signals(packed)
-            numbers = unpack(packed.tolist(), self._fields)
+            reader = self._reader
+            packed, probs = self._fused.read(pending[0], reader, uniform, self._previous)
+            numbers = packed.tolist()
         else:
+            reader = self._reader if predicts else self._blind
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
-            logits = forward.logits[0]  # (V,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            noise = self._noise(len(logits))
-            reading, probs = self._reader.read(logits, noise, state, self._previous, self._foresee)
-            if self._previous is not None:
-                self._previous = distribution_signals(reading).double()
-            numbers = fetch(reading)
+            known = state, self._previous, self._foresee
+            if (rows := rows_of(forward)) is not None:
+                numbers, probs = reader.read_row(rows[0], uniform, *known)
+                packed = None
+            else:
+                packed, probs = reader(forward.logits[0], uniform, *known)
+                numbers = packed.tolist()
+        if self._previous is not None:
+            self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64) if packed is None else packed)
+        found = unpack(numbers, reader.fields)
         if self._head is not None and not predicts:
-            numbers["accept_prob"] = 1.0
-        return step_of(index, numbers, self._signals), probs
-
-    def _noise(self, vocabulary: int) -> torch.Tensor | None:
-        if self._sampling.greedy:
-            return None
-        return arrivals((vocabulary,), self.runner.device, self._generator)  # (V,)
+            found["accept_prob"] = 1.0
+        return step_of(index, found, self._signals), probs
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

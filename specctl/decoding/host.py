@@ -5,11 +5,19 @@ finds a maximum in a tenth of torch's time and starts an operation in a third of
 what is on another device, is left to torch.
 """
 
+from collections.abc import Set
+
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.compiler import is_compiling
+
+from specctl.models.running.runner import Forward
+from specctl.policies import Signal
 
 TINY = torch.finfo(torch.float32).tiny
+UNDERFLOW = np.float32(-200)
+"""Logits so far below the largest have a probability of 0 in float32."""
 CANDIDATES = (128, 1024, 1 << 31)
 """How many of the likeliest tokens are looked at, one number after the other, until top-p leaves some of them out;
 instead of a large part all are sorted."""
@@ -20,12 +28,22 @@ Counts = npt.NDArray[np.int64]
 
 def on_host(tensor: torch.Tensor) -> bool:
     """Whether numpy can read a tensor where it is."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.is_cpu and not is_compiling()
 
 
 def array(tensor: torch.Tensor) -> Floats:
-    """A float32 tensor on the host as an array of the same memory."""
-    return tensor.detach().numpy()
+    """A tensor on the host as a float32 array: of the same memory, if it is one already."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    found: Floats = (tensor if tensor.dtype == torch.float32 else tensor.float()).numpy()
+    return found
+
+
+def rows_of(forward: Forward) -> Floats | None:
+    """The logits ``(R, V)`` of a pass as numpy's, if they are on the host."""
+    if forward.rows is not None:
+        return forward.rows
+    return array(forward.logits) if on_host(forward.logits) else None
 
 
 def argmax(values: torch.Tensor) -> torch.Tensor:  # (..., V) -> (...)
@@ -35,23 +53,44 @@ def argmax(values: torch.Tensor) -> torch.Tensor:  # (..., V) -> (...)
     return torch.from_numpy(np.asarray(array(values).argmax(-1)))
 
 
-def best_of(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+def best_of(forward: Forward) -> tuple[list[int], list[float]]:
     """The index of each row's largest logit, and its value: NaN where a row of ``(R, V)`` holds one."""
-    if logits.dtype == torch.float32 and on_host(logits):
-        rows = array(logits)
-        indices = rows.argmax(-1)
-        return indices.tolist(), rows[np.arange(len(rows)), indices].tolist()
-    best = logits.max(-1)
+    if (rows := rows_of(forward)) is not None:
+        indices = rows.argmax(-1).tolist()
+        return indices, [float(row[index]) for row, index in zip(rows, indices, strict=True)]
+    best = forward.logits.max(-1)
     choices, values = torch.stack([best.indices.double(), best.values.double()]).tolist()
     return [int(choice) for choice in choices], values
 
 
-def entropies(probs: torch.Tensor) -> torch.Tensor:  # (..., V) -> (...)
-    """The Shannon entropy of each float32 distribution, in nats."""
-    if not on_host(probs):
-        return -(probs * probs.clamp_min(TINY).log()).sum(-1)  # a third of entr's time, and 0 at 0 like it
-    values = array(probs)
-    return torch.from_numpy(np.asarray(-(values * np.log(np.maximum(values, TINY))).sum(-1)))
+def signals_of(logits: Floats, token: int, wanted: Set[Signal]) -> list[float]:
+    """Entropy in nats, top probability and the token's probability under the softmax of ``(V,)`` at temperature 1.
+
+    Those wanted, in the order of `DISTRIBUTION_SIGNALS`.
+    """
+    top = logits[logits.argmax()]
+    if top == np.inf:
+        return [np.nan] * len(wanted)  # what a softmax makes of it
+    below = logits - top
+    weights = np.exp(below)
+    whole = weights.sum()
+    found: list[float] = []
+    if "entropy" in wanted:
+        # A suppressed token's logit is -inf, and its share 0.
+        found.append(np.log(whole) - (weights * np.maximum(below, UNDERFLOW)).sum() / whole)
+    if "top_prob" in wanted:
+        found.append(1 / whole)
+    if "token_prob" in wanted:
+        found.append(weights[token] / whole)
+    return found
+
+
+def reached(sums: torch.Tensor, part: float) -> int:
+    """The first index at which running sums ``(V,)``, float64, pass a part of the whole, at most the last weight."""
+    running = sums.detach().numpy()
+    whole = running[-1]
+    index = int(running.searchsorted(part * whole, side="right"))
+    return min(index, int(running.searchsorted(whole)), len(running) - 1)
 
 
 def filtered(scores: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:

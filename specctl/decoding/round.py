@@ -70,7 +70,7 @@ def verified_round(
     drafted = perf_counter()
     count, start = len(draft.tokens), verifier.length
     forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
-    verdict, probs = judge(draft, forward.logits, sampling, generator)
+    verdict, probs = judge(draft, forward, sampling, generator)
     ended = 0 < count == verdict.accepted and draft.tokens[-1] in eos
     if read is not None:
         kept = draft.tokens[: verdict.accepted]
@@ -100,13 +100,13 @@ def verified_round(
 
 
 def judge(
-    draft: Draft, logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None
+    draft: Draft, forward: Forward, sampling: Sampling, generator: torch.Generator | None
 ) -> tuple[Verdict, torch.Tensor | None]:
     """The verdict on K draft tokens, and the verifier's distributions ``(K + 1, V)`` behind it; None when greedy.
 
     Args:
         draft: the K tokens with their distributions.
-        logits: ``(K + 1, V)``, the verifier's.
+        forward: the verifier's, with logits ``(K + 1, V)``.
         sampling: how tokens are drawn.
         generator: of the logits' device.
 
@@ -114,10 +114,10 @@ def judge(
         RecordError: the logits hold NaN.
     """
     if sampling.greedy:
-        choices, values = best_of(logits)
+        choices, values = best_of(forward)
         require_numbers(*values)
         return verify_greedy(draft.tokens, choices), None
-    probs = sampling.probs(logits)  # (K + 1, V)
-    tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=logits.device)
-    draft_probs = probs[:0] if draft.probs is None else draft.probs.to(logits.device)
+    probs = sampling.probs(forward.logits)  # (K + 1, V)
+    tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=probs.device)
+    draft_probs = probs[:0] if draft.probs is None else draft.probs.to(probs.device)
     return verify(tokens, draft_probs, probs, generator), probs

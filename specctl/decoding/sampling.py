@@ -3,9 +3,10 @@
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from specctl.decoding.host import TINY, argmax, entropies, filtered, on_host
+from specctl.decoding.host import TINY, argmax, array, filtered, on_host, reached, signals_of
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.profile.schema import SamplingTable
 
@@ -66,21 +67,27 @@ class Sampling:
 
 def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (..., V) -> (...)
     """One index of each row, with probability proportional to its weight, without waiting for the device."""
-    return race(weights, arrivals(weights.shape, weights.device, generator))
+    return pick(weights, uniforms(weights.shape[:-1], weights.device, generator))
 
 
-def arrivals(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:  # (...)
-    """Standard exponential variates: all the randomness of a `race`."""
-    if device.type == "cpu":
-        # By the inverse distribution function: a third of exponential_'s time on a CPU; float32 would be too coarse.
-        uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
-        return uniform.log_().float().neg_()  # never 0, for the numbers are less than 1
-    return torch.empty(shape, device=device).exponential_(generator=generator).clamp_min_(TINY)
+def uniforms(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:  # (...)
+    """Numbers in [0, 1), float64: all the randomness of a draw. Float32's would be too coarse for rare tokens."""
+    return torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
 
 
-def race(weights: torch.Tensor, arrivals: torch.Tensor) -> torch.Tensor:  # (..., V), (..., V) -> (...)
-    """The first of V arrivals at rates ``weights``, which is index i with probability w_i / sum(w)."""
-    return argmax(weights / arrivals)
+def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:  # (..., V), (...) -> (...)
+    """The index at which the running sum of a row's weights passes a part of the whole, by the inverse method.
+
+    For a number drawn uniformly it is index i with probability w_i / sum(w). Sums are float64, so that a token of
+    probability 1e-12 gets its due.
+    """
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    if weights.dim() == 1 and on_host(weights):
+        return torch.tensor(reached(sums, float(uniforms)))
+    whole = sums[..., -1:].contiguous()
+    index = torch.searchsorted(sums, uniforms[..., None] * whole, right=True)
+    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
+    return torch.minimum(index, torch.searchsorted(sums, whole)).clamp_max_(weights.shape[-1] - 1)[..., 0]
 
 
 def sibling(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
@@ -112,10 +119,18 @@ def read_signals(
     found: dict[Signal, torch.Tensor] = {}
     if not wanted:
         return found
+    if on_host(logits):
+        rows = array(logits.float().reshape(-1, logits.shape[-1]))
+        pairs = zip(rows, tokens.reshape(-1).tolist(), strict=True)
+        numbers = np.array([signals_of(row, token, wanted) for row, token in pairs], dtype=np.float32).T  # (F, n)
+        names = [name for name in DISTRIBUTION_SIGNALS if name in wanted]
+        return {
+            name: torch.from_numpy(values).reshape(tokens.shape) for name, values in zip(names, numbers, strict=True)
+        }
     plain = probs is not None and sampling is not None and sampling.plain
     raw = probs if probs is not None and plain else logits.float().softmax(-1)  # (..., V)
     if "entropy" in wanted:
-        found["entropy"] = entropies(raw)
+        found["entropy"] = -(raw * raw.clamp_min(TINY).log()).sum(-1)  # 0 at 0, and a third of entr's time
     if "top_prob" in wanted:
         found["top_prob"] = raw.amax(-1)
     if "token_prob" in wanted:

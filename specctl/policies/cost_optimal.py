@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Ge, Gt
 
 from specctl.policies.base import Rule, Signal, read
-from specctl.policies.online import OnlineLogistic, RunningLine, Slowdown, TokenRates, WidthTimes, log_odds
+from specctl.policies.logistic import OnlineLogistic, log_odds
+from specctl.policies.online import RunningLine, Slowdown, TokenRates, WidthTimes
 from specctl.records import DraftStep, Round
 
 
@@ -141,8 +142,7 @@ class CostOptimal(Rule):
 
     def _restart(self) -> None:
         self._accepted, self._accepted_by_head, self._next, self._first = (
-            OnlineLogistic(list(prior.mean), prior.variance, DRIFT)
-            for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT, FIRST)
+            OnlineLogistic(prior.mean, prior.variance, DRIFT) for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT, FIRST)
         )
         self._rates = TokenRates(RATE_PRIOR)
         self._draft, self._verify = RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR), WidthTimes(RunningLine(COST_MEMORY))
@@ -180,12 +180,12 @@ class CostOptimal(Rule):
         elif self.use_head:
             # A step's accept_prob is about the token before it.
             head_log_odds = log_odds(read(step.accept_prob))
-            self._survival_before *= self._accepted_by_head.predict((1.0, *self._last_features, head_log_odds))
+            self._survival_before *= self._accepted_by_head.predict(*self._last_features, head_log_odds)
         else:
             self._survival_before = self._survival
         self._last_features = _features(step)
-        self._survival = self._survival_before * self._accepted.predict((1.0, *self._last_features))
-        following = self._next.predict((1.0, self._last_features[1], self._rates.surplus(step.token)))
+        self._survival = self._survival_before * self._accepted.predict(*self._last_features)
+        following = self._next.predict(self._last_features[1], self._rates.surplus(step.token))
         return not self._goes_on(step.index, self._survival * following, following)
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
@@ -212,7 +212,7 @@ class CostOptimal(Rule):
             self._learn_times(round_)
         self._warm = True  # the first round of a run is slower: kernels are built, memory is allocated
         self._credit = min(self._credit + PROBING, self._price)
-        first = self._first.predict((1.0, self._rates.surplus(self._last_token)))
+        first = self._first.predict(self._rates.surplus(self._last_token))
         self._drafts_next = first > self._price and self._drafts.pays(first, self._price, self._entry)
         if not self._drafts_next and self._credit >= self._price:
             self._credit = 0.0
@@ -224,16 +224,16 @@ class CostOptimal(Rule):
         token_before, root_entropy_before = self._last_token, 0.0
         for position, (step, outcome) in enumerate(zip(round_.steps, outcomes, strict=False), start=1):
             confidence, root_entropy = _features(step)
-            self._accepted.learn((1.0, confidence, root_entropy), outcome)
+            self._accepted.learn(outcome, confidence, root_entropy)
             if self.use_head and position < round_.drafted:
                 # A step's accept_prob is about the token before it.
                 head_log_odds = log_odds(read(round_.steps[position].accept_prob))
-                self._accepted_by_head.learn((1.0, confidence, root_entropy, head_log_odds), outcome)
+                self._accepted_by_head.learn(outcome, confidence, root_entropy, head_log_odds)
             surplus = self._rates.surplus(token_before)
             if step.index == 1:
-                self._first.learn((1.0, surplus), outcome)
+                self._first.learn(outcome, surplus)
             else:
-                self._next.learn((1.0, root_entropy_before, surplus), outcome)
+                self._next.learn(outcome, root_entropy_before, surplus)
             self._rates.learn(token_before, outcome)
             token_before, root_entropy_before = step.token, root_entropy
 

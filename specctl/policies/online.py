@@ -1,13 +1,9 @@
 """Estimators that learn from one observation at a time and slowly forget old ones. Pure Python on a few floats."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, log
-from operator import mul
 
-FLAT = 1e-4
-"""Smallest variance of an outcome, so that even a certain prediction can still change. Probabilities are also kept this
-far from 0 and 1 before they become log-odds."""
+from specctl.policies.logistic import log_odds
+
 RIDGE = 0.05
 """Added to the variance of k, so that the slope is close to 0 while k hardly varies."""
 RATE_SPEED = 0.005
@@ -22,56 +18,6 @@ SURPLUS_PRIOR, SURPLUS_NOISE = 4.0, 0.05
 over SURPLUS_NOISE of the expected time."""
 SLOWDOWN_RATE, LARGEST_SLOWDOWN = 0.3, 4.0
 """Weight of one observation in the logarithm of the slowdown; an observation counts at most as this factor."""
-
-
-def log_odds(probability: float) -> float:
-    probability = min(1 - FLAT, max(FLAT, probability))
-    return log(probability / (1 - probability))
-
-
-@dataclass(slots=True)
-class OnlineLogistic:
-    """Logistic regression whose weights drift: an extended Kalman filter, one online Newton step per observation.
-
-    With p = sigma(w x) and v = p (1 - p), an outcome y moves w by P x (y - p) / (1 + v x P x), and the covariance P
-    shrinks by v P x (P x)' / (1 + v x P x). Before each update the variance of every weight grows by ``drift`` times
-    its prior variance, at most to the prior variance, so that old observations count less.
-
-    Attributes:
-        weights: one for each feature; at first the means of the prior.
-        variances: variances of the prior, one for each weight.
-        drift: share of the prior variance that each observation adds to the variance of a weight.
-    """
-
-    weights: list[float]
-    variances: Sequence[float]
-    drift: float
-    _covariance: list[list[float]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        size = range(len(self.weights))
-        self._covariance = [[self.variances[row] if row == column else 0.0 for column in size] for row in size]
-
-    def predict(self, features: Sequence[float]) -> float:
-        score = sum(map(mul, self.weights, features))
-        return 1 / (1 + exp(-max(-30.0, min(30.0, score))))
-
-    def learn(self, features: Sequence[float], outcome: float) -> None:
-        """Update the weights by an outcome: 0 or 1, or the probability of 1 if it is known."""
-        # This runs several times a round, beside passes of milliseconds: sums over maps are the fastest plain Python.
-        rows = self._covariance
-        for index, prior in enumerate(self.variances):
-            if rows[index][index] < prior:
-                rows[index][index] += self.drift * prior
-        direction = [sum(map(mul, row, features)) for row in rows]  # P x
-        predicted = self.predict(features)
-        variance = max(FLAT, predicted * (1 - predicted))
-        scale = 1 + variance * sum(map(mul, direction, features))
-        step, shrink = (outcome - predicted) / scale, variance / scale
-        self.weights = [weight + step * part for weight, part in zip(self.weights, direction, strict=True)]
-        for index, part in enumerate(direction):
-            share = shrink * part
-            rows[index] = [value - share * other for value, other in zip(rows[index], direction, strict=True)]
 
 
 @dataclass(slots=True)
@@ -194,6 +140,7 @@ class TokenRates:
 
     prior: float
     _rate: float = 0.7
+    _level: float = log_odds(0.7)  # of the rate
     _seen: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def surplus(self, token: int | None) -> float:
@@ -204,11 +151,12 @@ class TokenRates:
         if token is None or token not in self._seen:
             return 0.0
         accepted, verified = self._seen[token]
-        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - log_odds(self._rate)
+        return log_odds((accepted + self.prior * self._rate) / (verified + self.prior)) - self._level
 
     def learn(self, token: int | None, outcome: float) -> None:
         """Add the outcome (0 or 1, or the probability of 1) of the draft token that follows ``token``."""
         self._rate += RATE_SPEED * (outcome - self._rate)
+        self._level = log_odds(self._rate)
         if token is not None:
             accepted, verified = self._seen.get(token, (0.0, 0))
             self._seen[token] = accepted + outcome, verified + 1

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from specctl.policies import Signal
 from specctl.policies.base import Rule, read
-from specctl.policies.online import log_odds
+from specctl.policies.logistic import log_odds
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
 from specctl.replay.play import Replay, replay

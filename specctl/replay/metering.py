@@ -193,8 +193,8 @@ def _round(
     draft = drafter.draft(sequence, length)
     wait(draft_device)
     drafted = perf_counter()
-    logits = pair.target.extend([sequence[-1], *draft.tokens], keep=length + 1).logits
-    judge(draft, logits, sampling, None)
+    forward = pair.target.extend([sequence[-1], *draft.tokens], keep=length + 1)
+    judge(draft, forward, sampling, None)
     wait(target_device)
     verified = perf_counter()
     for runner in (pair.target, pair.drafts[0]):

@@ -12,7 +12,8 @@ from transformers import (
 
 from specctl.decoding import sampling as module
 from specctl.decoding.host import argmax
-from specctl.decoding.sampling import Sampling, draw, sibling
+from specctl.decoding.sampling import Sampling, draw, pick, read_signals, sibling
+from specctl.policies import DISTRIBUTION_SIGNALS
 
 
 def by_transformers(sampling: Sampling, logits: torch.Tensor) -> torch.Tensor:
@@ -161,6 +162,45 @@ def test_draws_are_proportional_to_their_weights(weights: list[float]) -> None:
     assert not seen[~possible].any()
     expected = row[possible].double() / row.double().sum() * 8000
     assert chisquare(seen[possible].double(), expected).pvalue > 1e-3
+
+
+@pytest.mark.usefixtures("somewhere")
+def test_each_index_is_picked_by_the_part_of_the_numbers_that_its_weight_is() -> None:
+    """Exactly: the numbers that pick an index are those between the sums before and behind it."""
+    row = torch.tensor([0.0, 0.25, 0.0, 1e-12, 0.5, 0.25, 0.0])
+    total = 1 + 1e-12
+    edges = [0.0, 0.25 / total, (0.25 + 1e-12) / total, (0.75 + 1e-12) / total, 1.0]
+    for index, least, end in zip([1, 3, 4, 5], edges, edges[1:], strict=False):
+        inside = [least + (end - least) * part for part in (0.01, 0.5, 0.99)]
+        assert [int(pick(row, torch.tensor(number, dtype=torch.float64))) for number in inside] == [index] * 3
+        assert pick(row.expand(3, -1), torch.tensor(inside, dtype=torch.float64)).tolist() == [index] * 3
+
+
+@pytest.mark.usefixtures("somewhere")
+@pytest.mark.parametrize("weights", [[0.1, 0.7, 0.0], [0.0, 3e-40, 0.0], [1.0, 1e-30, 0.0]])
+def test_the_largest_number_picks_nothing_behind_the_last_weight(weights: list[float]) -> None:
+    largest = torch.tensor(1 - 2**-53, dtype=torch.float64)
+    row = torch.tensor(weights)
+    assert row[int(pick(row, largest))] > 0
+    assert row[int(pick(row.expand(2, -1), largest.expand(2))[0])] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_signals_on_the_host_are_those_of_a_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = (4 * torch.randn(5, 300, generator=seeded(8))).to(dtype)
+    logits[1, 3:] = -torch.inf
+    logits[2, 7] = 1e4
+    logits[3, 7] = torch.nan
+    tokens = torch.tensor([4, 2, 7, 1, 9])
+    here = read_signals(logits, tokens)
+    one = [read_signals(row, token) for row, token in zip(logits, tokens, strict=True)]
+    monkeypatch.setattr(module, "on_host", lambda _: False)
+    there = read_signals(logits, tokens)
+    assert list(here) == list(there) == list(DISTRIBUTION_SIGNALS)
+    for name, values in here.items():
+        torch.testing.assert_close(values, there[name], atol=2e-6, rtol=1e-5, equal_nan=True)
+        # One at a time or all together, to the last bit: a replay must decide as the live run did.
+        assert torch.equal(torch.stack([row[name] for row in one]).nan_to_num(), values.nan_to_num())
 
 
 def test_the_same_seed_draws_the_same() -> None:

@@ -8,7 +8,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling, arrivals
+from specctl.decoding.sampling import Sampling, uniforms
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.graph import CudaCapture, GraphRunner
 from specctl.models.running.runner import EagerRunner
@@ -61,7 +61,7 @@ def test_a_captured_draft_step_reads_what_an_eager_one_reads(sampling: Sampling)
             runner.extend(TOKENS[:40], keep=0)
         for token in TOKENS[40:60]:
             draws = torch.Generator("cuda").manual_seed(token)
-            noise = None if sampling.greedy else arrivals(60, torch.device("cuda"), draws)
+            noise = None if sampling.greedy else uniforms((), torch.device("cuda"), draws)
             values, probs = graph.read(token, read, noise)
             found, expected = read(eager.extend([token], keep=1).logits[0], noise)
             torch.testing.assert_close(values, found, atol=1e-4, rtol=1e-3)

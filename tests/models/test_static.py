@@ -12,7 +12,7 @@ from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.reading import Reader, packed_signals
-from specctl.decoding.sampling import Sampling, arrivals
+from specctl.decoding.sampling import Sampling, uniforms
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.fixed_buffers import PIECE
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -123,7 +123,7 @@ def test_a_token_read_in_the_pass_is_the_one_read_after_it(
         runner.extend(TOKENS[:10], keep=0)
     kept = []
     for token in TOKENS[10:20]:
-        noise = None if sampling.greedy else arrivals(VOCABULARY, plain.device, seeded(token))
+        noise = None if sampling.greedy else uniforms((), plain.device, seeded(token))
         values, probs = fused.read(token, read, noise, previous)  # type: ignore[attr-defined]
         step = plain.extend([token], keep=1, hidden=True)
         assert step.hidden is not None

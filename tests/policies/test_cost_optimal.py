@@ -4,10 +4,12 @@ import random
 from dataclasses import replace
 from math import exp, sqrt
 
+import numpy as np
 import pytest
 
 from specctl.policies.cost_optimal import ACCEPTED, NEXT, PROBING, CostOptimal, _features
-from specctl.policies.online import OnlineLogistic, RunningLine, TokenRates, WidthTimes, log_odds
+from specctl.policies.logistic import OnlineLogistic, log_odds
+from specctl.policies.online import RunningLine, TokenRates, WidthTimes
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 
@@ -186,16 +188,43 @@ def test_logistic_regression_finds_the_weights_and_follows_them() -> None:
     for bias in (1.0, -1.0):
         for _ in range(4000):
             x = chance.uniform(-2, 2)
-            model.learn((1.0, x), float(chance.random() < sigmoid(bias + 1.5 * x)))
-        assert model.weights == pytest.approx([bias, 1.5], abs=0.35)
+            model.learn(float(chance.random() < sigmoid(bias + 1.5 * x)), x)
+        assert model.weights[:2] == pytest.approx([bias, 1.5], abs=0.35)
 
 
 def test_one_newton_step_by_hand() -> None:
-    """w = 0, P = 1, x = 2, y = 1: v = 1/4, 1 + v x P x = 2; w = P x (1 - 1/2) / 2 = 1/2; P = 1 - 1/4 * 4 / 2 = 1/2."""
-    model = OnlineLogistic([0.0], (1.0,), 0.0)
-    model.learn((2.0,), 1.0)
-    assert model.weights == pytest.approx([0.5])
-    assert model._covariance == [[pytest.approx(0.5)]]
+    """w = 0, P = 1, x = 2, o = 1: v = 1/4, 1 + v x P x = 2; w = P x (1 - 1/2) / 2 = 1/2; P = 1 - 1/4 * 4 / 2 = 1/2."""
+    model = OnlineLogistic([0.0, 0.0], (0.0, 1.0), 0.0)  # a constant that is known to be 0
+    model.learn(1.0, 2.0)
+    assert model.weights == pytest.approx((0.0, 0.5, 0.0, 0.0))
+    assert model._covariance[4] == pytest.approx(0.5)
+
+
+def test_the_written_out_sums_are_those_of_matrices() -> None:
+    chance, drift = random.Random(5), 1e-2
+    means, variances = np.array([0.3, -0.2, 0.5, 0.1]), np.array([1.0, 0.5, 0.2, 0.8])
+    model = OnlineLogistic(means.tolist(), variances.tolist(), drift)
+    weights, covariance = means.copy(), np.diag(variances)
+    for _ in range(200):
+        features = np.array([1.0, *(chance.uniform(-2, 2) for _ in range(3))])
+        outcome = chance.random()
+        growing = np.diag(covariance) < variances
+        covariance += np.diag(growing * drift * variances)
+        predicted = sigmoid(weights @ features)
+        variance = predicted * (1 - predicted)
+        direction = covariance @ features
+        scale = 1 + variance * features @ direction
+        weights = weights + direction * (outcome - predicted) / scale
+        covariance = covariance - variance / scale * np.outer(direction, direction)
+        model.learn(outcome, *features[1:].tolist())
+        assert model.predict(*features[1:].tolist()) == pytest.approx(sigmoid(weights @ features))
+    assert model.weights == pytest.approx(weights)
+    assert model._covariance == pytest.approx(covariance[np.triu_indices(4)])
+
+
+def test_a_fourth_feature_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 features; at most 3"):
+        OnlineLogistic([0.0] * 5, [1.0] * 5, 0.0)
 
 
 def test_a_line_is_found_in_spite_of_outliers_and_after_a_change() -> None:
@@ -281,8 +310,8 @@ def test_what_a_heads_prediction_means_is_learned_from_the_verdict_on_its_token(
         DraftStep(place, place, entropy=0.5, top_prob=0.8, accept_prob=predicted)
         for place, predicted in enumerate((1.0, 0.05, 0.95), start=1)
     )
-    before = policy._accepted_by_head.predict((1.0, *_features(steps[1]), log_odds(0.95)))
+    before = policy._accepted_by_head.predict(*_features(steps[1]), log_odds(0.95))
     for _ in range(60):
         policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
-    assert policy._accepted_by_head.predict((1.0, *_features(steps[1]), log_odds(0.95))) < 0.3 < before
-    assert policy._accepted_by_head.predict((1.0, *_features(steps[0]), log_odds(0.05))) > 0.6
+    assert policy._accepted_by_head.predict(*_features(steps[1]), log_odds(0.95)) < 0.3 < before
+    assert policy._accepted_by_head.predict(*_features(steps[0]), log_odds(0.05)) > 0.6

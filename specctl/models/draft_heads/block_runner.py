@@ -119,7 +119,7 @@ class BlockRunner(FixedBufferRunner):
         return Forward(torch.cat(logits)[kept], torch.cat(states)[kept] if hidden else None)
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `StaticRunner`.
 
@@ -132,7 +132,7 @@ class BlockRunner(FixedBufferRunner):
             ahead = (row, self._none_ahead) if last else (self._hidden[self._row + 1], self._ahead)
             kind = PassKind(1, reader.hidden, reader)
             self._reserve(self.length + 1)
-            given = (base, row, self._memory, *ahead, arrivals, previous)
+            given = (base, row, self._memory, *ahead, uniform, previous)
             values, probs, self._memory = self._run(kind, [token], *given)
         return values, probs
 
@@ -176,7 +176,7 @@ class BlockRunner(FixedBufferRunner):
                 memory: torch.Tensor,
                 ahead: torch.Tensor,
                 is_ahead: torch.Tensor,
-                arrivals: torch.Tensor | None,
+                uniform: torch.Tensor | None,
                 previous: torch.Tensor | None,
             ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
                 """``ahead`` is the hidden state ``(H,)`` of the row after this one, ``is_ahead`` ``(1,)`` 0 if none."""
@@ -187,7 +187,7 @@ class BlockRunner(FixedBufferRunner):
 
                 state = row if kind.hidden else None
                 known = foresee if self.foresees else None
-                values, probs = reader(logits[: self.vocabulary], arrivals, state, previous, known)
+                values, probs = reader(logits[: self.vocabulary], uniform, state, previous, known)
                 return values, probs, memory
 
             return reading_of

@@ -96,13 +96,13 @@ class HeadRunner(FixedBufferRunner):
         return Forward(whole[kept], torch.cat(states)[kept] if hidden else None)
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `StaticRunner`."""
         self._reserve(self.length + 1)
         kind = PassKind(1, reader.hidden, reader, reads_rows=True)
         with torch.inference_mode():
-            values, probs, own = self._run(kind, [token], self._next_rows(1), arrivals, previous)
+            values, probs, own = self._run(kind, [token], self._next_rows(1), uniform, previous)
         self._advance(1, own)
         return values, probs
 
@@ -164,11 +164,11 @@ class HeadRunner(FixedBufferRunner):
             positions: torch.Tensor,
             slots: torch.Tensor,
             rows: torch.Tensor,
-            arrivals: torch.Tensor | None,
+            uniform: torch.Tensor | None,
             previous: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
             logits, hidden, own = logits_of(ids, positions, slots, rows)
-            values, probs = reader(logits[0], arrivals, None if hidden is None else hidden[0], previous)
+            values, probs = reader(logits[0], uniform, None if hidden is None else hidden[0], previous)
             return values, probs, own
 
         return reading_of

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import onnxruntime
 import torch
 
@@ -47,32 +50,57 @@ def open_session(path: Path, device: torch.device, threads: int) -> onnxruntime.
 
 
 class _Kind(NamedTuple):
-    """What passes must have in common to share what is bound: T, R, the layers whose states they give, and whether
-    their results may be overwritten."""
+    """What passes must have in common to share what is bound: T, R, and the layers whose states they give."""
 
     width: int
     rows: int
     layers: tuple[int, ...]
-    passing: bool
+
+
+class _Numbers:
+    """An input of a few integers: filled in on the host by numpy, which takes a tenth of torch's time for so few.
+
+    Attributes:
+        host: to fill in before a pass.
+        tensor: what the pass reads: the same memory on a CPU, a copy by `send` on another device.
+    """
+
+    def __init__(self, numbers: torch.Tensor, device: torch.device) -> None:
+        self._source = numbers
+        self.host: npt.NDArray[Any] = numbers.numpy()
+        self.tensor = numbers.to(device)
+
+    def send(self) -> None:
+        self.tensor.copy_(self._source)
 
 
 @dataclass(slots=True)
 class _Bound:
-    """A kind of pass with its inputs bound: only their contents and the place of its results change."""
+    """A kind of pass with its inputs and results bound: only their contents change."""
 
     binding: onnxruntime.IOBinding
-    ids: torch.Tensor  # (1, T) int64
-    positions: torch.Tensor | None  # (1, T) int64; None where the graph does not read them
-    rows: torch.Tensor  # (R,) int64
-    results: "Results | None" = None  # which every pass of this kind overwrites
+    ids: _Numbers  # (1, T) int64
+    positions: _Numbers | None  # (1, T) int64; None where the graph does not read them
+    rows: _Numbers  # (R,) int64
+    results: "Results"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
-    """What a pass gave: logits ``(R, V)`` and the states ``(T, D)`` that were asked for, by layer."""
+    """What a pass gave: logits ``(R, V)`` and the states ``(T, D)`` that were asked for, by layer.
+
+    Attributes:
+        shared: whether the next pass overwrites them.
+    """
 
     logits: torch.Tensor
     states: dict[int, torch.Tensor]
+    shared: bool
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.float32]:
+        """The logits of a float32 graph on the host, as numpy's."""
+        return self.logits.numpy()
 
 
 class Passes:
@@ -84,27 +112,31 @@ class Passes:
         capacity: tokens to make room for at first.
 
     Attributes:
-        vocabulary: V, the length of a row of logits.
         layers: how many decoder layers have states.
+        gives_rows: whether results have logits as numpy's.
     """
 
     def __init__(self, session: onnxruntime.InferenceSession, device: torch.device, capacity: int) -> None:
         self._session = session
         self._device = device
+        self._on_host = device.type == "cpu"
         inputs = {given.name: given for given in session.get_inputs()}
         outputs = {made.name: made for made in session.get_outputs()}
-        self.vocabulary = int(outputs["logits"].shape[2])
+        self._vocabulary = int(outputs["logits"].shape[2])
         self.layers = sum(name.startswith("state.") for name in outputs) - 1
         self._width = int(outputs["state.last"].shape[2])
         self._dtype = NUMBERS[outputs["logits"].type]
+        self.gives_rows = self._on_host and self._dtype == torch.float32
         self._placed = "positions" in inputs
         self._caches = [(name, given.shape) for name, given in inputs.items() if name.startswith("past.")]
         self.capacity = capacity
         self._buffers = self._allocated()
-        # Attention on a GPU wants the number of tokens on the host and the one before on the device.
-        self._before = torch.zeros(1, dtype=torch.int32, device=device)
-        self._total = torch.zeros(1, dtype=torch.int32)
+        with torch.inference_mode(False):  # what is filled anew in each pass must not be an inference tensor
+            # Attention on a GPU wants the number of tokens on the host and the one before on the device.
+            self._before = _Numbers(torch.zeros(1, dtype=torch.int32), device)
+            self._total = _Numbers(torch.zeros(1, dtype=torch.int32), torch.device("cpu"))
         self._bound: dict[_Kind, _Bound] = {}
+        self._shared: dict[tuple[str, int], torch.Tensor] = {}  # by result and the most rows of it
 
     @torch.inference_mode(False)
     def _allocated(self) -> dict[str, torch.Tensor]:
@@ -126,71 +158,71 @@ class Passes:
             buffer[:, :, :filled] = old[name][:, :, :filled]
         self._bound.clear()
 
-    def run(
-        self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = (), *, passing: bool = False
-    ) -> Results:
+    def run(self, tokens: Sequence[int], after: int, keep: int, layers: Sequence[int] = ()) -> Results:
         """One pass over tokens that come after so many cached ones.
 
         Args:
             tokens: T ids; there is room for them.
             after: how many of the cached tokens they follow; later ones are overwritten.
-            keep: R, logits of the last so many.
+            keep: logits of the last so many; R is at least 1.
             layers: whose states are wanted.
-            passing: whether the results are read before the next pass, which may overwrite them.
         """
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
-        kind = _Kind(width, rows, tuple(layers), passing)
+        kind = _Kind(width, rows, tuple(layers))
         bound = self._bound.get(kind) or self._bind(kind)
-        self._before.fill_(after + width - 1)
-        self._total.fill_(after + width)
-        if width == 1:
-            bound.ids.fill_(tokens[0])
-        else:
-            bound.ids.copy_(torch.tensor(tokens))
+        self._before.host[0] = after + width - 1
+        self._total.host[0] = after + width
+        bound.ids.host[0] = tokens
         if bound.positions is not None:
-            torch.arange(after, after + width, out=bound.positions[0])
-        results = bound.results or self._bind_results(bound.binding, kind)
-        if self._device.type != "cpu":
+            bound.positions.host[0] = range(after, after + width)
+        if not self._on_host:
+            for numbers in (self._before, bound.ids, bound.positions):
+                if numbers is not None:
+                    numbers.send()
             torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(bound.binding)
-        return Results(results.logits[:keep], results.states)
+        return bound.results
 
     @torch.inference_mode(False)  # what is filled anew in each pass must not be an inference tensor
     def _bind(self, kind: _Kind) -> _Bound:
-        def numbers(start: int, end: int) -> torch.Tensor:
-            return torch.arange(start, end, device=self._device)
-
+        places = torch.arange(kind.width)
         bound = _Bound(
             self._session.io_binding(),
-            numbers(0, kind.width)[None],
-            numbers(0, kind.width)[None] if self._placed else None,
-            numbers(kind.width - kind.rows, kind.width),
+            _Numbers(places[None].clone(), self._device),
+            _Numbers(places[None].clone(), self._device) if self._placed else None,
+            _Numbers(places[kind.width - kind.rows :], self._device),
+            self._results(kind),
         )
-        given = {"ids": bound.ids, "rows": bound.rows, "before": self._before, "total": self._total, **self._buffers}
+        inputs = {"ids": bound.ids, "rows": bound.rows, "before": self._before, "total": self._total}
         if bound.positions is not None:
-            given["positions"] = bound.positions
+            inputs["positions"] = bound.positions
+        given = {**{name: numbers.tensor for name, numbers in inputs.items()}, **self._buffers}
         for name, tensor in given.items():
             where = tensor.device.type, tensor.device.index or 0
             bound.binding.bind_input(name, *where, ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
         for name, buffer in self._buffers.items():
             self._bind_output(bound.binding, name.replace("past", "present"), buffer)
-        if kind.passing:
-            bound.results = self._bind_results(bound.binding, kind)
+        self._bind_output(bound.binding, "logits", bound.results.logits)
+        for layer, states in bound.results.states.items():
+            self._bind_output(bound.binding, state_name(layer), states)
         if kind.width <= KEPT:
             self._bound[kind] = bound
         return bound
 
-    def _bind_results(self, binding: onnxruntime.IOBinding, kind: _Kind) -> Results:
-        """New memory for the results of the next pass."""
-        settings: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
-        results = Results(
-            torch.empty(kind.rows, self.vocabulary, **settings),
-            {layer: torch.empty(kind.width, self._width, **settings) for layer in kind.layers},
-        )
-        self._bind_output(binding, "logits", results.logits)
-        for layer, states in results.states.items():
-            self._bind_output(binding, state_name(layer), states)
-        return results
+    def _results(self, kind: _Kind) -> Results:
+        """Memory for the results of a kind of pass, which short ones share."""
+
+        def memory(name: str, rows: int, width: int) -> torch.Tensor:
+            if kind.width > KEPT:
+                return torch.empty(rows, width, dtype=self._dtype, device=self._device)
+            size = 1 << (rows - 1).bit_length()
+            if (name, size) not in self._shared:
+                self._shared[name, size] = torch.empty(size, width, dtype=self._dtype, device=self._device)
+            return self._shared[name, size][:rows]
+
+        logits = memory("logits", kind.rows, self._vocabulary)
+        states = {layer: memory(state_name(layer), kind.width, self._width) for layer in kind.layers}
+        return Results(logits, states, shared=kind.width <= KEPT)
 
     def _bind_output(self, binding: onnxruntime.IOBinding, name: str, tensor: torch.Tensor) -> None:
         shape = tuple(tensor.shape) if tensor.dim() == 4 else (1, *tensor.shape)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from specctl.models.onnx.passes import Passes
 from specctl.models.running.runner import Forward, joined
-from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import LAST
 
 CAPACITY = 256
@@ -51,10 +52,6 @@ class OnnxRunner:
         """Whether the graph was made for this runner."""
         return self.preparing_seconds > 0
 
-    @property
-    def specialises(self) -> bool:
-        return False
-
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         if len(tokens) <= PIECE:
             return self._pass(tokens, keep, hidden)
@@ -70,19 +67,20 @@ class OnnxRunner:
         layers = sorted({*self._watched, LAST}) if hidden else self._watched
         found = self._passes.run(tokens, self.length, keep, layers)
         self.length += len(tokens)
-        last = found.states[LAST][len(tokens) - keep :] if hidden else None
-        states = {layer: found.states[layer] for layer in self._watched} if self._watched else None
-        return Forward(found.logits[:, : self.vocabulary], last, states)
-
-    def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Extend by one token and read its pass, as in `FusedRunner`."""
-        self._reserve(self.length + 1)
-        found = self._passes.run((token,), self.length, 1, (LAST,) if reader.hidden else (), passing=True)
-        self.length += 1
-        state = found.states[LAST][0] if reader.hidden else None
-        return reader(found.logits[0, : self.vocabulary], arrivals, state, previous)
+        logits: torch.Tensor | npt.NDArray[np.float32]
+        if self._passes.gives_rows:
+            logits = found.rows[:keep, : self.vocabulary]
+            if found.shared:
+                logits = logits.copy()
+        else:
+            logits = found.logits[:keep, : self.vocabulary]
+            if found.shared:
+                logits = logits.clone()
+        if not layers:
+            return Forward(logits)
+        states = {layer: rows.clone() if found.shared else rows for layer, rows in found.states.items()}
+        last = states[LAST][len(tokens) - keep :] if hidden else None
+        return Forward(logits, last, {layer: states[layer] for layer in self._watched} if self._watched else None)
 
     def watch(self, layers: Iterable[int]) -> None:
         wanted = {*self._watched, *layers}

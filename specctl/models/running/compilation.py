@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 Pass = Callable[..., Any]
-_ARGUMENTS = ("ids", "positions", "slots", "rows", "arrivals", "previous")
+_ARGUMENTS = ("ids", "positions", "slots", "rows", "uniform", "previous")
 """Names of the arguments of a pass over fixed buffers."""
 
 

@@ -108,7 +108,7 @@ class FixedBufferRunner(ABC):
     def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
         """One short pass, compiled if there is a compiler and an earlier pass has made the buffers.
 
-        ``given`` are the tokens' rows, if it reads any, then a reader's arrivals and previous numbers, if it has one.
+        ``given`` are the tokens' rows, if it reads any, then a reader's uniform and previous numbers, if it has one.
         """
         ids = torch.tensor([tokens], device=self.device)  # (1, T)
         end = self.length + len(tokens)

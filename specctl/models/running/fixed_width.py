@@ -1,7 +1,6 @@
 """Passes of one shape only, so that a token's logits never depend on how many others are verified with it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from specctl.models.running.runner import Forward, Runner, joined
 from specctl.models.running.watching import cut_states
@@ -41,7 +40,7 @@ class FixedWidthRunner:
         if not keep:
             read = self.runner.length
             found = self.runner.extend(self._tokens[read:], keep=0, hidden=hidden)
-            return replace(found, states=cut_states(found.states, slice(begin - read, None)))
+            return Forward(found.logits, found.hidden, cut_states(found.states, slice(begin - read, None)))
         first = (end - keep) // self.width * self.width
         self.runner.rollback(first)
         read = self.runner.length

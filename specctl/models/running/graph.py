@@ -139,7 +139,8 @@ class Capturing(FixedBufferRunner):
         captured.positions.copy_(self._slots[self.length : self.length + width])
         for argument, value in zip(captured.more, given, strict=True):
             if argument is not None and value is not None:
-                argument[: len(value)].copy_(value)  # rows of padding stay as they are
+                filled = argument[: len(value)] if value.dim() else argument  # rows of padding stay as they are
+                filled.copy_(value)
         kept = slice(None) if kind.reader is not None else slice(len(tokens))
         return [_copied(result, kept) for result in captured.replay()]
 

@@ -1,9 +1,10 @@
 """One causal language model and its KV cache, for one sequence."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -19,19 +20,39 @@ REREAD = 16
 through a pass of their own, after which the state is saved."""
 
 
-@dataclass(frozen=True, slots=True)
 class Forward:
     """The outputs of one forward pass.
 
+    Args:
+        logits: ``(keep, V)``, or numpy's where a pass on the host gives those.
+
     Attributes:
-        logits: ``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary.
+        rows: the logits as numpy's if they were given so, float32: reading a few of them with numpy takes a third of
+            torch's time.
         hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
         states: of all tokens of the pass, for the layers that are watched; None if none is.
     """
 
-    logits: torch.Tensor
-    hidden: torch.Tensor | None = None
-    states: States | None = None
+    __slots__ = ("_logits", "hidden", "rows", "states")
+
+    def __init__(
+        self,
+        logits: torch.Tensor | npt.NDArray[np.float32],
+        hidden: torch.Tensor | None = None,
+        states: States | None = None,
+    ) -> None:
+        self._logits = logits if isinstance(logits, torch.Tensor) else None
+        self.rows = None if isinstance(logits, torch.Tensor) else logits
+        self.hidden = hidden
+        self.states = states
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary."""
+        if self._logits is None:
+            assert self.rows is not None, "one of both was given"
+            self._logits = torch.from_numpy(self.rows)
+        return self._logits
 
 
 class Runner(Protocol):
@@ -121,7 +142,7 @@ class FusedRunner(Runner, Protocol):
     def specialises(self) -> bool: ...
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read its pass: the numbers ``(F,)`` float64 and the distribution ``(V,)``."""
 

@@ -71,14 +71,14 @@ class StaticRunner(FixedBufferRunner):
         return Forward(logits[kept], None if last is None else last[kept], states)
 
     def read(
-        self, token: int, reader: TokenReader, arrivals: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read it in the same pass.
 
         Args:
             token: the id.
             reader: the same one for a whole sequence, because each reader has a pass compiled for it.
-            arrivals: ``(V,)`` for the reader, or None.
+            uniform: ``()`` float64 for the reader, or None.
             previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
 
         Returns:
@@ -86,7 +86,7 @@ class StaticRunner(FixedBufferRunner):
         """
         self._reserve(self.length + 1)
         with torch.inference_mode():
-            values, probs, _ = self._run(PassKind(1, reader.hidden, reader), [token], arrivals, previous)
+            values, probs, _ = self._run(PassKind(1, reader.hidden, reader), [token], uniform, previous)
         self.length += 1
         return values, probs
 
@@ -126,11 +126,11 @@ class StaticRunner(FixedBufferRunner):
             ids: torch.Tensor,
             positions: torch.Tensor,
             slots: torch.Tensor,
-            arrivals: torch.Tensor | None,
+            uniform: torch.Tensor | None,
             previous: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
             logits, states, _ = logits_of(ids, positions, slots)
-            values, probs = reader(logits[0], arrivals, None if states is None else states[0], previous)
+            values, probs = reader(logits[0], uniform, None if states is None else states[0], previous)
             return values, probs, None
 
         return reading_of

@@ -20,7 +20,7 @@ class TokenReader(Protocol):
     def __call__(
         self,
         logits: torch.Tensor,
-        arrivals: torch.Tensor | None,
+        uniform: torch.Tensor | None,
         hidden: torch.Tensor | None = None,
         previous: torch.Tensor | None = None,
         foresee: Foresee | None = None,
@@ -29,7 +29,7 @@ class TokenReader(Protocol):
 
         Args:
             logits: ``(V,)``.
-            arrivals: ``(V,)``, a draw's randomness.
+            uniform: ``()`` float64, a draw's randomness.
             hidden: ``(D,)``.
             previous: ``(S,)``, what an earlier call found and this one reads.
             foresee: of a `Foreseeing` runner.

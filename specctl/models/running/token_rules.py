@@ -5,7 +5,7 @@ so the target's distribution at a position is the same in target-only decoding a
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -155,7 +155,7 @@ class RuledRunner:
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self._text += tokens
         found = self.runner.extend(tokens, keep, hidden=hidden)
-        return replace(found, logits=self._rules.apply(found.logits, self._text))
+        return Forward(self._rules.apply(found.logits, self._text), found.hidden, found.states)
 
     def watch(self, layers: Iterable[int]) -> None:
         self.runner.watch(layers)

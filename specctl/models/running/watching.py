@@ -16,6 +16,8 @@ LAST = -1
 class LayerWatch:
     """Catches what enters a model's decoder layers, and what leaves the last of them after the final norm.
 
+    What it keeps takes no part in gradients: a pass outside of inference mode would otherwise stay alive in it.
+
     It hooks into the layers: the lists of hidden states that transformers returns on request mean different layers in
     different versions of it, and cannot be traced by torch.compile.
 
@@ -48,10 +50,11 @@ class LayerWatch:
         return {layer: states[0] for layer, states in self._caught.items()} if self._layers else None
 
     def _keep(self, layer: int, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._caught[layer] = given[0] if given else named["hidden_states"]
+        states = given[0] if given else named["hidden_states"]
+        self._caught[layer] = states.detach()
 
     def _keep_last(self, _: nn.Module, __: Any, output: Any) -> None:
-        self._caught[LAST] = output[0]
+        self._caught[LAST] = output[0].detach()
 
 
 def decoder(model: PreTrainedModel) -> nn.Module:

@@ -7,18 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_models import needs_onnx, sure_runner
-from toys import FAMILIES, noisy_copy, random_head, random_model, seeded
+from toys import FAMILIES, noisy_copy, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.reading import Reader, packed_signals
 from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling, arrivals
+from specctl.decoding.sampling import Sampling
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.runner import EagerRunner, Forward, FusedRunner, PreparedRunner
-from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.models.running.runner import EagerRunner, Forward
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 
@@ -116,31 +114,6 @@ def test_results_stay_when_later_passes_run() -> None:
     runner.extend(TOKENS[6:12], keep=6, hidden=True)
     assert torch.equal(first.logits, logits)
     assert torch.equal(hidden, before)
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=9)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("with_head", [False, True])
-def test_a_token_read_in_the_pass_is_the_one_read_after_it(sampling: Sampling, with_head: bool) -> None:
-    head = random_head(32) if with_head else None
-    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
-    assert isinstance(runner, FusedRunner)
-    assert isinstance(runner, PreparedRunner)
-    read = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head)
-    previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
-    for each in (runner, plain):
-        each.extend(TOKENS[:10], keep=0)
-    kept = []
-    for token in TOKENS[10:20]:
-        noise = None if sampling.greedy else arrivals((VOCABULARY,), plain.device, seeded(token))
-        values, probs = runner.read(token, read, noise, previous)
-        step = plain.extend([token], keep=1, hidden=True)
-        assert step.hidden is not None
-        found, expected = read(step.logits[0], noise, step.hidden[0] if with_head else None, previous)
-        previous = packed_signals(found)
-        torch.testing.assert_close(values, found, **CLOSE)
-        kept.append((probs, expected))
-    for probs, expected in kept:
-        torch.testing.assert_close(probs, expected, **CLOSE)
 
 
 def test_blocks_of_one_shape_do_not_depend_on_how_they_were_cut() -> None:

@@ -1,0 +1,44 @@
+"""A token read by torch or by numpy is the same token, with the same signals."""
+
+import pytest
+import torch
+from toys import random_head, seeded
+
+from specctl.decoding.host import array
+from specctl.decoding.reading import Reader, packed_signals
+from specctl.decoding.sampling import Sampling, uniforms
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.policies import DISTRIBUTION_SIGNALS
+
+HERE = torch.device("cpu")
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.7, top_k=9)], ids=["greedy", "1", "0.7"])
+@pytest.mark.parametrize(
+    "head",
+    [None, random_head(32, reads_signals=False), random_head(32)],
+    ids=["no head", "a head", "a head that reads signals"],
+)
+def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: AcceptanceHead | None) -> None:
+    reader = Reader(sampling, frozenset(DISTRIBUTION_SIGNALS), head, foresees=True)
+    previous = torch.tensor([1.5, 0.4, 0.3], dtype=torch.float64)
+    for seed in range(20):
+        logits, hidden = 3 * torch.randn(200, generator=seeded(seed)), torch.randn(32, generator=seeded(seed + 50))
+        uniform = None if sampling.greedy else uniforms((), HERE, seeded(seed))
+        given = uniform, None if head is None else hidden, previous, lambda token: token / 200
+        there, probs = reader(logits, *given)
+        here, same = reader.read_row(array(logits), *given)
+        assert len(here) == len(reader.fields)
+        torch.testing.assert_close(torch.tensor(here, dtype=torch.float64), there, atol=1e-6, rtol=1e-5)
+        assert (probs is None) == (same is None) == sampling.greedy
+        if probs is not None:
+            torch.testing.assert_close(same, probs)
+        previous = packed_signals(there)
+
+
+def test_only_what_is_wanted_is_read() -> None:
+    reader = Reader(Sampling(), frozenset({"top_prob"}))
+    logits = torch.tensor([0.0, 2.0, 1.0])
+    numbers, probs = reader.read_row(array(logits), None)
+    assert (reader.fields, probs) == (("token", "top_prob"), None)
+    assert numbers == [1, pytest.approx(float(logits.softmax(-1)[1]))]

@@ -1,0 +1,21 @@
+"""Watching a model's layers leaves the model as it was."""
+
+from copy import deepcopy
+
+import torch
+
+from specctl.models.running.watching import LAST, LayerWatch
+from tests.toys import random_model
+
+
+def test_what_is_kept_takes_no_part_in_gradients():
+    model = deepcopy(random_model("llama"))
+    watch = LayerWatch(model)
+    watch.watch([0, LAST])
+    with torch.enable_grad():
+        model(torch.tensor([[1, 2, 3]]))
+
+    kept = watch.take()
+    assert kept is not None
+    assert all(not states.requires_grad for states in kept.values())
+    deepcopy(model)  # torch copies no tensor that a gradient could flow through
