@@ -111,8 +111,11 @@ class Round:
         inner: in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the
             model below it; each took one forward pass of the draft. An inner round stops with ``budget`` where the
             block is full.
-        chances: min(1, p/q) of each accepted token and of the first rejected one, the probability that verification
-            accepts it; p and q are the verifier's and the draft's probability of the token. None in greedy decoding.
+        chances: of each accepted token and of the first rejected one, the probability that verification accepted it,
+            given all draft tokens of the round and that those before it were accepted. Where tokens are verified one
+            by one that is min(1, p/q), p and q the verifier's and the draft's probability of the token; in block
+            verification later tokens count too. The verdict is a draw from it either way, so whoever learns from
+            either learns the same on average. None in greedy decoding.
     """
 
     index: int
@@ -138,7 +141,7 @@ class Round:
 
     @property
     def rejected(self) -> DraftStep | None:
-        """The first token that verification rejected; the tokens after it were never verified."""
+        """The first token that verification did not keep; those after it were discarded with it."""
         return None if self.fully_accepted else self.steps[self.accepted]
 
     @property

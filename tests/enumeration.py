@@ -10,7 +10,9 @@ probability w_i / sum(w), which is its law, and the tests of sampling tell wheth
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, TypeVar
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -18,6 +20,7 @@ from toys import Ticks
 
 from specctl.decoding import hierarchy, reading, verification
 from specctl.decoding import round as one_round
+from specctl.profile.schema import Verification
 from specctl.records import Round
 from specctl.replay import coupling, grid_recording, recording
 
@@ -112,7 +115,9 @@ def doors(chance: Chance) -> Iterator[None]:
 
     with patched(
         patch.object(reading, "pick", pick),  # a draft's token
+        patch.object(reading, "picked", lambda weights, _: chance.choose(weights.tolist())),  # the same on the host
         patch.object(verification, "draw", draw),  # a verifier's own token
+        patch.object(verification, "draw_row", lambda weights, _: chance.choose(weights.tolist())),
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),
@@ -154,36 +159,77 @@ def drawn(chance: Chance, weights: torch.Tensor) -> torch.Tensor:  # (V,) or (T,
     return torch.tensor([chance.choose(row) if any(row) else 0 for row in weights.tolist()], dtype=torch.int64)
 
 
-class Coins:
-    """The coins that the program tosses: which of them keep a token is found out by asking the program itself.
+class Ways(NamedTuple):
+    """How one verdict comes about: with what probability, and coins that lead to it."""
 
-    Each rule keeps a token for all coins below some value and for none from there on; bisection finds the value, and
-    with it the probability to the last of a coin's 24 bits.
+    probability: float
+    coins: Sequence[int]
+
+
+class Coins:
+    """The coins that the program tosses: what they decide is found out by asking the program itself.
+
+    A coin falls well if it is below some value, and only that matters; bisection finds the value, and with it the
+    probability to the last of a coin's 24 bits. What follows from which of them fall well is up to the program.
     """
 
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
         self._known: dict[Hashable, int] = {}
+        self._verdicts: dict[Hashable, list[Ways]] = {}
         self._verify, self._draw_draft_tokens = verification.verify, coupling.draw_draft_tokens
 
     def verify(
-        self, tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: None
+        self,
+        tokens: torch.Tensor,
+        draft_probs: torch.Tensor,
+        target_probs: torch.Tensor,
+        generator: None,
+        rule: Verification = "token",
     ) -> verification.Verdict:
-        """`verification.verify`, its first rejection chosen."""
-        keeping = [
-            self._keeping(self._verifies, *rows)
-            for rows in zip(tokens.tolist(), draft_probs.tolist(), target_probs.tolist(), strict=False)
-        ]
-        still, first_rejected = 1.0, []  # the probability that all so far are kept; of each to be the first that is not
-        for coins in keeping:
-            first_rejected.append(still * (1 - coins / COINS))
-            still *= coins / COINS
-        accepted = self._chance.choose([*first_rejected, still])
-        tossed = [coin - (place < accepted) for place, coin in enumerate(keeping)]
-        with tossing(tossed):
-            verdict = self._verify(tokens, draft_probs, target_probs, generator)
-        assert verdict.accepted == accepted, "a token's fate hangs on more than its own coin and probabilities"
+        """`verification.verify`, the number of accepted tokens chosen."""
+        block = tokens, draft_probs, target_probs
+        key = rule, *(number for part in block for number in part.flatten().tolist())
+        if key not in self._verdicts:
+            self._verdicts[key] = self._ways(*block, rule)
+        ways = self._verdicts[key]
+        accepted = self._chance.choose([way.probability for way in ways])
+        with tossing(ways[accepted].coins):
+            verdict = self._verify(*block, generator, rule)
+        assert verdict.accepted == accepted
         return verdict
+
+    def _ways(
+        self, tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, rule: Verification
+    ) -> list[Ways]:
+        """Of each number of accepted tokens, from 0."""
+
+        def accepted(coins: Sequence[int]) -> int:
+            with (
+                tossing(coins),
+                patch.object(verification, "draw", lambda *_: torch.tensor(0)),
+                patch.object(verification, "draw_row", lambda *_: 0),
+            ):
+                return self._verify(tokens, draft_probs, target_probs, None, rule).accepted
+
+        count = len(tokens)
+        # Seen with the best coins for the tokens before it and the worst for those behind it, where it decides alone.
+        well = [
+            bisected(lambda coin, n=n: accepted([*[0] * n, coin, *[COINS - 1] * (count - n - 1)]) > n)  # type: ignore[misc]
+            for n in range(count)
+        ]
+        ways = [Ways(0.0, ())] * (count + 1)
+        for fates in product((True, False), repeat=count):
+            probability = prod(
+                (coins if fine else COINS - coins) / COINS for coins, fine in zip(well, fates, strict=True)
+            )
+            if probability:
+                coins = [coins - fine for coins, fine in zip(well, fates, strict=True)]
+                kept = accepted(coins)
+                extremes = [0 if fine else COINS - 1 for fine in fates]
+                assert accepted(extremes) == kept, "a verdict hangs on more than which coins fall well"
+                ways[kept] = Ways(ways[kept].probability + probability, coins)
+        return ways
 
     def draw_draft_tokens(
         self,
@@ -196,7 +242,7 @@ class Coins:
         """`coupling.draw_draft_tokens`, its verdicts chosen."""
         tossed, verdicts = [], []
         for rows in zip(wrote.tolist(), draft_probs.tolist(), target_probs.tolist(), strict=True):
-            coins = self._keeping(self._drafts, *rows)
+            coins = self._keeping(*rows)
             verdicts.append(bool(self._chance.choose([COINS - coins, coins])))
             tossed.append(coins - verdicts[-1])
 
@@ -210,35 +256,29 @@ class Coins:
         assert found[1].tolist() == verdicts, "a token's fate hangs on more than its own coin and probabilities"
         return found
 
-    def _keeping(
-        self,
-        kept: Callable[[int, torch.Tensor, torch.Tensor], bool],
-        token: int,
-        draft: list[float],
-        target: list[float],
-    ) -> int:
-        """How many of the coins keep a token."""
-        key = (kept, token, *draft, *target)
+    def _keeping(self, token: int, draft: list[float], target: list[float]) -> int:
+        """How many of the coins accept a draft token of a trace."""
+        key = token, *draft, *target
         if key not in self._known:
             rows = torch.tensor([draft]), torch.tensor([target])
-            least, most = 0, COINS  # all coins below the first keep it, those from the second on do not
-            while least < most:
-                coin = (least + most) // 2
-                with tossing([coin]):
-                    if kept(token, *rows):
-                        least = coin + 1
-                    else:
-                        most = coin
-            self._known[key] = least
+            self._known[key] = bisected(lambda coin: self._drafts(coin, token, *rows))
         return self._known[key]
 
-    def _verifies(self, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
-        with patch.object(verification, "draw", lambda *_: torch.tensor(0)):
-            return self._verify(torch.tensor([token]), draft, target.repeat(2, 1), None).accepted == 1
-
-    def _drafts(self, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
-        with patch.object(coupling, "draw", lambda *_: torch.tensor([0])):
+    def _drafts(self, coin: int, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
+        with tossing([coin]), patch.object(coupling, "draw", lambda *_: torch.tensor([0])):
             return bool(self._draw_draft_tokens(torch.tensor([token]), draft, target, None)[1])
+
+
+def bisected(falls_well: Callable[[int], bool]) -> int:
+    """How many coins fall well, all those below some value and none from there on."""
+    least, most = 0, COINS
+    while least < most:
+        coin = (least + most) // 2
+        if falls_well(coin):
+            least = coin + 1
+        else:
+            most = coin
+    return least
 
 
 def tossing(coins: Sequence[int]) -> AbstractContextManager[object]:

@@ -25,7 +25,10 @@ class Difference:
 
 def header_differences(a: Header, b: Header) -> Iterator[Difference]:
     """What differs between the conditions that two results files tell of."""
-    ours, theirs = ({**as_record(header), "drafts": header.drafts} for header in (a, b))
+    drawn = all(header.sampling.get("temperature") for header in (a, b))
+    ours, theirs = (
+        {**as_record(header), "drafts": header.drafts, "sampling": _sampling(header, drawn=drawn)} for header in (a, b)
+    )
     for name in ours:
         # Files of earlier versions do not have all fields, and what is not known does not differ.
         unknown = isinstance(ours[name], dict) and not (ours[name] and theirs[name])
@@ -38,6 +41,12 @@ def setting_differences(pairs: Iterable[tuple[Candidate, Candidate]]) -> Iterato
     for a, b in pairs:
         if a.label == b.label:
             yield from _differences(a.label, candidate_record(a), candidate_record(b))
+
+
+def _sampling(header: Header, *, drawn: bool) -> dict[str, Any]:
+    """The sampling table, ``verification`` where both files drew tokens; earlier versions verified token by token."""
+    table = {"verification": "token", **header.sampling}
+    return table if drawn else {key: value for key, value in table.items() if key != "verification"}
 
 
 def _differences(name: str, a: Any, b: Any) -> Iterator[Difference]:

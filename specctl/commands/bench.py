@@ -31,6 +31,7 @@ from specctl.commands.options import (
     TemperatureOption,
     ThreadsOption,
     TrustOption,
+    VerificationOption,
     chosen_prompts,
     sampling_flags,
 )
@@ -68,6 +69,7 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="How many times to run every prompt.")] = 1,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: TemperatureOption = None,
+    verification: VerificationOption = None,
     seed: SeedOption = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Token limits; every prompt runs once with each.")
@@ -170,7 +172,9 @@ def bench(
         from specctl.profile.schema import PolicyTable
         from specctl.terminal.loading import TerminalProgress
 
-        flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+        flags = sampling_flags(
+            max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed
+        )
         flags |= {"check": check or None, "engine": engine, "threads": threads}
         found = [
             resolve_profile(name, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)

@@ -31,6 +31,7 @@ from specctl.commands.options import (
     TemperatureOption,
     ThreadsOption,
     TrustOption,
+    VerificationOption,
     chosen_prompts,
     sampling_flags,
     warn,
@@ -97,6 +98,7 @@ def calibrate(
     ] = "dense",
     max_new_tokens: MaxNewTokensOption = None,
     temperature: TemperatureOption = None,
+    verification: VerificationOption = None,
     seed: SeedOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
@@ -138,7 +140,7 @@ def calibrate(
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces
 
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed)
     flags |= {"engine": engine, "threads": threads}
     given = heads_in(head or [])
     choose = partial(resolve_profile, profile, set_, target=target, draft=draft, trust_remote_code=trust_remote_code)

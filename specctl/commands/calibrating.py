@@ -74,6 +74,11 @@ def calibrate_one(
     old = asked.old if replays_old else None
     with progress.counting("settings", asked.most(old)) as advance:
         found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
+    if own.sampling.temperature > 0 and own.sampling.verification == "block":
+        found.warnings.append(
+            "predictions are of draft tokens verified one by one; live runs verify them as a block, which keeps more "
+            "of them (sampling.verification)"
+        )
     measured: list[Measured] = []
     if verify and pair is not None:
         from specctl.calibration.live_check import check_live, doubts

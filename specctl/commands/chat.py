@@ -21,6 +21,7 @@ from specctl.commands.options import (
     TemperatureOption,
     ThreadsOption,
     TrustOption,
+    VerificationOption,
     sampling_flags,
 )
 from specctl.errors import UsageError
@@ -41,6 +42,7 @@ def chat(
         typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens of each answer."),
     ] = None,
     temperature: TemperatureOption = None,
+    verification: VerificationOption = None,
     seed: SeedOption = None,
     chat_: Annotated[
         bool | None,
@@ -78,7 +80,7 @@ def chat(
         raise UsageError("there is no standard input to read turns from")
     from specctl.profile import parse_policy
 
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed)
     flags |= {
         "engine": engine,
         "threads": threads,

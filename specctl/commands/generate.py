@@ -15,6 +15,7 @@ from specctl.commands.options import (
     EngineOption,
     ForceOption,
     ForeignHeadOption,
+    MinPOption,
     PolicyOption,
     ProfileOption,
     ProgressOption,
@@ -23,7 +24,10 @@ from specctl.commands.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    TopKOption,
+    TopPOption,
     TrustOption,
+    VerificationOption,
     sampling_flags,
 )
 from specctl.errors import UsageError
@@ -61,17 +65,10 @@ def generate(
         typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens to generate."),
     ] = None,
     temperature: TemperatureOption = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all."),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Keep tokens of at least this share of the top probability; 0 keeps all."),
-    ] = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    verification: VerificationOption = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="Seed of all random draws; every record has draws of its own."),
@@ -192,6 +189,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        verification=verification,
         seed=seed,
         stop=stop or None,
     )

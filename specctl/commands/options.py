@@ -3,7 +3,7 @@
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -169,6 +169,25 @@ MaxNewTokensOption = Annotated[
 TemperatureOption = Annotated[
     float | None,
     typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
+]
+
+TopKOption = Annotated[int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")]
+
+TopPOption = Annotated[
+    float | None, typer.Option(metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all.")
+]
+
+MinPOption = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Keep tokens of at least this share of the top probability; 0 keeps all."),
+]
+
+VerificationOption = Annotated[
+    Literal["token", "block"] | None,
+    typer.Option(
+        help="When sampling, verify draft tokens one by one or as a block, which keeps more of them; the text has the "
+        "target's distribution with both."
+    ),
 ]
 
 SeedOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")]

@@ -8,7 +8,7 @@ import torch
 
 from specctl.decoding.host import rows_of
 from specctl.decoding.reading import AcceptancePredictor, Reader, packed_signals, step_of, unpack
-from specctl.decoding.sampling import Sampling, sibling, uniforms
+from specctl.decoding.sampling import Sampling, Uniforms, sibling, uniforms
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import FusedRunner, Runner, StateReader
 from specctl.models.running.watching import States
@@ -117,6 +117,7 @@ class ModelDrafter:
         self._take_readers()
         self._eos: Set[int] = frozenset()
         self._generator: torch.Generator | None = None
+        self._uniforms = Uniforms(None)
         self._start = 0
 
     @property
@@ -131,6 +132,7 @@ class ModelDrafter:
         self._sampling, self._eos = sampling, eos
         self._take_readers()
         self._generator = sibling(generator, self.runner.device)
+        self._uniforms = Uniforms(self._generator)
         self.policy.reset()
 
     def _take_readers(self) -> None:
@@ -164,11 +166,9 @@ class ModelDrafter:
         """Draw one token after ``pending`` and fetch it with the signals wanted in a single transfer."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
         predicts = self._head is not None and index > 1
-        uniform = None if self._sampling.greedy else uniforms((), self.runner.device, self._generator)
         if self._fused is not None and len(pending) == 1:
             reader = self._reader
-            packed, probs = self._fused.read(pending[0], reader, uniform, self._previous)
-            numbers = packed.tolist()
+            packed, probs = self._fused.read(pending[0], reader, self._uniform(), self._previous)
         else:
             reader = self._reader if predicts else self._blind
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
@@ -176,17 +176,29 @@ class ModelDrafter:
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
             known = state, self._previous, self._foresee
             if (rows := rows_of(forward)) is not None:
+                uniform = None if self._sampling.greedy else self._uniforms.next()
                 numbers, probs = reader.read_row(rows[0], uniform, *known)
-                packed = None
-            else:
-                packed, probs = reader(forward.logits[0], uniform, *known)
-                numbers = packed.tolist()
+                if self._previous is not None:
+                    self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64))
+                return self._step_of(index, numbers, reader), probs
+            packed, probs = reader(forward.logits[0], self._uniform(), *known)
         if self._previous is not None:
-            self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64) if packed is None else packed)
+            self._previous = packed_signals(packed)
+        return self._step_of(index, packed.tolist(), reader), probs
+
+    def _uniform(self) -> torch.Tensor | None:
+        """The randomness of a draw where the runner computes it."""
+        if self._sampling.greedy:
+            return None
+        if self.runner.device.type == "cpu":  # the same numbers as those of draws by numpy
+            return torch.tensor(self._uniforms.next(), dtype=torch.float64)
+        return uniforms((), self.runner.device, self._generator)
+
+    def _step_of(self, index: int, numbers: Sequence[float], reader: Reader) -> DraftStep:
         found = unpack(numbers, reader.fields)
-        if self._head is not None and not predicts:
+        if self._head is not None and index == 1:
             found["accept_prob"] = 1.0
-        return step_of(index, found, self._signals), probs
+        return step_of(index, found, self._signals)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

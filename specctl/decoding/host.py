@@ -85,11 +85,11 @@ def signals_of(logits: Floats, token: int, wanted: Set[Signal]) -> list[float]:
     return found
 
 
-def reached(sums: torch.Tensor, part: float) -> int:
-    """The first index at which running sums ``(V,)``, float64, pass a part of the whole, at most the last weight."""
-    running = sums.detach().numpy()
+def picked(weights: Floats, uniform: float) -> int:
+    """`sampling.pick` of one row ``(V,)``: the index at which its running sum passes a part of the whole."""
+    running = weights.cumsum(dtype=np.float64)
     whole = running[-1]
-    index = int(running.searchsorted(part * whole, side="right"))
+    index = int(running.searchsorted(uniform * whole, side="right"))
     return min(index, int(running.searchsorted(whole)), len(running) - 1)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from specctl.decoding.host import Floats, signals_of
+from specctl.decoding.host import Floats, picked, signals_of
 from specctl.decoding.sampling import Sampling, pick, read_signals
 from specctl.models.running.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
@@ -142,7 +142,7 @@ class Reader:
     def read_row(
         self,
         row: Floats,
-        uniform: torch.Tensor | None,
+        uniform: float | None,
         hidden: torch.Tensor | None = None,
         previous: torch.Tensor | None = None,
         foresee: Foresee | None = None,
@@ -152,7 +152,7 @@ class Reader:
         After a model's pass has emptied the processor's caches, each of those takes 30 to 80 microseconds.
         """
         probs = None if uniform is None else self.sampling.probs(torch.from_numpy(row))  # (V,)
-        token = int(row.argmax() if probs is None or uniform is None else pick(probs, uniform))
+        token = int(row.argmax()) if probs is None or uniform is None else picked(probs.numpy(), uniform)
         numbers: list[float] = [token]
         if self.wanted:
             numbers += signals_of(row, token, self.wanted)

@@ -120,4 +120,4 @@ def judge(
     probs = sampling.probs(forward.logits)  # (K + 1, V)
     tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=probs.device)
     draft_probs = probs[:0] if draft.probs is None else draft.probs.to(probs.device)
-    return verify(tokens, draft_probs, probs, generator), probs
+    return verify(tokens, draft_probs, probs, generator, sampling.verification), probs

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specctl.decoding.host import TINY, argmax, array, filtered, on_host, reached, signals_of
+from specctl.decoding.host import TINY, Floats, argmax, array, filtered, on_host, picked, signals_of
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
-from specctl.profile.schema import SamplingTable
+from specctl.profile.schema import SamplingTable, Verification
 
+AT_A_TIME = 64
+"""Numbers that `Uniforms` takes from its generator at a time."""
 COLDEST = 1e-6
 """Temperatures below it are greedy: any difference between two float32 logits would make the larger one certain."""
 
@@ -18,17 +20,19 @@ COLDEST = 1e-6
 class Sampling:
     """Temperature and filters, applied alike to target and draft, in the order of transformers' ``generate``.
 
-    Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone.
+    Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone. ``verification``
+    says whether draft tokens are verified one by one or as a block, which makes no difference to greedy decoding.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    verification: Verification = "token"
 
     @classmethod
     def of(cls, settings: SamplingTable) -> "Sampling":
-        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.verification)
 
     @property
     def greedy(self) -> bool:
@@ -65,9 +69,27 @@ class Sampling:
         return probs
 
 
+class Uniforms:
+    """Numbers in [0, 1) for draws on the host, taken from a generator many at a time: one alone is as dear as all."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self._generator = generator
+        self._left: list[float] = []
+
+    def next(self) -> float:
+        if not self._left:
+            self._left = torch.rand(AT_A_TIME, dtype=torch.float64, generator=self._generator).tolist()
+        return self._left.pop()
+
+
 def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (..., V) -> (...)
     """One index of each row, with probability proportional to its weight, without waiting for the device."""
     return pick(weights, uniforms(weights.shape[:-1], weights.device, generator))
+
+
+def draw_row(weights: Floats, generator: torch.Generator | None) -> int:
+    """`draw` of one row ``(V,)`` on the host."""
+    return picked(weights, torch.rand((), dtype=torch.float64, generator=generator).item())
 
 
 def uniforms(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:  # (...)
@@ -82,8 +104,6 @@ def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:  # (...
     probability 1e-12 gets its due.
     """
     sums = weights.cumsum(-1, dtype=torch.float64)
-    if weights.dim() == 1 and on_host(weights):
-        return torch.tensor(reached(sums, float(uniforms)))
     whole = sums[..., -1:].contiguous()
     index = torch.searchsorted(sums, uniforms[..., None] * whole, right=True)
     # A number just below 1 may round to the whole; behind the last weight nothing must be picked.

@@ -7,9 +7,11 @@ from math import isnan
 import numpy as np
 import torch
 
-from specctl.decoding.host import TINY, array, on_host
-from specctl.decoding.sampling import draw
+from specctl.decoding.acceptance import by_block, by_block_on_device, by_token, by_token_on_device
+from specctl.decoding.host import array, on_host
+from specctl.decoding.sampling import draw, draw_row
 from specctl.errors import RecordError
+from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
 
 
@@ -21,7 +23,8 @@ class Verdict:
         accepted: n.
         extra: id of the verifier's token.
         kind: correction after a rejection, else bonus.
-        chances: acceptance probability of each accepted token and of the first rejected one; None when greedy.
+        chances: of each accepted token and of the first rejected one, see `specctl.records.Round.chances`; None when
+            greedy.
     """
 
     accepted: int
@@ -31,51 +34,64 @@ class Verdict:
 
 
 def verify(
-    tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
+    tokens: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    generator: torch.Generator | None,
+    verification: Verification = "token",
 ) -> Verdict:
-    """Speculative sampling (Leviathan et al. 2023, arXiv 2211.17192, Alg. 1).
+    """Speculative sampling: keep a beginning of the draft and draw one token after it.
 
-    Token i is kept with probability min(1, p_i / q_i), p the target's and q the draft's probability of it, while all
-    before it were kept. At the first rejection the extra token is drawn from max(p - q, 0), normalised; after none,
-    from p. The emitted tokens then follow the target's distribution.
+    How many tokens are kept is decided token by token or for the draft as a block, see `specctl.decoding.acceptance`.
+    At the first token that is not kept the extra token is drawn from max(w p - q, 0), normalised, p the target's and q
+    the draft's probabilities there, and w 1 for single tokens; after a draft that is kept as a whole, from p. The
+    emitted tokens then follow the target's distribution.
 
     Args:
         tokens: ``(K,)`` int64, drawn from ``draft_probs``.
         draft_probs: ``(K, V)`` float32, the very distributions the tokens were drawn from.
         target_probs: ``(K + 1, V)`` float32, on the device of the other two.
         generator: of that device.
+        verification: which of the two rules.
 
     Raises:
         RecordError: ``target_probs`` holds NaN.
     """
     verify_here = _verify_on_host if on_host(target_probs) else verify_on_device
-    return verify_here(tokens, draft_probs, target_probs, generator)
+    return verify_here(tokens, draft_probs, target_probs, generator, verification)
 
 
 def _verify_on_host(
-    tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
+    tokens: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    generator: torch.Generator | None,
+    verification: Verification,
 ) -> Verdict:
-    """`verify` where nothing waits for a device, so that only the row of the extra token is looked at as a whole."""
+    """`verify` where nothing waits for a device, so that token by token only the extra token's row is read whole."""
     count = len(tokens)
-    require_numbers(float(target_probs.sum()))  # NaN if a single number is
+    target, draft = array(target_probs), array(draft_probs)  # (K + 1, V), (K, V)
+    require_numbers(float(target.sum()))  # NaN if a single number is
     if not count:
-        return Verdict(0, int(draw(target_probs[0], generator)), ExtraToken.BONUS, ())
+        return Verdict(0, draw_row(target[0], generator), ExtraToken.BONUS, ())
     places, drafted = np.arange(count), tokens.numpy()
-    target_of, draft_of = array(target_probs)[places, drafted], array(draft_probs)[places, drafted]  # (K,)
+    of_tokens = target[places, drafted], draft[places, drafted]  # (K,) each
     coins = array(torch.rand(count, generator=generator))
-    kept = (target_of >= draft_of) | (coins * draft_of < target_of)
-    accepted = count if kept.all() else int(kept.argmin())
-    row = target_probs[accepted]  # (V,)
-    if accepted < count:
-        residual = (row - draft_probs[accepted]).clamp_min_(0)
-        row = residual if residual.sum() > 0 else row
-    chances = np.minimum(target_of / np.maximum(draft_of, np.float32(TINY)), 1)
-    kind = ExtraToken.BONUS if accepted == count else ExtraToken.CORRECTION
-    return Verdict(accepted, int(draw(row, generator)), kind, tuple(chances[: accepted + 1].tolist()))
+    block = verification == "block"
+    kept = by_block(*of_tokens, draft, target, coins) if block else by_token(*of_tokens, coins)
+    row = target[kept.accepted]  # (V,)
+    if kept.accepted < count:
+        residual = np.maximum(row * np.float32(kept.weight) - draft[kept.accepted], 0)
+        row = residual if residual.any() else row
+    return _verdict(kept.accepted, draw_row(row, generator), kept.chances)
 
 
 def verify_on_device(
-    tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, generator: torch.Generator | None
+    tokens: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    generator: torch.Generator | None,
+    verification: Verification = "token",
 ) -> Verdict:
     """`verify` by tensor operations alone, with a single transfer to the host."""
     count = len(tokens)
@@ -87,21 +103,27 @@ def verify_on_device(
     target_of = target_probs[:-1].gather(1, tokens[:, None])[:, 0]  # (K,)
     draft_of = draft_probs.gather(1, tokens[:, None])[:, 0]  # (K,)
     coins = torch.rand(count, generator=generator, device=tokens.device)
-    kept = (target_of >= draft_of) | (coins * draft_of < target_of)
-    accepted = kept.int().cumprod(0).sum(0, keepdim=True)  # (1,)
+    if verification == "block":
+        kept = by_block_on_device(target_of, draft_of, draft_probs, target_probs, coins)
+    else:
+        kept = by_token_on_device(target_of, draft_of, coins)
     # Everything below stays on the device until the one transfer that reads the verdict.
-    target_row = target_probs.index_select(0, accepted)[0]  # (V,)
-    draft_row = draft_probs.index_select(0, accepted.clamp_max(count - 1))[0]
-    residual = (target_row - draft_row * (accepted < count)).clamp_min(0)
-    residual = torch.where(residual.sum() > 0, residual, target_row)
-    chances = (target_of / draft_of.clamp_min(TINY)).clamp_max(1)  # (K,)
+    target_row = target_probs.index_select(0, kept.accepted)[0]  # (V,)
+    draft_row = draft_probs.index_select(0, kept.accepted.clamp_max(count - 1))[0]
+    residual = (target_row * kept.weight - draft_row).clamp_min(0)
+    use_residual = (kept.accepted < count) & (residual.sum() > 0)
+    extra_row = torch.where(use_residual, residual, target_row)
     # float64 holds ids and probabilities alike
-    one = torch.stack([total, draw(residual, generator).double()])
-    sum_of_all, *read = torch.cat([one, accepted.double(), chances.double()]).tolist()
+    one = torch.stack([total, draw(extra_row, generator).double()])
+    sum_of_all, *read = torch.cat([one, kept.accepted.double(), kept.chances.double()]).tolist()
     require_numbers(sum_of_all)
-    extra, accepted_count = int(read[0]), int(read[1])
-    kind = ExtraToken.BONUS if accepted_count == count else ExtraToken.CORRECTION
-    return Verdict(accepted_count, extra, kind, tuple(read[2 : 3 + accepted_count]))
+    return _verdict(int(read[1]), int(read[0]), read[2:])
+
+
+def _verdict(accepted: int, extra: int, chances: Sequence[float]) -> Verdict:
+    """The verdict on a draft of at least one token, from the chances of all its tokens."""
+    kind = ExtraToken.BONUS if accepted == len(chances) else ExtraToken.CORRECTION
+    return Verdict(accepted, extra, kind, tuple(chances[: accepted + 1]))
 
 
 def require_numbers(*values: float) -> None:

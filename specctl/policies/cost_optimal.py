@@ -95,12 +95,13 @@ class CostOptimal(Rule):
     than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
     in one pass.
 
-    Acceptance is learned from verified tokens: from min(1, p/q) when sampling, else from the verdict itself. Tokens
-    after a rejection are not verified and teach nothing. t_d, t_v and rho are learned from the measured times of the
-    rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context. Only ratios
-    of times matter, so what slows drafts and verification alike for a while, such as other programs, is divided out
-    first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the first times
-    are known.
+    Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
+    the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
+    token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
+    times of the rounds; a round's weight fades within some dozens of rounds, so the estimates follow a growing context.
+    Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
+    divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
+    first times are known.
 
     With ``use_head``, S_k also uses a trained head's prediction for each token but the newest, whose prediction is not
     known yet.

@@ -13,8 +13,8 @@ from specctl.records import DraftStep, Round
 class SelfVerify(Rule):
     """Stop when H > tau, tau the mean entropy of the tokens rejected so far in this sequence (Syu and Lee 2025).
 
-    Before the first rejection tau is 0, so a round drafts one token. Only the first rejected token of a round counts:
-    the tokens after it are never verified.
+    Before the first rejection tau is 0, so a round drafts one token. Only the first token of a round that is not kept
+    counts: those after it are discarded with it. In block verification it may be one that would have been kept alone.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"entropy"})

@@ -16,6 +16,9 @@ Engine = Literal["auto", "eager", "static", "graph", "onnx"]
 IN_TARGET = "target:mtp"
 """The model name of a draft head that is in the files of the model above it."""
 
+Verification = Literal["token", "block"]
+"""How the tokens of a sampled draft are verified."""
+
 _EMBEDDED = "embedded:"
 _STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu", "mlu")
@@ -147,6 +150,8 @@ class SamplingTable(Table):
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    verification: Verification = "block"
+    """Whether sampled draft tokens are verified one by one or as a block; greedy decoding is the same with both."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     seed: Annotated[int, Field(ge=0)] = 0
     stop: list[Annotated[str, Field(min_length=1)]] = []

@@ -216,6 +216,16 @@ def test_whatever_was_measured_otherwise_is_named() -> None:
     ]
 
 
+def test_verification_differs_where_both_files_drew_tokens_and_earlier_ones_verified_token_by_token() -> None:
+    def sampling(**table: Any) -> dict[str, Any]:
+        return {"sampling": {"temperature": 1.0, **table}}
+
+    block = sampling(verification="block")
+    assert facts(sampling(), sampling(verification="token")) == []
+    assert facts(sampling(), block) == [("sampling.verification", "token", "block")]
+    assert facts({"sampling": {"temperature": 0.0}}, {"sampling": {"temperature": 0.0, "verification": "block"}}) == []
+
+
 def test_a_draft_that_one_file_lacks_is_named_key_by_key() -> None:
     third = {"draft": {"model": "tiny", "policy": {"name": "svip"}}}
     a, b = ({"profile": {"target": {"model": "big"}, "draft": {"model": "small", **more}}} for more in (third, {}))

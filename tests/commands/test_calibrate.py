@@ -89,6 +89,7 @@ def test_the_document_ranks_every_policy(folder):
     assert document["chosen"] in [one["policy"] for one in document["measured"]]
     assert all(one["measured_tokens_per_second"] > 0 for one in document["measured"])
     assert document["oracle"]["discard_rate"] == 0
+    assert not any("one by one" in warning for warning in document["warnings"]), "greedy decoding verifies alike"
 
 
 def test_the_profile_extends_the_old_one_and_records_its_provenance(folder):
@@ -259,6 +260,7 @@ def test_a_setting_that_cannot_be_replayed_is_run_live(hierarchy):
     options = ["-i", hierarchy / "prompts.jsonl", "-n", 8, "-t", 1, "--grid", "paper", "--policy", "constant,constant"]
     result = calibrate("-p", "embedded-hsddw", *options, *dropping, "--json")
     assert "it is only measured live" in result.stderr
+    assert "predictions are of draft tokens verified one by one" in result.stderr  # block verification is the default
     measured = json.loads(result.stdout)["measured"]
     own = next(one for one in measured if one["policy"]["name"] == "svip")
     assert own["predicted_tokens_per_second"] is None

@@ -147,6 +147,15 @@ def test_seeds(specctl):
     assert len({say(seed) for seed in range(4)}) > 1
 
 
+def test_both_ways_to_verify_write_a_text_and_only_greedy_decoding_writes_the_same(specctl):
+    def text(*more):
+        return specctl(PROMPT, "-n", "24", "--policy", "constant:draft_length=5", *more).stdout
+
+    by_token, by_block = (text("-t", "1", "--seed", "4", "--verification", rule) for rule in ("token", "block"))
+    assert by_token != by_block
+    assert text("--verification", "token") == text("--verification", "block")
+
+
 def test_an_output_file(specctl, document, tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("what was there before\n")

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -36,7 +36,13 @@ LENGTH = 4
 PLAIN = Sampling(temperature=1.0)
 FILTERED = Sampling(temperature=0.7, top_k=2, top_p=0.95)
 FEW = "T=0.7 top_k=2 top_p=0.95"
-SAMPLINGS = {"T=1": PLAIN, FEW: FILTERED}
+BY_BLOCK, FEW_BY_BLOCK = "T=1 by block", f"{FEW} by block"
+SAMPLINGS = {
+    "T=1": PLAIN,
+    FEW: FILTERED,
+    BY_BLOCK: replace(PLAIN, verification="block"),
+    FEW_BY_BLOCK: replace(FILTERED, verification="block"),
+}
 ENDS = frozenset({EOS})
 
 # Settings that stop often but not always, so that the stop itself is what is tested; each with the stops that do occur
@@ -118,6 +124,8 @@ class Case:
 # A policy without an entry above is still tested, with its defaults.
 CASES = [Case(name, "T=1", *setting) for name in POLICIES for setting in SETTINGS.get(name, [({}, "")])]
 CASES += [Case(name, FEW, *SETTINGS.get(name, [({}, "")])[-1]) for name in POLICIES]
+CASES += [Case(name, BY_BLOCK, *SETTINGS.get(name, [({}, "")])[-1]) for name in POLICIES if name != "none"]
+CASES += [Case("constant", FEW_BY_BLOCK, {"draft_length": 3})]
 
 
 @dataclass(frozen=True)
@@ -235,6 +243,27 @@ HIERARCHIES = [
         (SELF_VERIFY, SELF_VERIFY, ("heuristic", {"draft_length": 2})),
         "policy max_draft budget / policy max_draft budget eos",
         sampling=FEW,
+        length=4,
+        limit=5,
+    ),
+    Hierarchy(
+        "full",
+        (("self-verify", {}), ("self-verify", {})),
+        "policy budget eos / policy budget eos",
+        sampling=BY_BLOCK,
+    ),
+    Hierarchy(
+        "M2 drops its trigger",
+        (DROPPING_SVIP, SELF_VERIFY),
+        "policy max_draft budget eos / policy budget eos",
+        sampling=BY_BLOCK,
+        limit=4,
+    ),
+    Hierarchy(
+        "four levels",
+        (SELF_VERIFY, SELF_VERIFY, ("heuristic", {"draft_length": 2})),
+        "policy max_draft budget / policy max_draft budget eos",
+        sampling=FEW_BY_BLOCK,
         length=4,
         limit=5,
     ),

@@ -66,7 +66,7 @@ def test_output_has_the_law_of_the_target(case: Case) -> None:
     assert wrong < EXACT
     if not case.policy().drafts:
         assert found.extras == {ExtraToken.BONUS}
-    elif SAMPLINGS[case.sampling] == PLAIN:
+    elif SAMPLINGS[case.sampling].plain:
         assert found.stops >= {"eos", "budget", *case.stops.split()}
         assert found.extras == {None, *EXTRAS}
     else:

@@ -25,9 +25,9 @@ def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: Acce
     for seed in range(20):
         logits, hidden = 3 * torch.randn(200, generator=seeded(seed)), torch.randn(32, generator=seeded(seed + 50))
         uniform = None if sampling.greedy else uniforms((), HERE, seeded(seed))
-        given = uniform, None if head is None else hidden, previous, lambda token: token / 200
-        there, probs = reader(logits, *given)
-        here, same = reader.read_row(array(logits), *given)
+        given = None if head is None else hidden, previous, lambda token: token / 200
+        there, probs = reader(logits, uniform, *given)
+        here, same = reader.read_row(array(logits), None if uniform is None else float(uniform), *given)
         assert len(here) == len(reader.fields)
         torch.testing.assert_close(torch.tensor(here, dtype=torch.float64), there, atol=1e-6, rtol=1e-5)
         assert (probs is None) == (same is None) == sampling.greedy

@@ -11,8 +11,8 @@ from transformers import (
 )
 
 from specctl.decoding import sampling as module
-from specctl.decoding.host import argmax
-from specctl.decoding.sampling import Sampling, draw, pick, read_signals, sibling
+from specctl.decoding.host import argmax, picked
+from specctl.decoding.sampling import AT_A_TIME, Sampling, Uniforms, draw, pick, read_signals, sibling
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 
@@ -164,7 +164,6 @@ def test_draws_are_proportional_to_their_weights(weights: list[float]) -> None:
     assert chisquare(seen[possible].double(), expected).pvalue > 1e-3
 
 
-@pytest.mark.usefixtures("somewhere")
 def test_each_index_is_picked_by_the_part_of_the_numbers_that_its_weight_is() -> None:
     """Exactly: the numbers that pick an index are those between the sums before and behind it."""
     row = torch.tensor([0.0, 0.25, 0.0, 1e-12, 0.5, 0.25, 0.0])
@@ -174,15 +173,23 @@ def test_each_index_is_picked_by_the_part_of_the_numbers_that_its_weight_is() ->
         inside = [least + (end - least) * part for part in (0.01, 0.5, 0.99)]
         assert [int(pick(row, torch.tensor(number, dtype=torch.float64))) for number in inside] == [index] * 3
         assert pick(row.expand(3, -1), torch.tensor(inside, dtype=torch.float64)).tolist() == [index] * 3
+        assert [picked(row.numpy(), number) for number in inside] == [index] * 3
 
 
-@pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize("weights", [[0.1, 0.7, 0.0], [0.0, 3e-40, 0.0], [1.0, 1e-30, 0.0]])
 def test_the_largest_number_picks_nothing_behind_the_last_weight(weights: list[float]) -> None:
     largest = torch.tensor(1 - 2**-53, dtype=torch.float64)
     row = torch.tensor(weights)
     assert row[int(pick(row, largest))] > 0
     assert row[int(pick(row.expand(2, -1), largest.expand(2))[0])] > 0
+    assert row[picked(row.numpy(), float(largest))] > 0
+
+
+def test_numbers_taken_many_at_a_time_are_the_generators() -> None:
+    numbers = Uniforms(seeded(3))
+    taken = [numbers.next() for _ in range(3 * AT_A_TIME)]
+    assert len(set(taken)) == len(taken)
+    assert sorted(taken) == sorted(torch.rand(3 * AT_A_TIME, dtype=torch.float64, generator=seeded(3)).tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

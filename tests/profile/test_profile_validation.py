@@ -71,6 +71,7 @@ x = 1
         ("sampling.stop=[1]", "sampling.stop.0: 1 must be a string"),
         ("sampling.temperature=nan", "sampling.temperature: NaN must be a finite number"),
         ("sampling.top_p=0", "sampling.top_p: 0 must be greater than 0"),
+        ("sampling.verification=blocks", "sampling.verification: \"blocks\" must be 'token' or 'block'"),
         ("sampling.max_new_tokens=true", "sampling.max_new_tokens: true must be an integer"),
         ("prompt.chat=1", "prompt.chat: 1 must be a boolean"),
         ("policy.name=svp", "draft.policy.name: \"svp\" is not a policy; did you mean 'svip'?"),
