@@ -92,7 +92,7 @@ def doctor(
 def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
     from specctl.commands.loading import load
 
-    pair = load(profile, Console(stderr=True), expected_tokens=1)
+    pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
 
     from specctl.observing.trial import try_out
 

@@ -25,6 +25,7 @@ def load(
     with_heads: bool = True,
     foreign_head: bool = False,
     quiet: bool = False,
+    torch_weights: bool = False,
     progress: "TerminalProgress | None" = None,
 ) -> "Pair":
     """Load the pair of a profile; compile or capture its passes where the profile wants that.
@@ -36,6 +37,7 @@ def load(
         drafts, above, heads, with_heads: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
         quiet: show only warnings.
+        torch_weights: as in `load_pair`, for who runs the transformers models too.
         progress: shows what is loaded; None for a new one on the console.
     """
     from specctl.terminal.loading import TerminalProgress, note
@@ -55,6 +57,7 @@ def load(
             with_heads=with_heads,
             on_foreign_head=warn if foreign_head else None,
             engines=EngineSettings.of(profile, expected_tokens, notice, show),
+            torch_weights=torch_weights,
             progress=lambda what: show(f"loading {what}"),
         )
         if pair.threads is not None and pair.threads.warning is not None:

@@ -11,6 +11,7 @@ from specctl.profile.embedded import head_path, model_path
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
+Engine = Literal["auto", "eager", "static", "graph", "onnx"]
 
 IN_TARGET = "target:mtp"
 """The model name of a draft head that is in the files of the model above it."""
@@ -199,7 +200,7 @@ class Profile(Table):
 
     schema_version: Literal[1] = 1
     description: str = ""
-    engine: Literal["auto", "eager", "static", "graph", "onnx"] = "auto"
+    engine: Engine = "auto"
     """How forward passes run: ``eager``, any model with a growing cache; ``static``, with a cache at fixed addresses;
     ``graph``, as ``static`` but captured as CUDA graphs; ``onnx``, by onnxruntime. ``auto`` is ``static`` if passes are
     compiled, else ``eager``. An engine that the model or the machine cannot run falls back to a simpler one, with a

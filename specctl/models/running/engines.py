@@ -11,7 +11,7 @@ from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
 from specctl.models.running.runner import EagerRunner, PreparedRunner, Runner
 from specctl.models.running.token_rules import RuledRunner
-from specctl.profile.schema import Profile
+from specctl.profile.schema import Engine, Profile
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ class EngineSettings:
         progress: called with what is being prepared.
     """
 
-    engine: Literal["auto", "eager", "static", "graph", "onnx"] = "auto"
+    engine: Engine = "auto"
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     check: bool = False
