@@ -46,8 +46,8 @@ class DraftStep:
         top_prob: the largest probability.
         token_prob: the drafted token's probability.
         accept_prob: a trained head's acceptance probability for the token fed *before* this one.
-        next_accept_prob: a draft head's acceptance probability for the token drafted *after* this one, if all before it
-            are accepted, known before it is drawn; 0 where none can follow.
+        next_accept_prob: a draft head's or a lookup's acceptance probability for the token drafted *after* this one, if
+            all before it are accepted, known before it is drawn; 0 where none can follow.
     """
 
     index: int

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from checkpoints import llama_config, save_model
 from transformers import PreTrainedModel
 
 from specctl.models.running.engines import EngineSettings
+from specctl.profile import resolve
+from specctl.profile.schema import Profile
 
 if TYPE_CHECKING:
     from specctl.models.onnx.runner import OnnxRunner
@@ -49,3 +52,12 @@ def sure_runner(model: PreTrainedModel, vocabulary: int, **settings: Any) -> "On
 def graphs() -> Path:
     """Where the graphs are."""
     return Path(_folder().name) / "specctl" / "onnx"
+
+
+def small_pair(folder: Path, *settings: str) -> Profile:
+    """The profile of two small models on disk that onnxruntime runs."""
+    config = llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
+    for name in ("target", "draft"):
+        save_model(folder / name, config)
+    models = [f"{name}.model={folder / name}" for name in ("target", "draft")]
+    return resolve("embedded", overrides=[*models, "engine=onnx", *settings]).profile

@@ -12,6 +12,7 @@ from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import CONFIG
 from specctl.models.loading.model import model_tables
 from specctl.policies import NONE, SIGNALS, Setting, Signal
+from specctl.profile.lookup import require_models
 from specctl.profile.schema import DraftTable, Profile
 from specctl.replay.recording import require_recordable
 
@@ -98,8 +99,10 @@ def recordable(profile: Profile) -> frozenset[Signal]:
 
     Raises:
         ModelError: a draft cannot be found.
-        UsageError: the profile is a hierarchy of more than three models with a draft head.
+        UsageError: a draft is a lookup, or the profile is a hierarchy of more than three models with a draft head.
     """
+    if profile.draft is not None:
+        require_models(profile.draft.levels, "calibrate", "compare policies of a lookup with specctl bench")
     tables = model_tables(profile)
     heads = [
         find_head(key, table, verifier) for (key, table), verifier in pairwise(tables) if isinstance(table, DraftTable)

@@ -116,6 +116,9 @@ def analyze(
     resolved = found.profile
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
+    from specctl.profile.lookup import require_models
+
+    require_models([resolved.draft], "analyze", "name a draft model with --draft")
     with Outputs(force=force) as outputs:
         outputs.reads("input", input_)
         outputs.reads("data", data)

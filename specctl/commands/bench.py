@@ -177,6 +177,7 @@ def bench(
         from specctl.peers.names import parse_peer
         from specctl.policies.leaves import parse_leaves
         from specctl.profile import parse_policy
+        from specctl.profile.lookup import require_models
         from specctl.profile.schema import PolicyTable
         from specctl.terminal.loading import TerminalProgress
 
@@ -204,6 +205,8 @@ def bench(
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
         if oracle and field.leaves:
             raise UsageError("--oracle is a bound for drafts without leaves", "leave it out, or the leaves")
+        if oracle:
+            require_models(field.drafts[:1], "--oracle", "leave it out, or name a profile with a draft model first")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
         for each in found:
             spare_profile(outputs, each)

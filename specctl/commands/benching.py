@@ -28,6 +28,7 @@ def run_field(
     """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
     from specctl.benchmark.plan import require_same
     from specctl.observing.results import BASELINE, RESULTS, read_results
+    from specctl.peers.names import ASSISTED
     from specctl.peers.process import PeerProcess
     from specctl.terminal.loading import note, resumable
     from specctl.terminal.progress import BenchProgress
@@ -51,6 +52,7 @@ def run_field(
             heads=field.heads,
             foreign_head=foreign_head,
             leaves=field.leaves,
+            torch_weights=any(candidate.peer in ASSISTED for candidate in field.candidates),
             progress=progress,
         )
 

@@ -92,7 +92,7 @@ def doctor(
 def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
     from specctl.commands.loading import load
 
-    pair = load(profile, Console(stderr=True), expected_tokens=1)
+    pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
 
     from specctl.observing.trial import try_out
 
@@ -172,7 +172,11 @@ def _head_line(facts: "ModelFacts") -> str:
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
     from specctl.models.loading.memory import gib
+    from specctl.profile.schema import LOOKUP
 
+    if facts.model == LOOKUP:
+        rows = _model_rows(report.models[0], report)
+        return {**dict.fromkeys(rows, "-"), "model": facts.model, "found": facts.found}
     return {
         "model": facts.model,
         "found": facts.found,

@@ -27,6 +27,7 @@ def load(
     foreign_head: bool = False,
     leaves: bool | None = None,
     quiet: bool = False,
+    torch_weights: bool = False,
     progress: "TerminalProgress | None" = None,
 ) -> "Pair":
     """Load the pair of a profile; compile or capture its passes where the profile wants that.
@@ -39,6 +40,7 @@ def load(
         foreign_head: use heads that were trained on another draft, with a warning.
         leaves: whether drafts are to have leaves; None for what the profile says.
         quiet: show only warnings.
+        torch_weights: as in `load_pair`, for who runs the transformers models too.
         progress: shows what is loaded; None for a new one on the console.
     """
     from specctl.terminal.loading import TerminalProgress, note
@@ -61,6 +63,7 @@ def load(
             with_heads=with_heads,
             on_foreign_head=warn if foreign_head else None,
             engines=replace(EngineSettings.of(profile, expected_tokens, notice, show), trees=leaves),
+            torch_weights=torch_weights,
             progress=lambda what: show(f"loading {what}"),
         )
         if pair.threads is not None and pair.threads.warning is not None:

@@ -11,10 +11,12 @@ import typer
 from specctl.commands.options import DraftsOption, DraftsPolicyOption, ForceOption
 from specctl.errors import ModelError, SpecctlError, UsageError
 from specctl.outputs import Outputs
+from specctl.policies import Setting
 from specctl.profile import parse_policy
 from specctl.profile.discovery import available, display, is_path, user_directory
 from specctl.profile.model_names import short_name
-from specctl.profile.overrides import PAIR_POLICY
+from specctl.profile.overrides import pair_policy
+from specctl.profile.schema import LOOKUP
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
@@ -68,7 +70,8 @@ def new(
     if not drafts:
         drafts = [_ask("Draft model, a folder or hub id")]
     if settings is None:
-        text = _ask("Policy", PAIR_POLICY, lambda text: parse_policy(text, "policy")) if asks else PAIR_POLICY
+        default = Setting.of(pair_policy(drafts[0])).label
+        text = _ask("Policy", default, lambda text: parse_policy(text, "policy")) if asks else default
         settings = parse_policy(text)
 
     own = _name_for(target, drafts[0])
@@ -90,7 +93,7 @@ def new(
         if output is None:
             outputs.folder("profiles", path.parent, ())
         outputs.file("profile", path).replace(new_profile(models[0], models[1:], settings, chat=chat))
-    _say_what_next(path)
+    _say_what_next(path, "bench -p {}" if LOOKUP in drafts else "calibrate -p {} -o fast.toml")
 
 
 def _require_ready(profile: "Profile") -> None:
@@ -176,12 +179,12 @@ def _require_new(path: Path, force: bool) -> None:
         raise UsageError(f"{display(path)} exists already", "choose another name, or replace it with --force")
 
 
-def _say_what_next(path: Path) -> None:
+def _say_what_next(path: Path, then: str) -> None:
     import shlex
 
     own = path.parent == user_directory()
     shown = display(path)
     name = shlex.quote(path.stem if own else shown if is_path(shown) else f"./{shown}")
     tell(f"wrote {shown}; try it with:")
-    for command in (f'generate -p {name} "Once upon a time"', f"chat -p {name}", f"calibrate -p {name} -o fast.toml"):
+    for command in (f'generate -p {name} "Once upon a time"', f"chat -p {name}", then.format(name)):
         tell(f"  specctl {command}")

@@ -63,7 +63,8 @@ DraftOption = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL",
-        help="Draft model, a folder or hub id. With --profile it replaces the profile's draft.",
+        help="Draft model, a folder or hub id; prompt:lookup copies from the text. With --profile it replaces the "
+        "profile's draft.",
     ),
 ]
 

@@ -22,7 +22,7 @@ class Draft:
 
     Attributes:
         tokens: K ids.
-        probs: ``(K, V)`` float32; None when greedy, where each is one-hot at its token.
+        probs: ``(K, V)`` float32; None where each is one-hot at its token: when greedy, and of tokens that were copied.
         steps: the K tokens with their signals.
         stop: why drafting ended.
         threshold: the policy's threshold while it drafted.

@@ -146,5 +146,8 @@ def judge(
         return verify_greedy(draft.tokens, choices), None
     probs = sampling.probs(forward.logits)  # (K + 1, V)
     tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=probs.device)
-    draft_probs = probs[:0] if draft.probs is None else draft.probs.to(probs.device)
+    if draft.probs is None:
+        draft_probs = torch.zeros_like(probs[:-1]).scatter_(1, tokens[:, None], 1.0)  # (K, V)
+    else:
+        draft_probs = draft.probs.to(probs.device)
     return verify(tokens, draft_probs, probs, generator, sampling.verification), probs

@@ -9,6 +9,7 @@ import torch
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
@@ -17,10 +18,12 @@ from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.foresight import foresight_of
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trees import tree_obstacle, tree_runner
-from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
+from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
 from specctl.policies.leaves import Leaves, leaf_rule
+from specctl.profile.lookup import require_offered
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
@@ -29,7 +32,7 @@ def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
     predicted: dict[Signal, bool] = {
         "accept_prob": any(pair.heads),
-        "next_accept_prob": any(map(foresight_of, pair.drafts)),
+        "next_accept_prob": any(isinstance(draft, LookupRunner) or foresight_of(draft) for draft in pair.drafts),
     }
     return frozenset([*DISTRIBUTION_SIGNALS, *(name for name, known in predicted.items() if known)])
 
@@ -59,6 +62,9 @@ def build_drafter(
                 "a draft head drafts for a model whose states it was not made to read",
                 "use it as it is used first in this command, directly below the same model",
             )
+    for draft, level in zip(drafts, setting.levels, strict=False):
+        if isinstance(pair.drafts[draft], LookupRunner):
+            require_offered(level)
     stages = [
         Stage(
             pair.drafts[draft],
@@ -103,6 +109,8 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset(), leaves: 
     if not stages or not stages[0].policy.drafts:
         return None
     top = stages[0]
+    if isinstance(top.runner, LookupRunner):
+        return LookupDrafter(top.runner, top.policy, record & LOOKUP_SIGNALS)
     if top.head is None and "accept_prob" in top.policy.signals:
         raise ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
     inner = compose(stages[1:], record)
@@ -147,6 +155,8 @@ def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False) -> Non
             tree_runner(pair.target).extend_tree(few[:3], [0, 0])
         # Any draft may be the lowest level, and its head may or may not be used.
         for runner, head in zip(pair.drafts, pair.heads, strict=True):
+            if isinstance(runner, LookupRunner):
+                continue
             for predicts in (False, True) if head is not None else (False,):
                 runner.rollback(len(few))
                 record = frozenset[Signal]({"accept_prob"} if predicts else ())

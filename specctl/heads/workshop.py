@@ -27,6 +27,7 @@ from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
+from specctl.profile.lookup import require_models
 from specctl.profile.schema import DraftTable, Profile
 from specctl.prompts.suites import Suite
 
@@ -175,4 +176,5 @@ def _draft(profile: Profile) -> DraftTable:
     if profile.draft is None:
         hint = "name one with --draft or in the profile"
         raise UsageError("the profile has no draft to train a head on", hint)
+    require_models([profile.draft], "train-head", "name a draft model with --draft")
     return profile.draft

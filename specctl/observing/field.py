@@ -11,6 +11,7 @@ from specctl.peers.launch import Launch
 from specctl.peers.names import PeerSetting
 from specctl.policies import Setting, nested
 from specctl.policies.leaves import Leaves
+from specctl.profile.lookup import require_offered
 from specctl.profile.model_names import distinct_name, short_name
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
 
@@ -55,9 +56,14 @@ def field_of(
         launches: by label, how those are started that run in processes of their own.
 
     Raises:
+        ProfileError: a policy reads signals that a lookup does not have.
         UsageError: a policy needs a head and no head, or more than one, is named.
     """
     drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
+    for table in drafting:
+        for level in table.levels:
+            if level.is_lookup:
+                require_offered(level.policy.setting)
     drafts: dict[ModelKey, DraftTable] = {}
     above: dict[ModelKey, ModelKey | None] = {}
     for table in drafting:
@@ -97,13 +103,16 @@ def competing_drafts(
 ) -> list[DraftTable]:
     """The draft tables to compare on the first profile's target, each with the policies of all its levels.
 
-    Each is followed by copies with these leaves in place of its own.
+    Each but a lookup, which knows no other tokens, is followed by copies with these leaves in place of its own.
 
     Raises:
         UsageError: the profiles have different targets, or a policy has no draft to stop.
     """
-    tables = _stopped(profiles, policies)
-    return [one for table in tables for one in (table, *(table.model_copy(update={"leaves": each}) for each in leaves))]
+    found = []
+    for table in _stopped(profiles, policies):
+        more = () if table.is_lookup else leaves
+        found += [table, *(table.model_copy(update={"leaves": each}) for each in more)]
+    return found
 
 
 def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
@@ -192,6 +201,6 @@ def model_keys(table: DraftTable) -> list[ModelKey]:
     """
     keys: list[ModelKey] = []
     for level in table.levels:
-        described = level.model_dump_json(include=set(ModelTable.model_fields))
+        described = level.model if level.is_lookup else level.model_dump_json(include=set(ModelTable.model_fields))
         keys.append((described, sum(described == other for other, _ in keys)))
     return keys

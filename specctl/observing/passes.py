@@ -7,11 +7,17 @@ import torch
 
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import Runner, StateReader
 from specctl.observing.results import PassTimes
 from specctl.observing.timing import fill, ordinary_tokens, wait
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
+
+
+def can_verify(runner: Runner) -> bool:
+    """Whether a draft can stand above another one."""
+    return not isinstance(runner, StateReader | LookupRunner)
 
 
 class PassMeter:
@@ -30,10 +36,10 @@ class PassMeter:
         self._draft: list[float] = []
         self._with_head: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
-        # A single draft never verifies, so it only runs passes of one token; neither does a draft head.
+        # A single draft never verifies, so it only runs passes of one token; neither does a draft head or a lookup.
         several = pair.drafts if len(pair.drafts) > 1 else ()
         self._drafts = [
-            (runner, {width: list[float]() for width in ([1] if isinstance(runner, StateReader) else self._widths)})
+            (runner, {width: list[float]() for width in (self._widths if can_verify(runner) else [1])})
             for runner in several
         ]
 

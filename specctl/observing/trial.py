@@ -11,6 +11,7 @@ from specctl.decoding.session import Session, build_drafter
 from specctl.models.loading.pair import Pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import engine_name
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import EagerRunner, Runner, StateReader
 from specctl.models.running.threads import timed
 from specctl.observing.timing import fill, ordinary_tokens, wait
@@ -47,7 +48,8 @@ class Trial:
         difference: between the target after a rollback and a fresh read, as a share of the logits' standard deviation.
         alone_per_second, drafted_per_second: tokens a second without and with drafts, the prompt's time included.
         acceptance_rate: accepted of drafted tokens.
-        passes: of every model but draft heads, with the engine that runs it and, where that is another, eagerly.
+        passes: of every model but draft heads and lookups, with the engine that runs it and, where that is another,
+            eagerly.
     """
 
     tokens: int
@@ -85,7 +87,7 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
 
 
 def _passes(pair: Pair) -> Iterator[EnginePasses]:
-    runners = [pair.target, *(draft for draft in pair.drafts if not isinstance(draft, StateReader))]
+    runners = [pair.target, *(draft for draft in pair.drafts if not isinstance(draft, StateReader | LookupRunner))]
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {engine_name(runner): runner}

@@ -4,13 +4,21 @@ A policy is a dataclass. Its public fields are its settings with their bounds; p
 settings from these fields and define none of their own.
 """
 
-from specctl.policies.base import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, SIGNALS, Signal, StoppingPolicy
+from specctl.policies.base import (
+    DISTRIBUTION_SIGNALS,
+    LOOKUP_SIGNALS,
+    SIGNAL_NAMES,
+    SIGNALS,
+    Signal,
+    StoppingPolicy,
+)
 from specctl.policies.drafting import collect_phase, draft_phase
 from specctl.policies.registry import POLICIES
 from specctl.policies.setting import NONE, Setting, nested
 
 __all__ = [
     "DISTRIBUTION_SIGNALS",
+    "LOOKUP_SIGNALS",
     "NONE",
     "POLICIES",
     "SIGNALS",

@@ -19,6 +19,8 @@ SIGNAL_NAMES = {
 """Names of the signals in tables."""
 DISTRIBUTION_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")
 """The signals computed from the draft's own distribution, in the order in which an acceptance head reads them."""
+LOOKUP_SIGNALS: frozenset[Signal] = frozenset({"next_accept_prob"})
+"""The signals of a draft that copies from the text: it has no distribution."""
 
 
 class StoppingPolicy(Protocol):

@@ -26,6 +26,8 @@ ACCEPTED_BY_HEAD = Prior((0.2, 0.4, -0.1, 0.6), (0.5, 0.1, 0.1, 0.1))
 """Acceptance of a token, from log-odds of the top probability, sqrt(entropy) and log-odds of the head's prediction."""
 NEXT = Prior((0.9, -0.2, 0.4), (0.25, 0.03, 0.05))
 """Acceptance of the next token, from sqrt(entropy) and `TokenRates.surplus` of the current token."""
+NEXT_FORESEEN = Prior((0.0, 1.0, 0.2), (0.25, 0.1, 0.05))
+"""The same, from log-odds of the draft's own prediction for the next token in place of sqrt(entropy)."""
 FIRST = Prior((0.9, 0.5), (0.5, 0.1))
 """Acceptance of a round's first token, from `TokenRates.surplus` of the last emitted token."""
 DRIFT = 5e-4
@@ -106,6 +108,10 @@ class CostOptimal(Rule):
     With ``use_head``, S_k also uses a trained head's prediction for each token but the newest, whose prediction is not
     known yet.
 
+    With ``use_foresight``, no distribution is read. A draft that predicts each token's acceptance before the token is
+    written, as a lookup and a DSpark head do, tells E[a_k+1] by that prediction and the same rates. S_k is then the
+    product of these estimates, with the first token's by how often first tokens were accepted.
+
     The text has the target's distribution, as with every policy. But stopping depends on measured times, so when
     sampling, the same seed may produce another text.
     """
@@ -115,6 +121,7 @@ class CostOptimal(Rule):
     cost_ratio: Annotated[float, Gt(0)] = 0.125
     carry_over: bool = True
     use_head: bool = False
+    use_foresight: bool = False
     _accepted: OnlineLogistic = field(init=False, repr=False)
     _accepted_by_head: OnlineLogistic = field(init=False, repr=False)
     _next: OnlineLogistic = field(init=False, repr=False)
@@ -137,13 +144,17 @@ class CostOptimal(Rule):
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
+    _following: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
+        if self.use_head and self.use_foresight:
+            raise ValueError("use_head and use_foresight exclude each other")
         self._restart()
 
     def _restart(self) -> None:
         self._accepted, self._accepted_by_head, self._next, self._first = (
-            OnlineLogistic(prior.mean, prior.variance, DRIFT) for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT, FIRST)
+            OnlineLogistic(prior.mean, prior.variance, DRIFT)
+            for prior in (ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if self.use_foresight else NEXT, FIRST)
         )
         self._rates = TokenRates(RATE_PRIOR)
         self._draft, self._verify = RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR), WidthTimes(RunningLine(COST_MEMORY))
@@ -156,11 +167,13 @@ class CostOptimal(Rule):
 
     @classmethod
     def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:
+        if values.get("use_foresight"):
+            return frozenset({"next_accept_prob"})
         return cls.reads | {"accept_prob"} if values.get("use_head") else cls.reads
 
     @property
     def signals(self) -> frozenset[Signal]:
-        return self.signals_of({"use_head": self.use_head})
+        return self.signals_of({"use_head": self.use_head, "use_foresight": self.use_foresight})
 
     @property
     def current_threshold(self) -> float:
@@ -176,6 +189,21 @@ class CostOptimal(Rule):
         return self.max_draft if self._drafts_next else 0
 
     def should_stop(self, step: DraftStep) -> bool:
+        if self.use_foresight:
+            self._survival = self._foreseen_survival(step)
+        else:
+            self._survival = self._estimated_survival(step)
+        self._following = self._next.predict(self._outlook(step), self._rates.surplus(step.token))
+        return not self._goes_on(step.index, self._survival * self._following, self._following)
+
+    def _foreseen_survival(self, step: DraftStep) -> float:
+        """The probability that this token and all before it are accepted, by what was predicted before each."""
+        if step.index == 1:
+            return self._first.predict(self._rates.surplus(self._last_token))
+        return self._survival * self._following
+
+    def _estimated_survival(self, step: DraftStep) -> float:
+        """The same by the distribution at each position."""
         if step.index == 1:
             self._survival_before = 1.0
         elif self.use_head:
@@ -185,9 +213,11 @@ class CostOptimal(Rule):
         else:
             self._survival_before = self._survival
         self._last_features = _features(step)
-        self._survival = self._survival_before * self._accepted.predict(*self._last_features)
-        following = self._next.predict(self._last_features[1], self._rates.surplus(step.token))
-        return not self._goes_on(step.index, self._survival * following, following)
+        return self._survival_before * self._accepted.predict(*self._last_features)
+
+    def _outlook(self, step: DraftStep) -> float:
+        """What the acceptance of the next token is estimated from."""
+        return log_odds(read(step.next_accept_prob)) if self.use_foresight else _features(step)[1]
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
         """Whether some number of further draft tokens is expected to save more time than it takes.
@@ -222,21 +252,21 @@ class CostOptimal(Rule):
     def _learn_verdicts(self, round_: Round) -> None:
         verified = round_.accepted + (not round_.fully_accepted)
         outcomes = round_.chances or [float(position < round_.accepted) for position in range(verified)]
-        token_before, root_entropy_before = self._last_token, 0.0
+        token_before, outlook_before = self._last_token, 0.0
         for position, (step, outcome) in enumerate(zip(round_.steps, outcomes, strict=False), start=1):
-            confidence, root_entropy = _features(step)
-            self._accepted.learn(outcome, confidence, root_entropy)
+            if not self.use_foresight:
+                self._accepted.learn(outcome, *_features(step))
             if self.use_head and position < round_.drafted:
                 # A step's accept_prob is about the token before it.
                 head_log_odds = log_odds(read(round_.steps[position].accept_prob))
-                self._accepted_by_head.learn(outcome, confidence, root_entropy, head_log_odds)
+                self._accepted_by_head.learn(outcome, *_features(step), head_log_odds)
             surplus = self._rates.surplus(token_before)
             if step.index == 1:
                 self._first.learn(outcome, surplus)
             else:
-                self._next.learn(outcome, root_entropy_before, surplus)
+                self._next.learn(outcome, outlook_before, surplus)
             self._rates.learn(token_before, outcome)
-            token_before, root_entropy_before = step.token, root_entropy
+            token_before, outlook_before = step.token, self._outlook(step)
 
     def _learn_times(self, round_: Round) -> None:
         drafting, verifying = round_.draft_seconds, round_.verify_seconds

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from specctl.profile.schema import DEFAULT_POLICY
+from specctl.profile.schema import DEFAULT_POLICY, LOOKUP
 from specctl.profile.wording import Key
 
 _WHOLE_VALUES = {"device", "max_memory", "provenance"}
@@ -38,9 +38,9 @@ class Layers:
         """Merge a layer on top, table by table.
 
         A policy table that names another policy replaces the earlier policy table. A table that names another model
-        drops what was said about the earlier one: its head, its revision and the permission to run its code.
+        drops what was said about the earlier one: its kind, its head, its revision and the permission to run its code.
         """
-        self._merge(self.table, layer.table, (), layer.place)
+        self._merge(self.table, _with_lookups(layer.table), (), layer.place)
 
     def copy(self) -> "Layers":
         """The values so far, which later layers leave as they are."""
@@ -57,7 +57,7 @@ class Layers:
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
         if above.get("model", below.get("model")) != below.get("model"):
-            for name in OF_ONE_MODEL:
+            for name in ("kind", *OF_ONE_MODEL):
                 below.pop(name, None)
                 self._forget((*at, name))
         for name, value in above.items():
@@ -78,6 +78,15 @@ class Layers:
         if isinstance(value, dict):
             for name, inner in value.items():
                 self._remember((*key, name), inner, place)
+
+
+def _with_lookups(table: dict[str, Any]) -> dict[str, Any]:
+    """The table with the model name of each draft that is a lookup by its kind, so that it replaces a model below."""
+    draft = table.get("draft")
+    if not isinstance(draft, dict):
+        return table
+    named = {"model": LOOKUP} if draft.get("kind") == "lookup" else {}
+    return {**table, "draft": {**named, **_with_lookups(draft)}}
 
 
 def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from specctl.errors import ProfileError
 from specctl.nesting import too_deep
 from specctl.profile.layers import Layer
+from specctl.profile.schema import LOOKUP, LOOKUP_POLICY
 from specctl.profile.wording import Key, dotted
 
 ENVIRONMENT_PREFIX = "SPECCTL_"
@@ -68,8 +69,13 @@ def pair_name(flags: Mapping[str, Any]) -> str | None:
 
 def pair_layer(flags: Mapping[str, Any]) -> Layer:
     """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
-    drafts = flags.get("draft.model") is not None
-    return Layer({"draft": {"policy": {"name": PAIR_POLICY}}} if drafts else {}, lambda _: "default")
+    draft = flags.get("draft.model")
+    return Layer({} if draft is None else {"draft": {"policy": pair_policy(draft)}}, lambda _: "default")
+
+
+def pair_policy(draft: str) -> dict[str, Any]:
+    """The policy of a draft of this name where nobody names one."""
+    return LOOKUP_POLICY if draft == LOOKUP else {"name": PAIR_POLICY}
 
 
 def flag_layer(flags: Mapping[str, Any]) -> Layer:

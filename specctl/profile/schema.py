@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from specctl.errors import ProfileError
 from specctl.policies import NONE, Setting, nested
@@ -12,9 +12,14 @@ from specctl.profile.embedded import head_path, model_path
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
+Engine = Literal["auto", "eager", "static", "graph", "onnx"]
 
 IN_TARGET = "target:mtp"
 """The model name of a draft head that is in the files of the model above it."""
+LOOKUP = "prompt:lookup"
+"""The model name of a draft that copies from the text so far."""
+LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
+"""The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
 
 Verification = Literal["token", "block"]
 """How the tokens of a sampled draft are verified."""
@@ -73,6 +78,11 @@ class ModelTable(Table):
     trust_remote_code: bool = False
 
     @property
+    def is_lookup(self) -> bool:
+        """Whether it copies from the text so far and has no checkpoint."""
+        return self.model == LOOKUP
+
+    @property
     def checkpoint(self) -> str:
         """The hub id or path to load; absolute for a model that ships with the package."""
         if self.model.startswith(_EMBEDDED):
@@ -101,6 +111,9 @@ class DraftTable(ModelTable):
     ``accept_prob`` need a head.
     """
 
+    kind: Literal["auto", "lookup"] = "auto"
+    """``lookup`` for a draft without a model, which copies from the text so far; ``auto`` for what the files hold, a
+    model or a draft head."""
     policy: PolicyTable = PolicyTable()
     leaves: Annotated[int, Field(ge=0)] | Literal["confidence", "cost"] | None = None
     """How many other tokens the target verifies beside each token of the draft: a number, by the draft's
@@ -129,6 +142,25 @@ class DraftTable(ModelTable):
         if draft is not None and draft.leaves is not None:
             raise ValueError("cannot have leaves: only the draft that the target verifies can")
         return draft
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_kind_named(cls, table: Any) -> Any:
+        return {"kind": "lookup", **table} if isinstance(table, dict) and table.get("model") == LOOKUP else table
+
+    @field_validator("kind")
+    @classmethod
+    def _named_alike(cls, kind: str, info: ValidationInfo) -> str:
+        if "model" in info.data and (kind == "lookup") != (info.data["model"] == LOOKUP):
+            raise ValueError(f"does not fit model = {info.data['model']!r}; a lookup has no model")
+        return kind
+
+    @field_validator("leaves", "head", "draft")
+    @classmethod
+    def _not_of_a_lookup(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("kind") == "lookup":
+            raise ValueError("has no place in a draft that copies from the text")
+        return value
 
     @property
     def levels(self) -> "tuple[DraftTable, ...]":
@@ -189,7 +221,7 @@ class Profile(Table):
 
     schema_version: Literal[1] = 1
     description: str = ""
-    engine: Literal["auto", "eager", "static", "graph", "onnx"] = "auto"
+    engine: Engine = "auto"
     """How forward passes run: ``eager``, any model with a growing cache; ``static``, with a cache at fixed addresses;
     ``graph``, as ``static`` but captured as CUDA graphs; ``onnx``, by onnxruntime. ``auto`` is ``static`` if passes are
     compiled, else ``eager``. An engine that the model or the machine cannot run falls back to a simpler one, with a
@@ -219,6 +251,8 @@ class Profile(Table):
     def _a_model(cls, target: ModelTable) -> ModelTable:
         if target.model == IN_TARGET:
             raise ValueError(f"model {IN_TARGET!r} names a draft head in the target's files; give it in [draft]")
+        if target.is_lookup:
+            raise ValueError(f"model {LOOKUP!r} is a draft that copies from the text; give it in [draft]")
         return target
 
     @field_validator("compile")

@@ -7,9 +7,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from specctl.errors import ProfileError
-from specctl.policies import POLICIES
+from specctl.policies import LOOKUP_SIGNALS, POLICIES
+from specctl.profile.lookup import unoffered
 from specctl.profile.policy_settings import setting_names, settings_model
-from specctl.profile.schema import DEFAULT_POLICY, Profile
+from specctl.profile.schema import DEFAULT_POLICY, LOOKUP, LOOKUP_POLICY, Profile
 from specctl.profile.wording import Key, did_you_mean, dotted, shown
 
 Mistakes = dict[Key, str]
@@ -28,7 +29,7 @@ def validate(table: dict[str, Any], place: Callable[[Key], str], name: str) -> P
     """
     mistakes: Mistakes = {}
     for key, draft in _drafts(table):
-        mistakes |= _complete_policy(draft, (*key, "policy")) or _missing_head(draft, key)
+        mistakes |= _complete_policy(draft, (*key, "policy")) or _unread(draft, key)
     try:
         profile = Profile.model_validate(table)
     except ValidationError as error:
@@ -60,6 +61,8 @@ def _drafts(table: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
 def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
     """Check the policy of a draft table and fill in its settings; the schema checks types of the tables."""
     policy = draft.get("policy", {})
+    if policy == {} and draft.get("model") == LOOKUP:
+        policy = LOOKUP_POLICY
     if not isinstance(policy, dict) or not isinstance(name := policy.get("name", DEFAULT_POLICY), str):
         return {}
     if name not in POLICIES:
@@ -77,15 +80,17 @@ def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
     return {}
 
 
-def _missing_head(draft: dict[str, Any], key: Key) -> Mistakes:
+def _unread(draft: dict[str, Any], key: Key) -> Mistakes:
+    """What the policy of a draft table reads and the draft does not have."""
     policy = draft.get("policy")
     name = policy.get("name") if isinstance(policy, dict) else None
-    if draft.get("head") is not None or not isinstance(policy, dict) or not isinstance(name, str):
-        return {}
-    if name not in POLICIES:
+    if not isinstance(policy, dict) or not isinstance(name, str) or name not in POLICIES:
         return {}
     settings = {setting: value for setting, value in policy.items() if setting != "name"}
-    if "accept_prob" not in POLICIES[name].signals_of(settings):
+    signals = POLICIES[name].signals_of(settings)
+    if draft.get("model") == LOOKUP:
+        return {(*key, "policy", "name"): unoffered(name)} if signals - LOOKUP_SIGNALS else {}
+    if draft.get("head") is not None or "accept_prob" not in signals:
         return {}
     what = f"is required by the policy {name}: the path or hub id of a head (`specctl train-head` makes one)"
     return {(*key, "head"): what}

@@ -91,6 +91,16 @@ def test_three_models_a_policy_and_a_file(specctl: Specctl) -> None:
     assert profile.description == "big drafted by mid drafted by small, adaedl"
 
 
+def test_a_lookup_needs_no_model_and_gets_a_policy_that_fits(specctl: Specctl) -> None:
+    code, said = specctl("profiles", "new", "--target", "./big", "--draft", "prompt:lookup", "-o", "copy.toml")
+    assert code == 0, said
+    assert "specctl bench -p copy.toml" in said
+    assert "calibrate" not in said
+    draft = resolve("./copy.toml", environ={}).profile.draft
+    assert draft is not None
+    assert (draft.kind, draft.policy.setting.label) == ("lookup", "cost-optimal:use_foresight=true")
+
+
 def test_an_existing_file_is_replaced_only_with_force(specctl: Specctl, tmp_path: Path) -> None:
     own(tmp_path).parent.mkdir(parents=True)
     for arguments, path in (((), own(tmp_path)), (("-o", "file.toml"), tmp_path / "file.toml")):

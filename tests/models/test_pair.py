@@ -3,7 +3,9 @@ from checkpoints import llama_config, save_model
 
 from specctl.errors import ModelError
 from specctl.models.loading.pair import load_pair
-from specctl.profile.schema import Profile
+from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.runner import EagerRunner
+from specctl.profile.schema import DraftTable, Profile
 
 
 def profile(target, *drafts):
@@ -37,6 +39,23 @@ def test_models_of_a_hierarchy_come_from_the_target_down(checkpoints):
     pair = load_pair(profile(*(checkpoints[name] for name in ("target", "draft", "small"))))
     assert [model.config.num_hidden_layers for model in pair.models] == [3, 2, 1]
     assert len(pair.drafts) == 2
+
+
+def test_lookups_take_their_places_among_the_drafts(checkpoints):
+    lookup = {"kind": "lookup", "model": "prompt:lookup", "policy": {"name": "constant"}}
+    names = checkpoints["target"], checkpoints["draft"]
+    single = profile(*names)
+    below = single.draft.model_copy(update={"draft": DraftTable.model_validate(lookup)})
+    pair = load_pair(single.model_copy(update={"draft": below}))
+    assert [type(draft) for draft in pair.drafts] == [EagerRunner, LookupRunner]
+    assert (pair.above, pair.heads, len(pair.models), pair.context) == ((None, 0), (None, None), 2, 48)
+    # In a benchmark: a lookup first, then the draft, then the lookup below a model of its own.
+    tables = [below.draft, single.draft, single.draft, below.draft]
+    pair = load_pair(single, drafts=tables, above=(None, None, 1, 2), heads=[[], [], [], []])
+    assert [type(draft) for draft in pair.drafts] == [LookupRunner, EagerRunner, EagerRunner, LookupRunner]
+    assert pair.verifiers == (None, None, 1, 2)
+    assert [len(pair.models), len(pair.heads)] == [3, 4]
+    assert load_pair(single.model_copy(update={"draft": below.draft})).context == 64
 
 
 def test_the_target_alone_has_its_own_context(checkpoints):

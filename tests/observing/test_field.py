@@ -1,11 +1,11 @@
 import pytest
 
-from specctl.errors import UsageError
+from specctl.errors import ProfileError, UsageError
 from specctl.observing.candidate import candidate_record
 from specctl.observing.field import competing_drafts, field_of
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
-from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
+from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, PolicyTable, Profile
 
 
 def draft(*models: str, policy: str = "constant") -> DraftTable:
@@ -38,6 +38,17 @@ def test_a_model_at_two_levels_is_loaded_twice() -> None:
     candidates, drafts = field.candidates, field.drafts
     assert [table.model for table in drafts] == ["a", "b", "b"]
     assert [candidate.drafts for candidate in candidates[1:]] == [(0, 1, 2), (1,)]
+
+
+def test_lookups_are_one_draft_whatever_their_tables_say() -> None:
+    over = DraftTable.model_validate(
+        {**draft("a").model_dump(), "draft": {**draft(LOOKUP).model_dump(), "device": "cpu"}}
+    )
+    field = field_of([draft(LOOKUP), over])
+    assert [table.model for table in field.drafts] == [LOOKUP, "a"]
+    assert [candidate.drafts for candidate in field.candidates[1:]] == [(0,), (1, 0)]
+    with pytest.raises(ProfileError, match="svip reads signals that a lookup does not have"):
+        field_of([draft("a"), draft(LOOKUP, policy="svip")])
 
 
 def test_what_never_drafts_is_not_loaded() -> None:

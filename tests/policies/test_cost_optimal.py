@@ -315,3 +315,32 @@ def test_what_a_heads_prediction_means_is_learned_from_the_verdict_on_its_token(
         policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
     assert policy._accepted_by_head.predict(*_features(steps[1]), log_odds(0.95)) < 0.3 < before
     assert policy._accepted_by_head.predict(*_features(steps[0]), log_odds(0.05)) > 0.6
+
+
+def test_foresight_reads_no_distribution_and_stops_before_a_token_that_is_predicted_to_fail() -> None:
+    sure, unsure = CostOptimal(use_foresight=True), CostOptimal(use_foresight=True)
+    assert sure.signals == {"next_accept_prob"}
+    for policy, p in ((sure, 0.95), (unsure, 0.001)):
+        assert policy.should_stop(DraftStep(1, 0, next_accept_prob=p)) == (p < 0.5)
+    with pytest.raises(ValueError, match="exclude each other"):
+        CostOptimal(use_foresight=True, use_head=True)
+
+
+def test_with_foresight_doubt_adds_up_along_the_draft() -> None:
+    """Each token alone would be worth its time."""
+    policy = CostOptimal(use_foresight=True)
+    lengths = []
+    for p in (0.6, 0.8, 0.95):
+        steps = (DraftStep(place, 0, next_accept_prob=p) for place in range(1, 41))
+        lengths.append(next((step.index for step in steps if policy.should_stop(step)), 40))
+    assert 1 < lengths[0] < lengths[1] < lengths[2]
+
+
+def test_what_a_foresight_means_is_learned_from_the_verdict_on_the_token_after_it() -> None:
+    """The draft is sure of its second token, which is always rejected."""
+    policy = CostOptimal(use_foresight=True)
+    steps = (DraftStep(1, 7, next_accept_prob=0.9), DraftStep(2, 8, next_accept_prob=0.2))
+    assert not policy.should_stop(steps[0])
+    for _ in range(60):
+        policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
+    assert policy.should_stop(steps[0])

@@ -239,3 +239,9 @@ def test_leaves_that_are_no_number_or_rule_are_a_mistake(mistakes, given):
 def test_only_the_draft_that_the_target_verifies_has_leaves(mistakes):
     (line,) = mistakes('extends = "embedded-hsddw"\n[draft.draft]\nleaves = 2\n')
     assert "only the draft that the target verifies" in line
+
+
+def test_a_lookup_has_no_leaves(mistakes):
+    (line,) = mistakes('extends = "embedded-lookup"\n[draft]\nleaves = 2\n')
+    assert "x.toml:3: draft.leaves" in line
+    assert "copies from the text" in line

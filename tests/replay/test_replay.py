@@ -174,9 +174,9 @@ class FromTrace:
     def __init__(self, trace: Trace) -> None:
         self._trace, self._start, self._index = trace, 0, 0
 
-    def draw(self, *_: object) -> torch.Tensor:
+    def draw(self, *_: object) -> int:
         self._index += 1
-        return torch.tensor(self._trace.draft.step(self._start, self._index).token)
+        return self._trace.draft.step(self._start, self._index).token
 
     def judge(self, block: drafters.Draft, *_: object) -> tuple[Verdict, None]:
         accepted = min(len(block.tokens), self._trace.draft.accepted_runs[self._start])
@@ -201,7 +201,7 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         with monkeypatch.context() as patched:
-            patched.setattr(reading, "race", chance.draw)
+            patched.setattr(reading, "picked", chance.draw)
             patched.setattr(one_round, "judge", chance.judge)
             assert found == [
                 shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, PLAIN)

@@ -19,8 +19,9 @@ from specctl.models.loading.placement import Placement, after, dtype_on, kind_of
 from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.token_rules import rules_in
-from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 CACHE_TOKENS = 4096
 LARGE_DRAFT = 0.5
 MOSTLY = 0.5
+MAKING = 2.0
+"""Memory that the making of a graph takes beside a model's weights, as a multiple of these, rounded up (1.4 for a Llama
+of 1.2 billion weights, 1.9 for one of 135 million)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +62,29 @@ class Diagnosis:
 def diagnose(profile: Profile) -> Diagnosis:
     """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head."""
     report = Diagnosis(versions(), device_memory())
+    if profile.engine == "onnx":
+        try:
+            require_onnxruntime()
+        except ModelError as error:
+            report.problems.append(Problem("engine", error.message, error.hint))
     free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     tables = model_tables(profile)
     for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model)
         report.models.insert(0, facts)
+        if table.is_lookup:
+            facts.found = "copies from the text"
+            continue
         try:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
                 facts.found = _found(head.checkpoint)
                 facts.licence, facts.gated = _terms(head.checkpoint)
                 facts.draft_head = head.kind.value
-                report.advice += examine_draft_head(head, table, tables[place + 1], free, facts)
+                report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
             checkpoint = locate(table, key)
-            rules = key == "target" and profile.generation_config
-            placement = _examine(checkpoint, table, facts, free, report, rules)
+            placement = _examine(checkpoint, table, facts, free, report, profile)
             free = after(free, placement)
         except ModelError as error:
             report.problems.append(Problem(key, error.message, error.hint))
@@ -115,7 +126,7 @@ def _examine(
     facts: ModelFacts,
     free: list[DeviceMemory],
     report: Diagnosis,
-    rules: bool,
+    profile: Profile,
 ) -> Placement:
     facts.folder = str(checkpoint.folder)
     facts.found = _found(checkpoint)
@@ -126,8 +137,8 @@ def _examine(
     facts.context = getattr(text, "max_position_embeddings", None)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
-    need = weighed(checkpoint, table, free)
-    if rules:
+    need = weighed(checkpoint, table, free, profile.engine)
+    if facts.key == "target" and profile.generation_config:
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
         facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
@@ -140,10 +151,13 @@ def _examine(
     placement = placed(checkpoint, table, need, free)
     facts.dtype, facts.devices = placement.dtype, placement.shares
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    facts.quantize = table.quantize
     if need.quantization is not None:
-        facts.quantize = need.quantization.name
         _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
-    _advise_on_cache(checkpoint, need, placement, free, report)
+    room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
+    _advise_on_cache(checkpoint, need.cache_bytes(placement.dtype, CACHE_TOKENS), room, report)
+    if profile.engine == "onnx":
+        _advise_on_graph(checkpoint, int(MAKING * need.weight_bytes(placement.dtype)), room, report)
     return placement
 
 
@@ -180,11 +194,15 @@ def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable],
             report.problems.append(Problem(f"{key}.head", error.message, error.hint))
 
 
-def _advise_on_cache(
-    checkpoint: Checkpoint, need: Estimate, placement: Placement, free: list[DeviceMemory], report: Diagnosis
-) -> None:
-    room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
-    cache = need.cache_bytes(placement.dtype, CACHE_TOKENS)
+def _advise_on_graph(checkpoint: Checkpoint, making: int, room: int, report: Diagnosis) -> None:
+    if making > room:
+        report.advice.append(
+            f"{checkpoint} leaves {gib(room)} free, but making its graph for onnxruntime, once, takes up to "
+            f"{gib(making)}."
+        )
+
+
+def _advise_on_cache(checkpoint: Checkpoint, cache: int, room: int, report: Diagnosis) -> None:
     if cache > room:
         report.advice.append(
             f"{checkpoint} leaves {gib(room)} free, but the cache of {CACHE_TOKENS} tokens takes {gib(cache)}: "
@@ -205,7 +223,7 @@ def _advise_on_quantization(
 
 def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
-    target, *drafts = [facts for facts in report.models if facts.draft_head is None]
+    target, *drafts = [facts for facts in report.models if facts.draft_head is None and facts.model != LOOKUP]
     sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
     for draft in drafts:
         if draft.key not in tokenizers or not sizes or not target.vocabulary or not draft.vocabulary:

@@ -12,7 +12,7 @@ from specctl.models.loading.placement import dtype_on, kind_of_device, place
 from specctl.models.loading.preparation import weighed
 from specctl.models.loading.skeleton import skeleton
 from specctl.profile.model_names import short_name
-from specctl.profile.schema import DraftTable, ModelTable
+from specctl.profile.schema import DraftTable, Engine, ModelTable
 
 
 def examine_draft_head(
@@ -20,6 +20,7 @@ def examine_draft_head(
     table: DraftTable,
     verifier: tuple[str, ModelTable],
     devices: Sequence[DeviceMemory],
+    engine: Engine,
     facts: ModelFacts,
 ) -> list[str]:
     """Build a draft head on its verifier's shapes.
@@ -29,6 +30,7 @@ def examine_draft_head(
         table: its profile table.
         verifier: key and table of the model above it.
         devices: those of the machine.
+        engine: the one that is to run its verifier.
         facts: filled in.
 
     Returns:
@@ -59,7 +61,7 @@ def examine_draft_head(
     need = needed(network)
     if table.dtype == "auto":  # it is loaded in its verifier's
         table = table.model_copy(
-            update={"dtype": dtype_on(upper, weighed(above, upper, devices), kind_of_device(upper, devices))}
+            update={"dtype": dtype_on(upper, weighed(above, upper, devices, engine), kind_of_device(upper, devices))}
         )
     placement = place(table, need, devices, head.checkpoint.role)
     facts.parameters, facts.dtype, facts.devices = need.parameters, placement.dtype, placement.shares

@@ -11,8 +11,8 @@ from specctl.models.loading.memory import DeviceMemory
 from specctl.models.loading.model import LoadedModel, load_inspected
 from specctl.models.loading.placement import STRATEGIES
 from specctl.models.loading.preparation import inspected
-from specctl.models.loading.quantization import Quantization
-from specctl.profile.schema import IN_TARGET, DraftTable, ModelTable
+from specctl.models.loading.quantization import Quantization, rounding
+from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable
 
 if TYPE_CHECKING:
     from specctl.models.loading.draft_head_loading import LoadedHead
@@ -26,17 +26,24 @@ class Found:
         checkpoint: its files.
         table: its profile table.
         quantization: how a model is quantised while it is loaded.
+        rounding: how onnxruntime quantises a model that is loaded whole; None where it does not.
         head: the draft head that it is; None for a model.
     """
 
     checkpoint: Checkpoint
     table: ModelTable
     quantization: Quantization | None
+    rounding: str | None
     head: DraftHeadCheckpoint | None
 
     @classmethod
     def of(
-        cls, role: str, table: ModelTable, verifier: tuple[str, ModelTable] | None, devices: Sequence[DeviceMemory]
+        cls,
+        role: str,
+        table: ModelTable,
+        verifier: tuple[str, ModelTable] | None,
+        devices: Sequence[DeviceMemory],
+        engine: Engine,
     ) -> "Found":
         """Find one and check all that can be told without its weights.
 
@@ -45,13 +52,15 @@ class Found:
             table: its table.
             verifier: key and table of the model that it drafts for; None for the target.
             devices: those of the machine.
+            engine: the one that is to run it.
         """
         head = None
         if isinstance(table, DraftTable) and verifier is not None and (head := find_head(role, table, verifier)):
             require_head_settings(head, table)
-            return cls(head.checkpoint, table, None, head)
+            return cls(head.checkpoint, table, None, None, head)
         checkpoint = locate(table, role)
-        return cls(checkpoint, table, inspected(checkpoint, table, devices), None)
+        how = inspected(checkpoint, table, devices, engine)
+        return cls(checkpoint, table, how, rounding(table, engine), None)
 
     def load(self) -> LoadedModel | None:
         """The model; None for a draft head, which is loaded after its verifier."""

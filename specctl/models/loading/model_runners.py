@@ -3,50 +3,47 @@
 from dataclasses import replace
 
 from specctl.models.loading.found import Found
+from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, load_inspected
+from specctl.models.loading.preparation import inspected
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, build_runner, checked
 from specctl.models.running.runner import Runner
 
 
-def as_loaded(one: Found, settings: EngineSettings) -> Found:
-    """How a model is loaded first: unquantised if onnxruntime is to quantise it in its own way."""
-    if settings.engine != "onnx" or one.head is not None:
-        return one
-    from specctl.models.onnx.engine import QUANTIZED, require_onnxruntime
-
-    require_onnxruntime()
-    own = one.quantization is not None and one.quantization.name in QUANTIZED
-    return replace(one, quantization=None) if own else one
-
-
 def model_runner(
-    one: Found, network: LoadedModel, vocabulary: int, settings: EngineSettings
+    one: Found, network: LoadedModel, vocabulary: int, settings: EngineSettings, *, keeps: bool = True
 ) -> tuple[LoadedModel, Runner]:
     """A model's runner, and the model as that runs it.
 
     Args:
         one: as the profile wants it.
-        network: loaded as `as_loaded` says.
+        network: as it was loaded.
         vocabulary: the pair's shared vocabulary.
         settings: which engine, and whether to compile.
+        keeps: whether torch's weights are wanted where onnxruntime runs the model.
+
+    Raises:
+        ModelError: onnxruntime cannot run it quantised, and torch cannot either.
     """
     if settings.engine == "onnx":
         from specctl.models.onnx.engine import build_onnx_runner
 
-        first = as_loaded(one, settings)
-        rounding = None if one.quantization is None or first is one else one.quantization.name
-        runner = build_onnx_runner(network.model, vocabulary, network.name, settings, rounding)
+        runner = build_onnx_runner(network.model, vocabulary, network.name, settings, one.rounding, keeps=keeps)
         if runner is not None:
             return network, runner
-        if first is not one:
-            network = load_inspected(one.checkpoint, one.table, one.quantization)
+        if one.rounding is not None:
+            how = inspected(one.checkpoint, one.table, device_memory())
+            network = load_inspected(one.checkpoint, one.table, how)
         return network, build_runner(network.model, vocabulary, network.name, replace(settings, engine="auto"))
     if settings.engine == "auto" and settings.compile is not True and one.quantization is None:
         from specctl.models.onnx.automatic import automatic_runner
+        from specctl.models.onnx.engine import release
 
         fast = automatic_runner(network.model, vocabulary, network.name, settings)
         if fast is not None:
+            if not keeps:
+                release(network.model)
             return network, fast
     return network, build_runner(network.model, vocabulary, network.name, settings)
 
@@ -61,7 +58,7 @@ def checked_runner(runner: Runner, bare: Runner, network: LoadedModel, one: Foun
         one: as the profile wants it.
         vocabulary: the pair's shared vocabulary.
     """
-    if one.quantization is not None and getattr(network.model, "quantization_method", None) is None:
+    if one.rounding is not None and getattr(network.model, "quantization_method", None) is None:
         from specctl.models.onnx.runner import OnnxRunner
 
         assert isinstance(bare, OnnxRunner), "only onnxruntime quantises a model that torch has whole"

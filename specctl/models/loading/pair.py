@@ -12,10 +12,12 @@ from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.found import Found, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch
+from specctl.models.loading.lookups import Places
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
-from specctl.models.loading.model_runners import as_loaded, checked_runner, model_runner
+from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.cores import CoreTime
 from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
@@ -36,11 +38,13 @@ class Pair:
     Attributes:
         target: runner of the target model.
         drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
-            loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`.
+            loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`,
+            those of drafts that copy from the text `LookupRunner`.
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
-        models: the transformers models of the runners, the target's first; draft heads are none.
+        models: the transformers models of the runners, the target's first; draft heads and lookups are none. Loaded
+            without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
         named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
@@ -109,6 +113,7 @@ def load_pair(
     on_foreign_head: Callable[[str], None] | None = None,
     engines: EngineSettings | None = None,
     measured: bool = True,
+    torch_weights: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Pair:
     """Load every model of a profile, and choose with how many threads passes on the CPU run in this process.
@@ -125,6 +130,8 @@ def load_pair(
         engines: how forward passes run; by default as set in the profile.
         measured: whether to measure with how many threads decoding is fastest, where nobody chose; what trains
             networks is faster with all of them, and repeats bit for bit only with the same number.
+        torch_weights: whether the models that onnxruntime runs keep their weights in torch too; without it, only those
+            that a draft head or a check reads do.
         progress: called with the name of each model and head before it is loaded.
 
     Raises:
@@ -132,6 +139,9 @@ def load_pair(
             chosen engine; or a head cannot be loaded or was trained on another draft.
     """
     began = CoreTime.now()
+    settings = engines or EngineSettings.of(profile)
+    if settings.engine == "onnx":
+        require_onnxruntime()
     tables = model_tables(profile)[-1:]
     if drafts is not None:
         # The target comes last: if it is spread over devices, it takes the remaining memory.
@@ -139,20 +149,24 @@ def load_pair(
     elif with_drafts:
         tables = model_tables(profile)
     wanted = [_own_heads(table) if with_heads else [] for _, table in tables[-2::-1]] if heads is None else heads
-    above = above or in_a_row(len(tables) - 1)
+    # Lookups are left out here and take their places at the end.
+    places = Places([table for _, table in tables[-2::-1]])
+    all_above = above or in_a_row(len(tables) - 1)
+    above = places.above(all_above)
+    wanted = [wanted[index] for index in places.loaded]
+    tables = [(role, table) for role, table in tables if not table.is_lookup]
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
     devices = device_memory()
     verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
     found = [
-        Found.of(role, table, verifier, devices)
+        Found.of(role, table, verifier, devices, settings.engine)
         for (role, table), verifier in zip(tables, [*verifiers[::-1], None], strict=True)
     ]
     if profile.generation_config:
         require_supported_rules(found[-1].checkpoint)
     for name in chain.from_iterable(wanted):
         locate_head(name)
-    settings = engines or EngineSettings.of(profile)
-    networks = load_found([as_loaded(one, settings) for one in found], above, progress)
+    networks = load_found(found, above, progress)
     target = networks[0]
     assert isinstance(target, LoadedModel), "the target is no draft head"
     tokenizer = load_tokenizer(profile.target)
@@ -160,14 +174,18 @@ def load_pair(
     for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
         if isinstance(draft, LoadedModel):
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
-    models = [network.model for network in networks if isinstance(network, LoadedModel)]
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
-    threads = choose(profile.threads, models if measured else (), vocabulary, began)
+    threads = choose(profile.threads, _models(networks) if measured else (), vocabulary, began)
+    checks = settings.check or untested(target.model)
+    needed = {0} if checks and found[-1].rounding is None else set()
+    needed |= {0 if upper is None else upper + 1 for one, upper in zip(found[-2::-1], above, strict=True) if one.head}
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
             asked = settings if index == 0 else replace(settings, trees=False)
-            networks[index], runner = model_runner(one, network, vocabulary, asked)
+            networks[index], runner = model_runner(
+                one, network, vocabulary, asked, keeps=torch_weights or index in needed
+            )
             runners.append(runner)
         else:
             from specctl.models.draft_heads.engines import build_head_runner
@@ -177,7 +195,7 @@ def load_pair(
     assert isinstance(target, LoadedModel), "the target is no draft head"
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
-    if settings.check or untested(target.model):
+    if checks:
         runners[0] = checked_runner(runners[0], bare, target, found[-1], vocabulary)
     for runner, upper in zip(runners[1:], above, strict=True):
         if isinstance(runner, StateReader):
@@ -194,17 +212,23 @@ def load_pair(
             progress(name)
             loading[name] = _load_head(one.checkpoint, name, draft, on_foreign_head).to(runner.device)
         named.append(loading)
-    return Pair(
+    pair = Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
         tokenizer=tokenizer,
         eos=eos,
         context=min(runner.context for runner in runners),
-        models=tuple(models),
+        models=_models(networks),
         named_heads=tuple(named),
         above=tuple(above),
         threads=threads,
     )
+    return places.filled(pair, all_above, vocabulary)
+
+
+def _models(networks: "Sequence[LoadedModel | LoadedHead]") -> tuple[PreTrainedModel, ...]:
+    """The models among what was loaded."""
+    return tuple(network.model for network in networks if isinstance(network, LoadedModel))
 
 
 def _own_heads(table: ModelTable) -> list[str]:

@@ -180,7 +180,7 @@ def _too_big(
     gpus = [name for name in free if name.startswith("cuda")]
     if len(gpus) > len(room) and sum(free[name] for name in gpus) >= size:
         ways.append('set device = "balanced" to spread it over all GPUs')
-    if need.quantised or need.quantization is not None:
+    if need.quantised or table.quantize is not None:
         ways.append("choose a smaller checkpoint")
     else:
         ways.append(f'set quantize = "int4" in [{role}]; or choose a smaller or quantised checkpoint')

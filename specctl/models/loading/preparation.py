@@ -6,19 +6,22 @@ from specctl.models.loading.architecture import generation_config, require_runna
 from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.memory import DeviceMemory, Estimate, estimate, load_config
 from specctl.models.loading.placement import Placement, kind_of_device, place
-from specctl.models.loading.quantization import Quantization, plan
+from specctl.models.loading.quantization import Quantization, plan, require_whole, rounding
 from specctl.models.loading.quantized_checkpoint import require_readable
 from specctl.models.loading.skeleton import require_modules, skeleton
-from specctl.profile.schema import ModelTable
+from specctl.profile.schema import Engine, ModelTable
 
 
-def inspected(checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory]) -> Quantization | None:
+def inspected(
+    checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory], engine: Engine = "auto"
+) -> Quantization | None:
     """How a model is quantised as it is loaded, or None, after a check of all that its configuration tells.
 
     Args:
         checkpoint: the model's files; its weights are not needed.
         table: its profile table.
         devices: those of the machine.
+        engine: the one that is to run it; see `quantization.rounding`.
 
     Raises:
         ModelError: specctl cannot run its architecture, its configuration or generation settings are damaged, it has
@@ -31,16 +34,21 @@ def inspected(checkpoint: Checkpoint, table: ModelTable, devices: Sequence[Devic
         require_modules(model, table.device, checkpoint.role)
     if table.quantize is None:
         return None
+    require_whole(checkpoint, table.quantize)
+    if rounding(table, engine) is not None:
+        return None
     return plan(checkpoint, model, table.quantize, kind_of_device(table, devices), table.dtype)
 
 
-def weighed(checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory]) -> Estimate:
+def weighed(
+    checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory], engine: Engine = "auto"
+) -> Estimate:
     """The memory that a model needs in the form in which its table wants it loaded.
 
     Raises:
         ModelError: as for `inspected`, or its weights are missing or damaged.
     """
-    return estimate(checkpoint, table.trust_remote_code, inspected(checkpoint, table, devices))
+    return estimate(checkpoint, table.trust_remote_code, inspected(checkpoint, table, devices, engine))
 
 
 def placed(checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]) -> Placement:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.memory import ITEM_BYTES
+from specctl.profile.schema import Engine, ModelTable
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
+OWN_OF_ONNX = ("int8", "int4")
+"""The values of ``quantize`` that onnxruntime has a form of its own for."""
 INSTALL = 'Run `pip install "specctl[quantize]"`.'
 
 
@@ -88,6 +91,20 @@ class Quantization:
         return self.scheme.config(dtype, self.group, list(self.plain))
 
 
+def rounding(table: ModelTable, engine: Engine) -> str | None:
+    """The value of ``quantize`` that onnxruntime has a form of its own for, so that the model is loaded whole."""
+    return table.quantize if engine == "onnx" and table.quantize in OWN_OF_ONNX else None
+
+
+def require_whole(checkpoint: Checkpoint, name: str) -> None:
+    """Raise a ModelError if a checkpoint that ``quantize = name`` is set for is quantised already."""
+    if quantised_with(checkpoint.settings()) is not None:
+        raise ModelError(
+            f'{checkpoint} is quantised already, and its profile table says quantize = "{name}".',
+            f"Remove quantize from [{checkpoint.role}], or name the checkpoint that this one was made from.",
+        )
+
+
 def plan(checkpoint: Checkpoint, model: "PreTrainedModel", name: str, kind: str, dtype: str) -> Quantization:
     """How a model is quantised on a kind of device.
 
@@ -99,14 +116,8 @@ def plan(checkpoint: Checkpoint, model: "PreTrainedModel", name: str, kind: str,
         dtype: of the profile, perhaps ``auto``.
 
     Raises:
-        ModelError: it is quantised already or has no layers to quantise, the device or the dtype cannot do it, or a
-            package is missing.
+        ModelError: it has no layers to quantise, the device or the dtype cannot do it, or a package is missing.
     """
-    if quantised_with(checkpoint.settings()) is not None:
-        raise ModelError(
-            f'{checkpoint} is quantised already, and its profile table says quantize = "{name}".',
-            f"Remove quantize from [{checkpoint.role}], or name the checkpoint that this one was made from.",
-        )
     scheme = SCHEMES[name].get(kind)
     if scheme is None:
         here = [f'"{other}"' for other, schemes in SCHEMES.items() if kind in schemes]

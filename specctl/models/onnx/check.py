@@ -1,15 +1,20 @@
 """A graph compared with the model that it was made from, before anybody reads what it computes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.models.onnx.export import watched
 from specctl.models.onnx.passes import Passes
+from specctl.models.onnx.quantization import BITS, nearest
 from specctl.models.running.masks import seen_in_tree
 
-LIMITS = {None: 1e-3, "int8": 0.1, "int4": 0.5}
+LIMITS = {None: 1e-3, "int8": 0.1, "int4": 0.1}
 """The largest difference of logits and states, as a share of their standard deviation: by rounding of float32, and by
-rounding of weights, where it is the root of the mean square."""
+rounding of what enters products to 8 bits, where it is the root of the mean square."""
 HALF = 0.05
 """The same in float16 and bfloat16."""
 STEPS = ((1, 0), (5, 3), (1, 0), (8, 8), (2, 1), (16, 4), (1, 0))
@@ -22,11 +27,12 @@ LONGEST_WINDOW = 512
 def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize: str | None = None) -> float:
     """The largest difference between a graph's passes and whole ones of its model, as `LIMITS` measures it.
 
-    The passes have several widths, and after some of them tokens are taken back.
+    The passes have several widths, and after some of them tokens are taken back. The model computes with weights that
+    are rounded as the graph's are: what rounding weights does to a text differs from model to model.
 
     Args:
         passes: over the graph.
-        model: in eval mode.
+        model: in eval mode; its weights are afterwards what they were.
         vocabulary: V, ids are drawn from below it.
         quantize: how the graph's weights were rounded.
     """
@@ -42,16 +48,19 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
     layers = [-1, *range(passes.layers)]
     text: list[int] = []
     worst = 0.0
-    for width, back in ((first, 0), *STEPS):
-        block = tokens(width)
-        found = passes.run(block, len(text), width, layers)
-        text += block
-        logits, states = whole_pass(model, text)
-        pairs = [(found.logits[:, :vocabulary], logits[-width:, :vocabulary])]
-        pairs += [(found.states[layer], states[layer][-width:]) for layer in (layers if quantize is None else [])]
-        worst = max(worst, *(_apart(mine, theirs, quantize) for mine, theirs in pairs))
-        del text[len(text) - back :]
-    return max(worst, _tree_difference(passes, model, text, tokens(2), vocabulary, quantize)) if passes.trees else worst
+    with nullcontext() if quantize is None else _rounded(model, BITS[quantize]):
+        for width, back in ((first, 0), *STEPS):
+            block = tokens(width)
+            found = passes.run(block, len(text), width, layers)
+            text += block
+            logits, states = whole_pass(model, text)
+            pairs = [(found.logits[:, :vocabulary], logits[-width:, :vocabulary])]
+            pairs += [(found.states[layer], states[layer][-width:]) for layer in (layers if quantize is None else [])]
+            worst = max(worst, *(_apart(mine, theirs, quantize) for mine, theirs in pairs))
+            del text[len(text) - back :]
+        if passes.trees:
+            worst = max(worst, _tree_difference(passes, model, text, tokens(2), vocabulary, quantize))
+    return worst
 
 
 def _tree_difference(
@@ -78,6 +87,22 @@ def whole_pass(model: PreTrainedModel, text: list[int]) -> tuple[torch.Tensor, d
         ids = torch.tensor([text], device=next(model.parameters()).device)
         logits = model(input_ids=ids, use_cache=False).logits[0]
     return logits, {layer: each[0] for layer, each in states.items()}
+
+
+@contextmanager
+def _rounded(model: PreTrainedModel, bits: int) -> Iterator[None]:
+    """Give a model's linear layers, all but the output layer, the weights that they have in a quantised graph."""
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not output]
+    whole = {layer: layer.weight.data for layer in layers}
+    try:
+        for layer, weight in whole.items():
+            values = nearest(weight.float().cpu().numpy(), bits)
+            layer.weight.data = torch.from_numpy(values).to(weight)
+        yield
+    finally:
+        for layer, weight in whole.items():
+            layer.weight.data = weight
 
 
 def _apart(mine: torch.Tensor, theirs: torch.Tensor, quantize: str | None) -> float:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from specctl.models.onnx.runner import OnnxRunner
 
 INSTALL = "Run `pip install 'specctl[onnx]'`."
-QUANTIZED = ("int8", "int4")
-"""The values of ``quantize`` that this engine has a form of its own for."""
 LONGEST = 1 << 17
 """The most places for which the angles of positions are tabulated."""
 
@@ -45,6 +43,8 @@ def build_onnx_runner(
     settings: EngineSettings,
     quantize: str | None = None,
     key: str | None = None,
+    *,
+    keeps: bool = True,
 ) -> "OnnxRunner | None":
     """The runner of a model's graph, which is made and kept if it is not there.
 
@@ -53,8 +53,9 @@ def build_onnx_runner(
         vocabulary: the pair's shared vocabulary.
         name: the model's, in messages.
         settings: of the other engines, and whom to tell.
-        quantize: `QUANTIZED` or None.
+        quantize: of `quantization.BITS`, or None.
         key: of `key_of`, which reads all weights; None if it is not known yet.
+        keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
 
     Returns:
         None after a notice with the reason, where torch has to run the model.
@@ -64,10 +65,15 @@ def build_onnx_runner(
     """
     require_onnxruntime()
     try:
-        return _built(model, vocabulary, name, settings, quantize, key)
+        return _built(model, vocabulary, name, settings, quantize, key, keeps)
     except Unable as why:
         settings.notice(f"{name} runs on torch: {why}")
         return None
+
+
+def release(model: PreTrainedModel) -> None:
+    """Give back the memory of a model's weights. Its configuration and its modules with their shapes stay."""
+    model.to("meta")  # type: ignore[arg-type]
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
@@ -117,6 +123,7 @@ def _built(
     settings: EngineSettings,
     quantize: str | None,
     key: str | None,
+    keeps: bool,
 ) -> "OnnxRunner":
     if why := obstacle(model):
         raise Unable(why)
@@ -148,6 +155,8 @@ def _built(
         folder = Path(tempfile.mkdtemp(prefix="specctl-onnx-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         path = Store(folder).put(key, write)
+    if not keeps:  # before onnxruntime reads its own
+        release(model)
     passes = opened(path)
     engine = "onnx" if quantize is None else f"onnx, {quantize}"
     seconds = perf_counter() - began if made else 0.0
@@ -174,8 +183,8 @@ def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Pat
         raise Unable(str(why)) from why
     places = context + (WIDEST if trees else 0)  # a tree at the end of the context takes more of them than positions
     fuse(graph, lambda value: position_table(graph, value, places) if context <= LONGEST else None)
-    if quantize is not None:
-        round_weights(graph, BITS[quantize])
+    if quantize is not None and not round_weights(graph, BITS[quantize]):
+        raise Unable(f"none of its products has weights that {quantize} rounds")
     ir.save(graph, path, external_data="weights.bin")
 
 

@@ -12,15 +12,15 @@ INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
 
 
-def quantize(model: ir.Model, bits: int) -> None:
-    """Round the weights of every product but the output layer's.
+def quantize(model: ir.Model, bits: int) -> int:
+    """Round the weights of every product but the output layer's; gives the number of products.
 
     Args:
         model: a fused graph, changed in place.
         bits: 4 or 8.
     """
     logits = next(value for value in model.graph.outputs if value.name == "logits")
-    kept = _above(logits)
+    kept, count = _above(logits), 0
     for node in list(model.graph):
         weight = constant(node.inputs[1]) if node.op_type == "MatMul" and node is not kept else None
         if weight is None or weight.ndim != 2 or weight.dtype not in (np.float32, np.float16):
@@ -36,6 +36,8 @@ def quantize(model: ir.Model, bits: int) -> None:
         product = ir.node("MatMulNBits", [node.inputs[0], *given], settings, domain=MICROSOFT)
         replace(model.graph, node, product, [(node.outputs[0], product.outputs[0])])
         model.graph.remove(node, safe=True)
+        count += 1
+    return count
 
 
 def rounded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
@@ -43,24 +45,36 @@ def rounded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, n
 
     A weight is about scale * (code - zero), both of them uint8; B is the number of blocks in K, the last one padded.
     """
+    codes, scales, zeros = _coded(weight.T, bits)
+    if bits == 4:
+        codes = codes[..., 0::2] | codes[..., 1::2] << 4
+        if zeros.shape[1] % 2:
+            zeros = np.pad(zeros, ((0, 0), (0, 1)))
+        zeros = zeros[:, 0::2] | zeros[:, 1::2] << 4
+    return np.ascontiguousarray(codes), scales.astype(weight.dtype).reshape(-1), zeros.reshape(-1)
+
+
+def nearest(weight: "np.ndarray", bits: int) -> "np.ndarray":
+    """The values that ``(N, K)`` weights of N outputs have once they are rounded, float32."""
+    codes, scales, zeros = _coded(weight, bits)
+    values: np.ndarray = (codes.astype(np.float32) - zeros[..., None]) * scales[..., None]
+    return values.reshape(len(weight), -1)[:, : weight.shape[1]]
+
+
+def _coded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    """``(N, K)`` weights as codes ``(N, B, BLOCK)`` and zeros ``(N, B)``, both uint8, and scales ``(N, B)`` float32."""
     rows, columns = weight.shape
-    blocks = -(-rows // BLOCK)
-    padded = np.zeros((columns, blocks * BLOCK), dtype=np.float32)
-    padded[:, :rows] = weight.T
-    groups = padded.reshape(columns, blocks, BLOCK)
+    blocks = -(-columns // BLOCK)
+    padded = np.zeros((rows, blocks * BLOCK), dtype=np.float32)
+    padded[:, :columns] = weight
+    groups = padded.reshape(rows, blocks, BLOCK)
     most = (1 << bits) - 1
     low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
     scales = (high - low) / most
     scales[scales == 0] = 1
     zeros = np.clip(np.rint(-low / scales), 0, most)
     codes = np.clip(np.rint(groups / scales[..., None]) + zeros[..., None], 0, most).astype(np.uint8)
-    zeros = zeros.astype(np.uint8)
-    if bits == 4:
-        codes = codes[..., 0::2] | codes[..., 1::2] << 4
-        if blocks % 2:
-            zeros = np.pad(zeros, ((0, 0), (0, 1)))
-        zeros = zeros[:, 0::2] | zeros[:, 1::2] << 4
-    return np.ascontiguousarray(codes), scales.astype(weight.dtype).reshape(-1), zeros.reshape(-1)
+    return codes, scales, zeros.astype(np.uint8)
 
 
 def _above(value: ir.Value) -> ir.Node | None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 from specctl.errors import ModelError
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
 from specctl.models.running.runner import EagerRunner, PreparedRunner, Runner
 from specctl.models.running.token_rules import RuledRunner
-from specctl.profile.schema import Profile
+from specctl.profile.schema import Engine, Profile
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ class EngineSettings:
         progress: called with what is being prepared.
     """
 
-    engine: Literal["auto", "eager", "static", "graph", "onnx"] = "auto"
+    engine: Engine = "auto"
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     check: bool = False
@@ -125,6 +126,8 @@ def engine_name(runner: Runner) -> str:
         return engine_name(runner.runner)
     if isinstance(runner, EagerRunner):
         return "eager"
+    if isinstance(runner, LookupRunner):
+        return "lookup"
     return runner.engine if isinstance(runner, PreparedRunner) else type(runner).__name__
 
 

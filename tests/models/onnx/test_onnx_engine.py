@@ -7,18 +7,31 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import llama_config, save_model
-from onnx_models import graphs, needs_onnx, onnx_runner, sure_runner
+from onnx_models import graphs, needs_onnx, onnx_runner, small_pair, sure_runner
 from toys import seeded
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+)
+from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.errors import ModelError
+from specctl.models.loading.diagnosis import diagnose
+from specctl.models.loading.memory import DeviceMemory
 from specctl.models.loading.pair import load_pair
+from specctl.models.loading.quantization import OWN_OF_ONNX
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.engines import engine_name, preparing_seconds
+from specctl.models.running.engines import EngineSettings, engine_name, preparing_seconds
 from specctl.profile import resolve
 
 TOKENS: list[int] = torch.randint(0, 60, (40,), generator=seeded(3)).tolist()
+
+BFLOAT16 = "onnxruntime computes in float32 on cpu, and its dtype is bfloat16"
 
 
 @cache
@@ -37,10 +50,10 @@ def moving() -> PreTrainedModel:
     return LlamaForCausalLM(config).eval()
 
 
-def said(model: PreTrainedModel, **settings: Any) -> str:
+def said(model: PreTrainedModel, quantize: str | None = None) -> str:
     """The one line that is said of a model that torch has to run."""
     heard: list[str] = []
-    assert onnx_runner(model, 60, notice=heard.append, **settings) is None
+    assert onnx_runner(model, 60, quantize, notice=heard.append) is None
     (line,) = heard
     return line
 
@@ -100,7 +113,7 @@ def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("model", "line"),
     [
-        (lambda: deepcopy(llama()).bfloat16(), "onnxruntime computes in float32 on cpu, and its dtype is bfloat16"),
+        (lambda: deepcopy(llama()).bfloat16(), BFLOAT16),
         (lambda: llama(head_dim=4), "its heads have a size of 4, and onnxruntime wants multiples of 8"),
         (
             lambda: moving(),
@@ -149,20 +162,49 @@ def test_rounded_weights(quantize: str, bound: float) -> None:
     torch.testing.assert_close(one_by_one, found, atol=1e-4, rtol=1e-4)
 
 
+def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.import_utils.is_torchao_available", lambda: False)
+
+
+@needs_onnx
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_weights_that_were_rounded_otherwise_are_not_kept(monkeypatch: pytest.MonkeyPatch, quantize: str) -> None:
+    from specctl.models.onnx import quantization
+
+    usual = quantization.rounded
+
+    def wrong(weight: Any, bits: int) -> Any:
+        codes, scales, zeros = usual(weight, bits)
+        return codes, scales * 1.3, zeros
+
+    monkeypatch.setattr(quantization, "rounded", wrong)
+    model = llama(rope_theta=7000.0)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert "rounding explains 0.1" in said(model, quantize)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@needs_onnx
+def test_a_model_that_rounding_changes_much_is_run_all_the_same() -> None:
+    model = deepcopy(llama(rope_theta=8000.0))
+    layer = model.model.layers[0]
+    with torch.no_grad():  # weights that no input reaches make the others' codes coarse
+        model.model.embed_tokens.weight[:, 0] = 0
+        layer.self_attn.o_proj.weight[0] = 0
+        layer.mlp.gate_proj.weight[:, 0] = 2
+        layer.mlp.up_proj.weight[:, 0] = 2
+        layer.mlp.down_proj.weight *= 100
+    whole, rounded = sure_runner(model, 60), onnx_runner(model, 60, "int4")
+    assert rounded is not None
+    expected, found = (runner.extend(TOKENS, keep=20).logits for runner in (whole, rounded))
+    assert float((found - expected).square().mean().sqrt() / expected.std()) > 0.5
+
+
 @needs_onnx
 def test_a_quantised_target_is_compared_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    config = llama_config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
-    for name in ("target", "draft"):
-        save_model(tmp_path / name, config)
-    settings = [
-        f"target.model={tmp_path / 'target'}",
-        f"draft.model={tmp_path / 'draft'}",
-        "target.quantize=int8",
-        "engine=onnx",
-        "check=true",
-    ]
-    profile = resolve("embedded", overrides=settings).profile
+    without_torchao(monkeypatch)
+    profile = small_pair(tmp_path, "target.quantize=int8", "check=true")
     pair = load_pair(profile)
     assert engine_name(pair.target) == "onnx, int8"
     assert [engine_name(draft) for draft in pair.drafts] == ["onnx"]
@@ -173,6 +215,66 @@ def test_a_quantised_target_is_compared_with_itself(tmp_path: Path, monkeypatch:
         pair.target.extend([7, 8], keep=2)
     assert pair.target.difference is not None
     assert pair.target.difference < 1e-3
+
+
+@needs_onnx
+def test_doctor_tells_what_onnxruntime_quantises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_torchao(monkeypatch)
+    report = diagnose(small_pair(tmp_path, "target.quantize=int4"))
+    assert report.ready
+    facts = report.models[0]
+    assert (facts.quantize, facts.dtype) == ("int4", "float32")
+    assert facts.devices == {"cpu": facts.weights_by_dtype["float32"]}, "it is loaded whole"
+    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
+    (problem,) = diagnose(small_pair(tmp_path, "target.quantize=int4")).problems
+    assert "needs onnxruntime, which is not installed" in problem.message
+
+
+@needs_onnx
+def test_doctor_counts_the_memory_that_making_a_graph_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = small_pair(tmp_path)
+    weights = sum(facts.devices["cpu"] for facts in diagnose(profile).models)
+
+    def advice(free: int, engine: str) -> str:
+        device = DeviceMemory("cpu", "CPU", free, free)
+        monkeypatch.setattr("specctl.models.loading.diagnosis.device_memory", lambda: [device])
+        report = diagnose(profile.model_copy(update={"engine": engine}))
+        assert report.ready
+        return "\n".join(report.advice)
+
+    assert "making its graph" in advice(3 * weights // 2, "onnx")
+    assert "making its graph" not in advice(3 * weights // 2, "auto")
+    assert "making its graph" not in advice(20 * weights, "onnx")
+
+
+@needs_onnx
+def test_torchao_quantises_what_onnxruntime_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    profile = small_pair(tmp_path, "target.quantize=int8", "target.dtype=bfloat16")
+    heard: list[str] = []
+    pair = load_pair(profile, engines=EngineSettings.of(profile, notice=heard.append))
+    assert heard == [f"{tmp_path / 'target'} runs on torch: {BFLOAT16}"]
+    assert engine_name(pair.target) == "eager"
+    assert pair.models[0].quantization_method == QuantizationMethod.TORCHAO
+    without_torchao(monkeypatch)
+    with pytest.raises(ModelError, match="needs torchao"):
+        load_pair(profile)
+
+
+@needs_onnx
+def test_a_model_without_products_to_round() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64)).eval()
+    assert said(model, "int8") == "it runs on torch: none of its products has weights that int8 rounds"
+
+
+@needs_onnx
+def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
+    from specctl.models.onnx.quantization import BITS
+
+    assert tuple(BITS) == OWN_OF_ONNX
 
 
 @needs_onnx

@@ -1,0 +1,112 @@
+"""Prompt lookup: draft tokens are copied from where the text's end occurred before (Saxena 2023)."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+import torch
+
+from specctl.decoding.drafters import Draft
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.watching import States
+from specctl.policies import LOOKUP_SIGNALS, Signal, StoppingPolicy, draft_phase
+from specctl.records import DraftStep, Round
+
+LONGEST_RATED = 24
+"""Matches of this length and longer ones have one acceptance rate."""
+RATE_PRIOR = 4.0
+"""Observations after which a length's own rate weighs as much as the guess L / (L + 2)."""
+
+
+@dataclass(slots=True)
+class MatchRates:
+    """How often a copied token is accepted, by the length L of the match before it, drafted tokens included."""
+
+    _accepted: list[float] = field(default_factory=lambda: [0.0] * (LONGEST_RATED + 1))
+    _verified: list[int] = field(default_factory=lambda: [0] * (LONGEST_RATED + 1))
+
+    def rate(self, length: int) -> float:
+        """The expected acceptance probability of the token after a match of ``length`` tokens."""
+        length = min(length, LONGEST_RATED)
+        guess = length / (length + 2)
+        return (self._accepted[length] + RATE_PRIOR * guess) / (self._verified[length] + RATE_PRIOR)
+
+    def learn(self, length: int, outcome: float) -> None:
+        """Add an outcome: 0 or 1, or the probability of 1."""
+        length = min(length, LONGEST_RATED)
+        self._accepted[length] += outcome
+        self._verified[length] += 1
+
+
+class LookupDrafter:
+    """Copies what followed the latest occurrence of the text's end, until its stopping policy ends the block.
+
+    The longest match counts (`SuffixIndex`). Where what followed it reaches the text's end, copying goes on with the
+    draft's own tokens, so that a repeated phrase is repeated further. Where the last token is new to the text, the
+    round drafts nothing. Only tokens of the sequence are indexed, never drafted ones.
+
+    Every token is certain given the text, so its distribution is one-hot: token by token, a verifier keeps token x with
+    its own probability p(x), and draws from the rest of p after a rejection. Rates are learned anew in each sequence.
+
+    Args:
+        runner: holds the text.
+        policy: asked after each token.
+        record: signals to record even if the policy does not read them.
+
+    Raises:
+        ValueError: a signal is wanted that a lookup does not have.
+    """
+
+    witnessed: int | None = None
+
+    def __init__(self, runner: LookupRunner, policy: StoppingPolicy, record: Set[Signal] = frozenset()) -> None:
+        if unknown := (policy.signals | record) - LOOKUP_SIGNALS:
+            raise ValueError(f"a lookup does not have {', '.join(sorted(unknown))}")
+        self.runner = runner
+        self.policy = policy
+        self._foresees = "next_accept_prob" in policy.signals | record
+        self._rates = MatchRates()
+        self._eos: Set[int] = frozenset()
+        self._matched = 0  # tokens of the round's match
+
+    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:  # noqa: ARG002
+        self._eos = eos
+        self._rates = MatchRates()
+        self.policy.reset()
+
+    def prefill(self, sequence: Sequence[int]) -> None:
+        self._index(sequence[:-1])
+
+    def _index(self, sequence: Sequence[int]) -> None:
+        self.runner.index.append(sequence[self.runner.length :])
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        threshold = self.policy.current_threshold
+        self._index(sequence)
+        text, match = self.runner.index.tokens, self.runner.index.match
+        self._matched = 0 if match is None else match.length
+        copied: list[int] = []
+
+        def copy(index: int) -> DraftStep:
+            assert match is not None
+            behind = match.end + len(copied) - len(text)  # from 0 on the text has ended, and the draft goes on
+            token = copied[behind] if behind >= 0 else text[behind]
+            copied.append(token)
+            following = self._rates.rate(self._matched + index) if self._foresees else None
+            return DraftStep(index, token, next_accept_prob=following)
+
+        steps, stop = draft_phase(self.policy, budget, self._eos, copy, longest=0 if match is None else None)
+        return Draft([step.token for step in steps], None, tuple(steps), stop, threshold)
+
+    def witness(self, start: int, states: States) -> None:
+        """It reads no states."""
+
+    def observe(self, round_: Round) -> None:
+        verified = round_.accepted + (not round_.fully_accepted)
+        outcomes = round_.chances or [float(place < round_.accepted) for place in range(verified)]
+        for place, outcome in enumerate(outcomes):
+            self._rates.learn(self._matched + place, outcome)
+        self.policy.observe(round_)
+
+    def rollback(self, length: int) -> None:
+        self.runner.rollback(length)

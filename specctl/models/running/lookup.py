@@ -1,0 +1,51 @@
+"""A draft without weights: what followed where the text's end occurred before."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from specctl.models.running.runner import Forward
+from specctl.models.running.suffix_index import SuffixIndex
+
+LONGEST_MATCH = 6
+"""The most tokens of the text's end that are looked up; longer matches were no better (docs/measurements.md)."""
+
+
+class LookupRunner:
+    """A `Runner` that predicts the token which followed the latest occurrence of the text's end.
+
+    Its logits are one-hot, or all 0 where the last token is new. Drafting does not read them: `index` tells the match
+    without a row for the whole vocabulary.
+
+    Args:
+        vocabulary: V, the length of a row of logits.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.index = SuffixIndex(LONGEST_MATCH)
+        self.context = 1 << 31
+        self.device = torch.device("cpu")
+        self._vocabulary = vocabulary
+
+    @property
+    def length(self) -> int:
+        return len(self.index)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none
+        behind = len(tokens) - keep
+        self.index.append(tokens[:behind])
+        logits = torch.zeros(keep, self._vocabulary)
+        for row, token in zip(logits, tokens[behind:], strict=True):
+            self.index.append([token])
+            if (match := self.index.match) is not None:
+                row.fill_(-torch.inf)
+                row[self.index.tokens[match.end]] = 0.0
+        return Forward(logits)
+
+    def rollback(self, length: int) -> None:
+        self.index.truncate(length)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """Raises IndexError, for it has no layers."""
+        for layer in layers:
+            raise IndexError(f"a lookup has no layer {layer}")

@@ -1,0 +1,77 @@
+"""Where the end of a growing text occurred before."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """An earlier occurrence of the text's last tokens.
+
+    Attributes:
+        length: how many tokens occur again, at least 1.
+        end: the place after the occurrence: the index of the token that followed it.
+    """
+
+    length: int
+    end: int
+
+
+class SuffixIndex:
+    """A hash of the n-grams of a text, each with its latest place; what was appended can be taken back.
+
+    The longest n-gram at the text's end that occurred before is its match, and of several occurrences the latest one.
+    Both `append` and `truncate` take time in proportion to ``longest`` for each token, whatever the length of the text.
+    A suffix automaton has no bound on the match, but neither knows the latest occurrence nor can go back cheaply.
+
+    Args:
+        longest: the most tokens of a match, at least 1.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._tokens: list[int] = []
+        self._latest: dict[tuple[int, ...], int] = {}  # the place after each n-gram's latest occurrence
+        self._earlier: list[list[int]] = []  # for each token: where the n-grams that end with it occurred before
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The text."""
+        return self._tokens
+
+    @property
+    def match(self) -> Match | None:
+        """The longest match of the text's end, the latest one of that length; None if the last token is new."""
+        earlier = self._earlier[-1] if self._earlier else ()
+        return Match(len(earlier), earlier[-1]) if earlier else None
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the text's end."""
+        for token in tokens:
+            self._tokens.append(token)
+            earlier: list[int] = []
+            place = len(self._tokens)
+            for key in self._ends(place):
+                if (before := self._latest.get(key)) is not None:
+                    earlier.append(before)
+                self._latest[key] = place
+            self._earlier.append(earlier)
+
+    def truncate(self, length: int) -> None:
+        """Take back all but the first ``length`` tokens, as if they had never been there."""
+        while len(self._tokens) > length:
+            earlier = self._earlier.pop()
+            for size, key in enumerate(self._ends(len(self._tokens))):
+                # An n-gram that occurred before ends in shorter ones that did.
+                if size < len(earlier):
+                    self._latest[key] = earlier[size]
+                else:
+                    del self._latest[key]
+            self._tokens.pop()
+
+    def _ends(self, place: int) -> list[tuple[int, ...]]:
+        """The n-grams that end before a place, from a single token to the longest."""
+        last = self._tokens[max(0, place - self._longest) : place]
+        return [tuple(last[start:]) for start in range(len(last) - 1, -1, -1)]

@@ -1,0 +1,74 @@
+"""Which models keep their weights in torch beside those of onnxruntime."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from onnx_models import needs_onnx, small_pair
+from toy_heads import random_eagle3
+
+from specctl.decoding.session import Session, build_drafter
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.loading.eagle_writing import write_eagle3
+from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.onnx import automatic
+from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX
+from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.profile.schema import Profile
+
+pytestmark = needs_onnx
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def kept(pair: Pair) -> list[bool]:
+    """For each model whether torch has its weights."""
+    return [not any(weight.is_meta for weight in model.state_dict().values()) for model in pair.models]
+
+
+def written(pair: Pair, profile: Profile, drafts: bool = True) -> tuple[int, ...]:
+    assert profile.draft is not None
+    drafter = build_drafter(pair, profile.draft.setting) if drafts else None
+    table = profile.sampling.model_copy(update={"max_new_tokens": 24})
+    return Session(pair, drafter).generate([1, 2, 3, 4], table).tokens
+
+
+def test_they_go_unless_a_check_reads_them(tmp_path: Path) -> None:
+    profile = small_pair(tmp_path)
+    whole, bare = (load_pair(profile, torch_weights=wanted) for wanted in (True, False))
+    assert (kept(whole), kept(bare)) == ([True, True], [False, False])
+    text = written(bare, profile)
+    assert len(text) > 2
+    assert text == written(whole, profile) == written(bare, profile, drafts=False)
+    again = load_pair(profile.model_copy(update={"check": True}), torch_weights=False)
+    assert kept(again) == [True, False]
+    assert written(again, profile) == text
+
+
+def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path) -> None:
+    shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
+    head = random_eagle3(layers=(0,), states=64, vocabulary=258, shape=shape, spread=0.2)
+    profile = small_pair(tmp_path)
+    write_eagle3(tmp_path / "head", head, verifier=str(tmp_path / "target"))
+    assert profile.draft is not None
+    profile = profile.model_copy(
+        update={"draft": profile.draft.model_copy(update={"model": str(tmp_path / "head"), "head": None})}
+    )
+    pair = load_pair(profile, torch_weights=False)
+    assert engine_name(pair.target) == "onnx"
+    assert kept(pair) == [True]
+    assert written(pair, profile) == written(pair, profile, drafts=False)
+
+
+@pytest.mark.parametrize("faster", [EAGER, ONNX])
+def test_what_torch_runs_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
+    monkeypatch.setattr(automatic, "milliseconds", lambda *_: {EAGER: 2.0, ONNX: 2.0, faster: 1.0})
+    profile = small_pair(tmp_path).model_copy(update={"engine": "auto"})
+    pair = load_pair(profile, torch_weights=False, engines=EngineSettings.of(profile, LONG_RUN))
+    assert engine_name(pair.target) == faster
+    assert kept(pair) == [faster == EAGER] * 2
+    with torch.inference_mode():
+        assert pair.target.extend([1, 2, 3], keep=1).logits.isfinite().all()
