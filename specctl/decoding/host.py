@@ -77,11 +77,11 @@ def signals_of(logits: Floats, token: int, wanted: Set[Signal]) -> list[float]:
     found: list[float] = []
     if "entropy" in wanted:
         # A suppressed token's logit is -inf, and its share 0.
-        found.append(np.log(whole) - (weights * np.maximum(below, UNDERFLOW)).sum() / whole)
+        found.append(float(np.log(whole) - (weights * np.maximum(below, UNDERFLOW)).sum() / whole))
     if "top_prob" in wanted:
-        found.append(1 / whole)
+        found.append(float(1 / whole))
     if "token_prob" in wanted:
-        found.append(weights[token] / whole)
+        found.append(float(weights[token] / whole))
     return found
 
 
