@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt
 
 from specctl.policies.base import Rule, Signal, read
 from specctl.policies.logistic import OnlineLogistic, log_odds
-from specctl.policies.online import RunningLine, Slowdown, TokenRates, WidthTimes
+from specctl.policies.online import DraftSums, RunningLine, Slowdown, TokenRates, WidthTimes
 from specctl.records import DraftStep, Round
 
 
@@ -43,38 +43,8 @@ PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
 AHEAD = 8
 """The most further tokens of a draft that are weighed at once."""
-ENOUGH, NEGLIGIBLE = 20, 0.01
-"""Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
 PROBING = 0.01
 """Share of the speed that may be spent on probes: drafts in rounds where drafting is not expected to pay."""
-
-
-@dataclass(slots=True)
-class DraftSums:
-    """The rounds that drafted, in sums that fade: their draft tokens, the accepted ones, the accepted first ones."""
-
-    rounds: int = 0
-    drafted: float = 0.0
-    accepted: float = 0.0
-    first: float = 0.0
-
-    def learn(self, round_: Round) -> None:
-        self.rounds += 1
-        self.drafted = SPEED_MEMORY * self.drafted + round_.drafted
-        self.accepted = SPEED_MEMORY * self.accepted + round_.accepted
-        self.first = SPEED_MEMORY * self.first + (round_.accepted > 0)
-
-    def pays(self, first: float, price: float, entry: float) -> bool:
-        """Whether a draft whose first token is accepted with probability ``first`` is expected to earn its beginning.
-
-        Args:
-            first: the probability.
-            price: tokens lost by the time of one more draft token.
-            entry: tokens lost by the time of beginning.
-        """
-        if self.rounds < ENOUGH or entry < NEGLIGIBLE:
-            return True
-        return first * (self.accepted - price * self.drafted) >= entry * self.first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,7 +131,7 @@ class CostOptimal(Rule):
         self._slowdown = Slowdown()
         self._emitted = self._seconds = self._credit = 0.0
         self._prior = PRIOR_ROUNDS
-        self._drafts = DraftSums()
+        self._drafts = DraftSums(SPEED_MEMORY)
         self._last_token, self._drafts_next, self._warm = None, True, False
         self._set_price()
 

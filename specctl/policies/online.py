@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from specctl.policies.logistic import log_odds
+from specctl.records import Round
 
 RIDGE = 0.05
 """Added to the variance of k, so that the slope is close to 0 while k hardly varies."""
@@ -11,6 +12,8 @@ RATE_SPEED = 0.005
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """Errors are clipped to PLAUSIBLE typical errors plus a TOLERANCE times the expected value; SCALE_RATE is the weight of
 one observation in the typical error."""
+ENOUGH, NEGLIGIBLE = 20, 0.01
+"""Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
 SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
 """Factor on the weight of earlier observations of a width, and the largest surplus of one, as a share of the line."""
 SURPLUS_PRIOR, SURPLUS_NOISE = 4.0, 0.05
@@ -130,6 +133,39 @@ class Slowdown:
         """
         common = min(LARGEST_SLOWDOWN, max(1 / LARGEST_SLOWDOWN, sorted((one, other, 1.0))[1]))
         self.value *= (common / self.value) ** SLOWDOWN_RATE
+
+
+@dataclass(slots=True)
+class DraftSums:
+    """The rounds that drafted, in sums that fade: their draft tokens, the accepted ones, the accepted first ones.
+
+    Attributes:
+        memory: factor on every sum when a round ends.
+    """
+
+    memory: float
+    rounds: int = 0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    first: float = 0.0
+
+    def learn(self, round_: Round) -> None:
+        self.rounds += 1
+        self.drafted = self.memory * self.drafted + round_.drafted
+        self.accepted = self.memory * self.accepted + round_.accepted
+        self.first = self.memory * self.first + (round_.accepted > 0)
+
+    def pays(self, first: float, price: float, entry: float) -> bool:
+        """Whether a draft whose first token is accepted with probability ``first`` is expected to earn its beginning.
+
+        Args:
+            first: the probability.
+            price: tokens lost by the time of one more draft token.
+            entry: tokens lost by the time of beginning.
+        """
+        if self.rounds < ENOUGH or entry < NEGLIGIBLE:
+            return True
+        return first * (self.accepted - price * self.drafted) >= entry * self.first
 
 
 @dataclass(slots=True)
