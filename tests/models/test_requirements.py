@@ -17,7 +17,7 @@ from specctl.errors import ModelError, RecordError
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.cache import CANNOT_GO_BACK
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.runner import EagerRunner, Forward
 from specctl.profile.schema import Profile
 
 _SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}
@@ -89,11 +89,12 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.7, top_p=0.9)])
 @pytest.mark.parametrize("whole", [True, False])
-def test_logits_that_are_not_numbers_end_the_record(sampling: Sampling, whole: bool) -> None:
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_logits_that_are_not_numbers_end_the_record(sampling: Sampling, whole: bool, by_numpy: bool) -> None:
     logits = torch.randn(1, 64)
     logits[0, slice(None) if whole else 5] = torch.nan
     with pytest.raises(RecordError, match="NaN") as found:
-        judge(NOTHING, logits, sampling, None)
+        judge(NOTHING, Forward(logits.numpy() if by_numpy else logits), sampling, None)
     assert found.value.kind == "not_a_number"
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from specctl.models.onnx.runner import OnnxRunner
 
 INSTALL = "Run `pip install 'specctl[onnx]'`."
+SMALL = 16 << 20
+"""Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
 LONGEST = 1 << 17
 """The most places for which the angles of positions are tabulated."""
 
@@ -135,8 +137,11 @@ def _built(
     began = perf_counter()
     made = False
 
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    threads = torch.get_num_threads() if weights > SMALL else 1
+
     def opened(path: Path) -> Passes:
-        return Passes(open_session(path, device, torch.get_num_threads()), device, min(CAPACITY, context))
+        return Passes(open_session(path, device, threads), device, min(CAPACITY, context))
 
     def write(path: Path) -> None:
         nonlocal made

@@ -42,8 +42,10 @@ def open_session(path: Path, device: torch.device, threads: int) -> onnxruntime.
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors are raised as well
-    # A waiting thread that spins takes a core from whoever has work for it.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads of a pass meet after each of its many nodes, where waking up takes longer than the work does; between
+    # passes a spinning thread would take a core from whoever has work for it, such as the other model.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
