@@ -77,7 +77,7 @@ def run_benchmark(
     facts = gather(pair, profile, suite)
     for label, peer in peers.items():
         facts.versions[field.launches[label].setting.peer] = peer.version
-        facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"))
+        facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
     header = Header(
         **asdict(facts),
         candidates=field.candidates,

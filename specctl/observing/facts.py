@@ -10,6 +10,7 @@ import torch
 
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import engine_name
+from specctl.models.running.threads import threads_of
 from specctl.observing.results import Facts, of_request
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
@@ -25,20 +26,20 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
             "python": platform.python_version(),
             **{package: version(package) for package in ("specctl", "torch", "transformers")},
         },
-        devices={key: device_name(runner.device) for key, runner in runners.items()},
+        devices={key: device_name(runner.device, threads_of(runner)) for key, runner in runners.items()},
         **of_request(profile, suite),
         engines={key: engine_name(runner) for key, runner in runners.items()},
         synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
-        threads=torch.get_num_threads(),
+        threads=pair.thread_count,
         others_busy=pair.threads.others_busy if pair.threads is not None else None,
     )
 
 
-def device_name(device: torch.device) -> str:
-    """The device and its hardware, as text."""
+def device_name(device: torch.device, threads: int) -> str:
+    """The device and its hardware, as text; of a CPU with the threads of a pass."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({cpu_name()}, {torch.get_num_threads()} threads)"
+    return f"{device} ({cpu_name()}, {threads} threads)"
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.token_rules import RuledRunner
@@ -53,7 +51,7 @@ class MeasuredPeer:
             **launch.setting.values,
             "weights": launch.converted.weights,
             "cache": launch.converted.cache,
-            "threads": torch.get_num_threads(),
+            "threads": pair.thread_count,
             "context": pair.context,
             "stop": sorted(pair.eos),
         }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specctl.errors import ModelError, RecordError
@@ -60,6 +61,11 @@ class Pair:
     named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
     above: tuple[int | None, ...] = ()
     threads: Threads | None = None
+
+    @property
+    def thread_count(self) -> int:
+        """With how many threads the target's passes on the CPU run."""
+        return torch.get_num_threads() if self.threads is None else self.threads.number
 
     @property
     def heads(self) -> tuple[AcceptanceHead | None, ...]:
@@ -176,6 +182,7 @@ def load_pair(
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
     threads = choose(profile.threads, _models(networks) if measured else (), vocabulary, began)
+    settings = replace(settings, most_threads=threads.free if threads.milliseconds else None)
     checks = settings.check or untested(target.model)
     needed = {0} if checks and found[-1].rounding is None else set()
     needed |= {0 if upper is None else upper + 1 for one, upper in zip(found[-2::-1], above, strict=True) if one.head}
@@ -221,7 +228,7 @@ def load_pair(
         models=_models(networks),
         named_heads=tuple(named),
         above=tuple(above),
-        threads=threads,
+        threads=threads.by_engine(bare),
     )
     return places.filled(pair, all_above, vocabulary)
 

@@ -3,8 +3,10 @@
 import atexit
 import shutil
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from specctl.errors import ModelError
 from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.masks import WIDEST, attends_to_everything
+from specctl.models.running.threads import fastest, small_round, timed
 
 if TYPE_CHECKING:
     from specctl.models.onnx.passes import Passes
@@ -137,10 +140,11 @@ def _built(
     began = perf_counter()
     made = False
 
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    threads = torch.get_num_threads() if weights > SMALL else 1
+    small = sum(weight.numel() * weight.element_size() for weight in model.parameters()) <= SMALL
+    several = {1, settings.most_threads} if settings.most_threads else {torch.get_num_threads()}
+    numbers = [1] if small else sorted(several)
 
-    def opened(path: Path) -> Passes:
+    def opened(path: Path, threads: int = 1) -> Passes:
         return Passes(open_session(path, device, threads), device, min(CAPACITY, context))
 
     def write(path: Path) -> None:
@@ -162,11 +166,33 @@ def _built(
         path = Store(folder).put(key, write)
     if not keeps:  # before onnxruntime reads its own
         release(model)
-    passes = opened(path)
     engine = "onnx" if quantize is None else f"onnx, {quantize}"
     seconds = perf_counter() - began if made else 0.0
     no_trees = tree_graph_obstacle(model) if settings.trees else "its onnx graph was made for chains"
-    return OnnxRunner(passes, vocabulary, context, device, engine=engine, preparing_seconds=seconds, no_trees=no_trees)
+    runners = {
+        threads: OnnxRunner(
+            opened(path, threads),
+            vocabulary,
+            context,
+            device,
+            engine=engine,
+            preparing_seconds=seconds,
+            no_trees=no_trees,
+            threads=threads,
+        )
+        for threads in numbers
+    }
+    return runners[numbers[0]] if len(numbers) == 1 else _fastest(runners, vocabulary)
+
+
+def _fastest(runners: Mapping[int, "OnnxRunner"], vocabulary: int) -> "OnnxRunner":
+    """Of runners of one graph the one whose number of threads takes the least time; the others are forgotten."""
+    rounds = {threads: small_round([runner], vocabulary) for threads, runner in runners.items()}
+    tried = timed(lambda threads: rounds[threads](), sorted(rounds))
+    best = runners[fastest(tried)]
+    best.rollback(0)
+    best.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
+    return best
 
 
 def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Path, trees: bool) -> None:

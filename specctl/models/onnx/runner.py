@@ -1,6 +1,6 @@
 """A runner whose passes are onnxruntime's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,10 @@ class OnnxRunner:
         engine: its name in reports.
         preparing_seconds: wall time that was spent on making the graph; 0 if it was there.
         no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
+        threads: of its passes on a CPU.
+
+    Attributes:
+        tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class OnnxRunner:
         engine: str = "onnx",
         preparing_seconds: float = 0.0,
         no_trees: str | None,
+        threads: int = 1,
     ) -> None:
         self.vocabulary = vocabulary
         self.context = context
@@ -48,6 +53,8 @@ class OnnxRunner:
         self.engine = engine
         self.preparing_seconds = preparing_seconds
         self.no_trees = no_trees
+        self.threads = threads
+        self.tried: Mapping[int, float] = {}
         self._passes = passes
         self._watched: tuple[int, ...] = ()
         self._tree = 0  # the length before the last tree

@@ -35,6 +35,7 @@ class EngineSettings:
         expected_tokens: how many will be generated in all, as far as is known.
         notice: called with one line when a setting cannot be honoured.
         progress: called with what is being prepared.
+        most_threads: how many threads an engine of its own may try on the CPU; None where it takes torch's number.
     """
 
     engine: Engine = "auto"
@@ -45,6 +46,7 @@ class EngineSettings:
     notice: Say = lambda _: None
     progress: Say = lambda _: None
     trees: bool = False
+    most_threads: int | None = None
 
     @classmethod
     def of(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
@@ -32,6 +32,27 @@ GAIN = 0.95
 """More threads must take at most this share of the time, since they suffer more from whatever else starts to run."""
 
 
+@runtime_checkable
+class ThreadedRunner(Protocol):
+    """A runner whose passes have a number of threads of their own.
+
+    Attributes:
+        threads: the number.
+        tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
+    """
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def tried(self) -> Mapping[int, float]: ...
+
+
+def threads_of(runner: Runner) -> int:
+    """With how many threads a runner's passes on the CPU run."""
+    return runner.threads if isinstance(runner, ThreadedRunner) else torch.get_num_threads()
+
+
 @dataclass(frozen=True, slots=True)
 class Threads:
     """The number of threads that passes run with, and why.
@@ -51,6 +72,11 @@ class Threads:
     others_busy: float | None = None
 
     @property
+    def free(self) -> int:
+        """Cores that other processes left, at least one."""
+        return max(1, round(self.cores - (self.others_busy or 0.0)))
+
+    @property
     def crowded(self) -> bool:
         """Whether several threads wait for each other, for other processes leave them fewer cores."""
         return self.number > 1 and self.others_busy is not None and self.number > self.cores - self.others_busy + 0.5
@@ -65,6 +91,12 @@ class Threads:
             f"other processes keep {self.others_busy:.1f} of {cores_text(self.cores)} busy, and passes run with "
             f"{self.number} threads, which wait for each other{advice}"
         )
+
+    def by_engine(self, runner: Runner) -> "Threads":
+        """The same, or what a runner that tried numbers of its own found."""
+        if not isinstance(runner, ThreadedRunner) or not runner.tried:
+            return self
+        return replace(self, number=runner.threads, reason="measured with onnxruntime", milliseconds=runner.tried)
 
     def __str__(self) -> str:
         tried = " and ".join(f"{milliseconds:.1f} ms with {n}" for n, milliseconds in self.milliseconds.items())
