@@ -154,7 +154,8 @@ def _built(
         _write(model, context, quantize, path, trees)
         _require_equal(opened(path), model, vocabulary, quantize)
 
-    trees = reads_trees(model, settings)
+    no_trees = tree_graph_obstacle(model) if settings.trees else "its onnx graph was made for chains"
+    trees = no_trees is None
     key, store = key or key_of(model, quantize, trees=trees), Store(cache_folder())
     try:
         with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
@@ -168,7 +169,6 @@ def _built(
         release(model)
     engine = "onnx" if quantize is None else f"onnx, {quantize}"
     seconds = perf_counter() - began if made else 0.0
-    no_trees = tree_graph_obstacle(model) if settings.trees else "its onnx graph was made for chains"
     runners = {
         threads: OnnxRunner(
             opened(path, threads),

@@ -119,7 +119,13 @@ class OnnxRunner:
         """Another runner of the same graph with an empty cache."""
         passes = self._passes.fresh()
         return OnnxRunner(
-            passes, self.vocabulary, self.context, self.device, engine=self.engine, no_trees=self.no_trees
+            passes,
+            self.vocabulary,
+            self.context,
+            self.device,
+            engine=self.engine,
+            no_trees=self.no_trees,
+            threads=self.threads,
         )
 
     def rollback(self, length: int) -> None:

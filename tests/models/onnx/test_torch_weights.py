@@ -14,6 +14,7 @@ from specctl.models.loading.pair import Pair, load_pair
 from specctl.models.onnx import automatic
 from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX
 from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.trees import tree_obstacle
 from specctl.profile.schema import Profile
 
 pytestmark = needs_onnx
@@ -46,6 +47,16 @@ def test_they_go_unless_a_check_reads_them(tmp_path: Path) -> None:
     again = load_pair(profile.model_copy(update={"check": True}), torch_weights=False)
     assert kept(again) == [True, False]
     assert written(again, profile) == text
+
+
+def test_a_target_reads_trees_without_them(tmp_path: Path) -> None:
+    profile = small_pair(tmp_path)
+    assert profile.draft is not None
+    profile = profile.model_copy(update={"draft": profile.draft.model_copy(update={"leaves": 2})})
+    bare = load_pair(profile, torch_weights=False, engines=EngineSettings.of(profile, notice=pytest.fail))
+    assert kept(bare) == [False, False]
+    assert tree_obstacle(bare.target) is None
+    assert written(bare, profile) == written(bare, profile, drafts=False)
 
 
 def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path) -> None:
