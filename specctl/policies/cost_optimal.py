@@ -160,10 +160,11 @@ class CostOptimal(Rule):
 
     def should_stop(self, step: DraftStep) -> bool:
         if self.use_foresight:
-            self._survival = self._foreseen_survival(step)
+            self._survival, outlook = self._foreseen_survival(step), _foreseen(step)
         else:
             self._survival = self._estimated_survival(step)
-        self._following = self._next.predict(self._outlook(step), self._rates.surplus(step.token))
+            outlook = self._last_features[1]
+        self._following = self._next.predict(outlook, self._rates.surplus(step.token))
         return not self._goes_on(step.index, self._survival * self._following, self._following)
 
     def _foreseen_survival(self, step: DraftStep) -> float:
@@ -184,10 +185,6 @@ class CostOptimal(Rule):
             self._survival_before = self._survival
         self._last_features = _features(step)
         return self._survival_before * self._accepted.predict(*self._last_features)
-
-    def _outlook(self, step: DraftStep) -> float:
-        """What the acceptance of the next token is estimated from."""
-        return log_odds(read(step.next_accept_prob)) if self.use_foresight else _features(step)[1]
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
         """Whether some number of further draft tokens is expected to save more time than it takes.
@@ -224,19 +221,22 @@ class CostOptimal(Rule):
         outcomes = round_.chances or [float(position < round_.accepted) for position in range(verified)]
         token_before, outlook_before = self._last_token, 0.0
         for position, (step, outcome) in enumerate(zip(round_.steps, outcomes, strict=False), start=1):
-            if not self.use_foresight:
-                self._accepted.learn(outcome, *_features(step))
-            if self.use_head and position < round_.drafted:
-                # A step's accept_prob is about the token before it.
-                head_log_odds = log_odds(read(round_.steps[position].accept_prob))
-                self._accepted_by_head.learn(outcome, *_features(step), head_log_odds)
+            if self.use_foresight:
+                outlook = _foreseen(step)
+            else:
+                confidence, outlook = _features(step)
+                self._accepted.learn(outcome, confidence, outlook)
+                if self.use_head and position < round_.drafted:
+                    # A step's accept_prob is about the token before it.
+                    head_log_odds = log_odds(read(round_.steps[position].accept_prob))
+                    self._accepted_by_head.learn(outcome, confidence, outlook, head_log_odds)
             surplus = self._rates.surplus(token_before)
             if step.index == 1:
                 self._first.learn(outcome, surplus)
             else:
                 self._next.learn(outcome, outlook_before, surplus)
             self._rates.learn(token_before, outcome)
-            token_before, outlook_before = step.token, self._outlook(step)
+            token_before, outlook_before = step.token, outlook
 
     def _learn_times(self, round_: Round) -> None:
         drafting, verifying = round_.draft_seconds, round_.verify_seconds
@@ -262,6 +262,11 @@ class CostOptimal(Rule):
         count = self.max_draft + 2
         passes = self._verify.upto(count) if self._verify.line.known else [base] * count
         self._spent = [speed * (step * k + verifying) for k, verifying in enumerate(passes)]
+
+
+def _foreseen(step: DraftStep) -> float:
+    """Log-odds of the draft's own prediction for the next token."""
+    return log_odds(read(step.next_accept_prob))
 
 
 def _features(step: DraftStep) -> tuple[float, float]:

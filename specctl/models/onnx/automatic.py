@@ -16,6 +16,7 @@ from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import EagerRunner
 from specctl.models.running.threads import small_round, timed
+from specctl.models.running.weights import weight_bytes
 
 if TYPE_CHECKING:
     from specctl.models.onnx.runner import OnnxRunner
@@ -47,8 +48,7 @@ def automatic_runner(
     """
     if any(find_spec(package) is None for package in PACKAGES):
         return None
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    if model.device.type != "cpu" or weights > LARGEST or obstacle(model):
+    if model.device.type != "cpu" or weight_bytes(model) > LARGEST or obstacle(model):
         return None
     store, long = Store(cache_folder()), settings.expected_tokens >= LONG_RUN
     if not long and not store.folder.exists():

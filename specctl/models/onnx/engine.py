@@ -19,6 +19,7 @@ from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.masks import WIDEST, attends_to_everything
 from specctl.models.running.threads import fastest, small_round, timed
+from specctl.models.running.weights import weight_bytes
 
 if TYPE_CHECKING:
     from specctl.models.onnx.passes import Passes
@@ -140,9 +141,8 @@ def _built(
     began = perf_counter()
     made = False
 
-    small = sum(weight.numel() * weight.element_size() for weight in model.parameters()) <= SMALL
     several = {1, settings.most_threads} if settings.most_threads else {torch.get_num_threads()}
-    numbers = [1] if small else sorted(several)
+    numbers = [1] if weight_bytes(model) <= SMALL else sorted(several)
 
     def opened(path: Path, threads: int = 1) -> Passes:
         return Passes(open_session(path, device, threads), device, min(CAPACITY, context))

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specctl.models.running.cores import CoreTime, cores_text, usable_cores
 from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.weights import weight_bytes
 
 Choice = TypeVar("Choice")
 
@@ -150,11 +151,10 @@ def choose(
         chosen = Threads(torch.get_num_threads(), usable_cores(), "torch's own choice", {}, others)
     else:
         cores = usable_cores()
-        weights = [weight for model in models for weight in model.parameters()]
-        if any(weight.device.type != "cpu" for weight in weights):
+        if any(weight.device.type != "cpu" for model in models for weight in model.parameters()):
             return Threads(torch.get_num_threads(), cores, "models are not on the CPU", {}, others)
         free = max(1, round(cores - (others or 0.0)))
-        if sum(weight.numel() * weight.element_size() for weight in weights) > LARGE:
+        if sum(map(weight_bytes, models)) > LARGE:
             chosen = Threads(free, cores, "the models are large", {}, others)
         else:
             numbers = sorted({number for number in (1, FEW, free, cores) if number <= cores})
