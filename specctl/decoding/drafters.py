@@ -41,6 +41,35 @@ class Draft:
     laws: torch.Tensor | None = None
     leaves: tuple[tuple[int, ...], ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        steps: Sequence[DraftStep],
+        laws: torch.Tensor | None,
+        stop: StopReason,
+        threshold: float | None,
+        inner: Sequence[Round] = (),
+        *,
+        greedy: bool,
+        keeps_laws: bool,
+    ) -> "Draft":
+        """A draft of K tokens that were drawn from their laws ``(K, V)``, or when greedy are the likeliest there.
+
+        Args:
+            steps, laws, stop, threshold, inner: as in the attributes.
+            greedy: whether each token was certain.
+            keeps_laws: whether the draft keeps its laws.
+        """
+        return cls(
+            [step.token for step in steps],
+            None if greedy else laws,
+            tuple(steps),
+            stop,
+            threshold,
+            tuple(inner),
+            laws if keeps_laws else None,
+        )
+
 
 class Drafter(Protocol):
     """Drafts blocks; every token carries the distribution it was drawn from.
@@ -171,14 +200,7 @@ class ModelDrafter:
         laws = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
         if laws is not None and self._sampling.greedy:
             laws = laws.softmax(-1)
-        return Draft(
-            [step.token for step in steps],
-            None if self._sampling.greedy else laws,
-            tuple(steps),
-            stop,
-            threshold,
-            laws=laws if self._laws else None,
-        )
+        return Draft.of(steps, laws, stop, threshold, greedy=self._sampling.greedy, keeps_laws=self._laws)
 
     def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
         """Draw one token after ``pending`` and fetch it with the signals wanted in a single transfer."""

@@ -127,15 +127,8 @@ class PreVerifiedDrafter:
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         laws = torch.cat(rows)[: len(steps)] if steps and rows else None  # (K, V)
-        return Draft(
-            [step.token for step in steps],
-            None if self._sampling.greedy else laws,
-            tuple(steps),
-            stop,
-            threshold,
-            tuple(inner),
-            laws if self._laws else None,
-        )
+        greedy = self._sampling.greedy
+        return Draft.of(steps, laws, stop, threshold, inner, greedy=greedy, keeps_laws=self._laws)
 
     def _steps(
         self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int], first: int
