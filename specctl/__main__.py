@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from specctl.commands.interrupts import interrupt
 from specctl.errors import OutputError, SpecctlError, reason
 from specctl.outputs.file import name_standard_output
 from specctl.streams import Closed, replace_closed
@@ -22,6 +23,8 @@ TERMINATED = 143
 def main() -> NoReturn:
     """Run the command line and exit."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell lets jobs ignore it
+        signal.signal(signal.SIGINT, interrupt)
     replace_closed()
     name_standard_output()
     _wait_passively()
@@ -53,15 +56,20 @@ def _run() -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return CLOSED_PIPE
-    except SpecctlError as error:
+    except Exception as error:
+        return INTERRUPTED if interrupt.became(error) else _told(error)
+    return 0
+
+
+def _told(error: Exception) -> int:
+    """Tell the user; the exit code."""
+    if isinstance(error, SpecctlError):
         _report(error, error.message, error.hint)
         return error.exit_code
-    except Exception as error:
-        said = reason(error)
-        message = f"{type(error).__name__}: {said}" if said else type(error).__name__
-        _report(error, message, "Set SPECCTL_DEBUG=1 to see where it happened.")
-        return 1
-    return 0
+    said = reason(error)
+    message = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    _report(error, message, "Set SPECCTL_DEBUG=1 to see where it happened.")
+    return 1
 
 
 def _exit_code(stop: SystemExit) -> int:

@@ -137,6 +137,28 @@ def test_exit_codes_without_a_message(body, code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+READ_BY_TORCH = """import torch
+class Interrupting:
+    def __len__(self): return 1
+    def __getitem__(self, place): os.kill(os.getpid(), signal.SIGINT); return 1
+def read(): torch.asarray(Interrupting())
+{body}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("read()", 130, ""),
+        ("try: read()\nexcept ValueError as error: raise ModelError('does not load') from error", 130, ""),
+        ("try: read()\nexcept ValueError: pass\nraise ModelError('no')", 3, "error: no\n"),
+    ],
+    ids=["as it came", "explained as an error of a model", "another error later"],
+)
+def test_an_interrupt_that_torch_makes_another_error(body, code, said):
+    done = probe(READ_BY_TORCH.format(body=body))
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_cleanup_runs_on_a_signal_to_stop(name):
     done = probe(f"try:\n    os.kill(os.getpid(), signal.{name}); time.sleep(30)\nfinally:\n    print('cleaned')")
