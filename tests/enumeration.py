@@ -28,7 +28,7 @@ Outcome = TypeVar("Outcome")
 DRAFTING, VERIFYING = 1.0, 3.0
 """Seconds that each phase of a round takes, of the target's and of inner rounds."""
 COINS = 1 << 24
-"""How many values a float32 coin of `torch.rand` has: the multiples of 1 / COINS below 1, all equally likely."""
+"""How many values of a coin are told apart: the multiples of 1 / COINS below 1."""
 
 
 class Chance:
@@ -116,8 +116,8 @@ def doors(chance: Chance) -> Iterator[None]:
     with patched(
         patch.object(reading, "pick", pick),  # a draft's token
         patch.object(reading, "picked", lambda weights, _: chance.choose(weights.tolist())),  # the same on the host
-        patch.object(verification, "draw", draw),  # a verifier's own token
-        patch.object(verification, "draw_row", lambda weights, _: chance.choose(weights.tolist())),
+        patch.object(verification, "pick", pick),  # a verifier's own token
+        patch.object(verification, "picked", lambda weights, _: chance.choose(weights.tolist())),
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),
@@ -170,7 +170,7 @@ class Coins:
     """The coins that the program tosses: what they decide is found out by asking the program itself.
 
     A coin falls well if it is below some value, and only that matters; bisection finds the value, and with it the
-    probability to the last of a coin's 24 bits. What follows from which of them fall well is up to the program.
+    probability to 24 bits. What follows from which of them fall well is up to the program.
     """
 
     def __init__(self, chance: Chance) -> None:
@@ -207,8 +207,8 @@ class Coins:
         def accepted(coins: Sequence[int]) -> int:
             with (
                 tossing(coins),
-                patch.object(verification, "draw", lambda *_: torch.tensor(0)),
-                patch.object(verification, "draw_row", lambda *_: 0),
+                patch.object(verification, "pick", lambda *_: torch.tensor(0)),
+                patch.object(verification, "picked", lambda *_: 0),
             ):
                 return self._verify(tokens, draft_probs, target_probs, None, rule).accepted
 
@@ -282,6 +282,11 @@ def bisected(falls_well: Callable[[int], bool]) -> int:
 
 
 def tossing(coins: Sequence[int]) -> AbstractContextManager[object]:
-    """`torch.rand` gives these coins, as multiples of 1 / COINS."""
-    values = torch.tensor(coins, dtype=torch.float64).div(COINS).float()
-    return patch.object(torch, "rand", lambda *_, **__: values)
+    """`torch.rand` gives these coins, as multiples of 1 / COINS, and behind them a number that nobody looks at."""
+    values = torch.tensor([*coins, 0], dtype=torch.float64).div(COINS)
+
+    def rand(size: int | tuple[int], **_: Any) -> torch.Tensor:
+        (count,) = size if isinstance(size, tuple) else (size,)
+        return values[:count]
+
+    return patch.object(torch, "rand", rand)

@@ -36,20 +36,22 @@ class KeptOnDevice(NamedTuple):
     chances: torch.Tensor
 
 
-def by_token(target_of: Floats, draft_of: Floats, coins: Floats) -> Kept:
+def by_token(target_of: Floats, draft_of: Floats, coins: Sequence[float]) -> Kept:
     """Keep token i with probability min(1, p_i / q_i) while all before it are kept (arXiv 2211.17192, Alg. 1).
 
     Args:
         target_of, draft_of: ``(K,)``, p and q of each draft token.
-        coins: ``(K,)``, uniform in [0, 1).
+        coins: K numbers, uniform in [0, 1).
     """
-    kept = (target_of >= draft_of) | (coins * draft_of < target_of)
+    kept = (target_of >= draft_of) | (np.array(coins) * draft_of < target_of)
     accepted = len(kept) if kept.all() else int(kept.argmin())
     chances = np.minimum(target_of / np.maximum(draft_of, np.float32(TINY)), 1)
     return Kept(accepted, 1.0, chances.tolist())
 
 
-def by_block(target_of: Floats, draft_of: Floats, draft_probs: Floats, target_probs: Floats, coins: Floats) -> Kept:
+def by_block(
+    target_of: Floats, draft_of: Floats, draft_probs: Floats, target_probs: Floats, coins: Sequence[float]
+) -> Kept:
     """Keep the longest beginning of the draft that passes (Sun et al., arXiv 2403.10444, Alg. 2).
 
     Whether one of the beginnings passes does not depend on the others, so later ones are looked at even if an early one
@@ -58,10 +60,10 @@ def by_block(target_of: Floats, draft_of: Floats, draft_probs: Floats, target_pr
 
     Args:
         target_of, draft_of, draft_probs, target_probs: as in `passing`.
-        coins: ``(K,)``, uniform in [0, 1).
+        coins: K numbers, uniform in [0, 1).
     """
     weights, chances = passing(target_of, draft_of, draft_probs, target_probs)
-    tossed = enumerate(zip(coins.tolist(), chances, strict=True), start=1)
+    tossed = enumerate(zip(coins, chances, strict=True), start=1)
     accepted = max((number for number, (coin, chance) in tossed if coin < chance), default=0)
     # Fewer than i tokens are kept if neither these i nor a longer beginning passes: a product from the end.
     fewer = [*accumulate(reversed(chances), lambda failed, chance: failed * (1 - chance), initial=1.0)][:0:-1]

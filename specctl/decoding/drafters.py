@@ -4,9 +4,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from specctl.decoding.host import rows_of
+from specctl.decoding.host import Floats, array, rows_of
 from specctl.decoding.reading import AcceptancePredictor, Reader, packed_signals, step_of, unpack
 from specctl.decoding.sampling import Sampling, Uniforms, sibling, uniforms
 from specctl.models.running.foresight import foresight_of
@@ -183,7 +184,7 @@ class ModelDrafter:
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
-        rows: list[torch.Tensor] = []
+        rows: list[torch.Tensor | Floats] = []
         self._start = len(sequence)
         pending = sequence[self.runner.length :]
 
@@ -197,12 +198,12 @@ class ModelDrafter:
 
         longest = None if self._states is None else self._states.longest
         steps, stop = draft_phase(self.policy, budget, self._eos, draw, longest)
-        laws = torch.stack(rows[: len(steps)]) if steps and rows else None  # (K, V)
+        laws = _stacked(rows[: len(steps)]) if steps and rows else None  # (K, V)
         if laws is not None and self._sampling.greedy:
             laws = laws.softmax(-1)
         return Draft.of(steps, laws, stop, threshold, greedy=self._sampling.greedy, keeps_laws=self._laws)
 
-    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
+    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | Floats | None]:
         """Draw one token after ``pending`` and fetch it with the signals wanted in a single transfer."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
         predicts = self._head is not None and index > 1
@@ -217,10 +218,10 @@ class ModelDrafter:
             known = state, self._previous, self._foresee
             if (rows := rows_of(forward)) is not None:
                 uniform = None if self._sampling.greedy else self._uniforms.next()
-                numbers, probs = reader.read_row(rows[0], uniform, *known)
+                numbers, law = reader.read_row(rows[0], uniform, *known)
                 if self._previous is not None:
                     self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64))
-                return self._step_of(index, numbers, reader), probs
+                return self._step_of(index, numbers, reader), law
             packed, probs = reader(forward.logits[0], self._uniform(), *known)
         if self._previous is not None:
             self._previous = packed_signals(packed)
@@ -248,3 +249,10 @@ class ModelDrafter:
 
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)
+
+
+def _stacked(rows: Sequence[torch.Tensor | Floats]) -> torch.Tensor:  # K times (V,) -> (K, V)
+    tensors = [row for row in rows if isinstance(row, torch.Tensor)]
+    if len(tensors) == len(rows):
+        return torch.stack(tensors)
+    return torch.from_numpy(np.stack([array(row) if isinstance(row, torch.Tensor) else row for row in rows]))

@@ -6,6 +6,7 @@ what is on another device, is left to torch.
 """
 
 from collections.abc import Set
+from math import inf, isnan, log, nan
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from specctl.models.running.runner import Forward
 from specctl.policies import Signal
 
 TINY = torch.finfo(torch.float32).tiny
+PART = 8192
+"""The most numbers of a dot product at a time."""
 UNDERFLOW = np.float32(-200)
 """Logits so far below the largest have a probability of 0 in float32."""
 CANDIDATES = (128, 1024, 1 << 31)
@@ -63,34 +66,70 @@ def best_of(forward: Forward) -> tuple[list[int], list[float]]:
     return [int(choice) for choice in choices], values
 
 
-def signals_of(logits: Floats, token: int, wanted: Set[Signal]) -> list[float]:
-    """Entropy in nats, top probability and the token's probability under the softmax of ``(V,)`` at temperature 1.
+class Softmax:
+    """The softmax of ``(V,)`` logits at temperature 1, and what signals need of it.
 
-    Those wanted, in the order of `DISTRIBUTION_SIGNALS`.
+    It comes right after a model's pass, which has emptied the processor's caches: what counts is how few operations
+    there are.
+
+    Args:
+        logits: ``(V,)``.
+
+    Attributes:
+        best: the index of the largest logit, or of the first NaN.
     """
-    top = logits[logits.argmax()]
-    if top == np.inf:
-        return [np.nan] * len(wanted)  # what a softmax makes of it
-    below = logits - top
-    weights = np.exp(below)
-    whole = weights.sum()
-    found: list[float] = []
-    if "entropy" in wanted:
-        # A suppressed token's logit is -inf, and its share 0.
-        found.append(float(np.log(whole) - (weights * np.maximum(below, UNDERFLOW)).sum() / whole))
-    if "top_prob" in wanted:
-        found.append(float(1 / whole))
-    if "token_prob" in wanted:
-        found.append(float(weights[token] / whole))
-    return found
+
+    __slots__ = ("_below", "_weights", "_whole", "best")
+
+    def __init__(self, logits: Floats) -> None:
+        self.best = int(logits.argmax())
+        top = float(logits[self.best])
+        self._below = logits - np.float32(nan if top == inf else top)
+        self._weights = np.exp(self._below)
+        self._whole = float(self._weights.sum())
+
+    def probs(self, temperature: float) -> Floats:
+        """The distribution ``(V,)`` at a temperature above 0; NaN where a logit is NaN or infinite."""
+        if temperature == 1:
+            found: Floats = self._weights / np.float32(self._whole)
+            return found
+        found = np.exp(self._below / np.float32(temperature))
+        found /= found.sum()
+        return found
+
+    def signals(self, token: int, wanted: Set[Signal]) -> list[float]:
+        """Entropy in nats, top probability and the token's probability: those wanted, in the order of
+        `DISTRIBUTION_SIGNALS`."""
+        found: list[float] = []
+        if "entropy" in wanted:
+            found.append(log(self._whole) - self._mean())
+        if "top_prob" in wanted:
+            found.append(1 / self._whole)
+        if "token_prob" in wanted:
+            found.append(float(self._weights[token]) / self._whole)
+        return found
+
+    def _mean(self) -> float:
+        """Of the logits less the largest; those that were suppressed, at -inf, have no share."""
+        total = _dot(self._weights, self._below)
+        if isnan(total):
+            total = _dot(self._weights, np.maximum(self._below, UNDERFLOW))
+        return total / self._whole
+
+
+def _dot(one: Floats, other: Floats) -> float:
+    """The sum of products ``(V,)``, in parts short enough that numpy's BLAS does not start its threads for them."""
+    if len(one) <= PART:
+        return float(np.vdot(one, other))
+    return sum(_dot(one[start : start + PART], other[start : start + PART]) for start in range(0, len(one), PART))
 
 
 def picked(weights: Floats, uniform: float) -> int:
     """`sampling.pick` of one row ``(V,)``: the index at which its running sum passes a part of the whole."""
     running = weights.cumsum(dtype=np.float64)
-    whole = running[-1]
-    index = int(running.searchsorted(uniform * whole, side="right"))
-    return min(index, int(running.searchsorted(whole)), len(running) - 1)
+    index = int(running.searchsorted(uniform * running[-1], side="right"))
+    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
+    return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
 
 
 def filtered(scores: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from specctl.decoding.host import Floats, picked, signals_of
+from specctl.decoding.host import Floats, Softmax, array, picked
 from specctl.decoding.sampling import Sampling, pick, read_signals
 from specctl.models.running.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
@@ -152,20 +152,27 @@ class Reader:
         hidden: torch.Tensor | None = None,
         previous: torch.Tensor | None = None,
         foresee: Foresee | None = None,
-    ) -> tuple[list[float], torch.Tensor | None]:
+    ) -> tuple[list[float], Floats | None]:
         """The same of logits ``(V,)`` on the host: the numbers as they are, and few of torch's operations.
 
         After a model's pass has emptied the processor's caches, each of those takes 30 to 80 microseconds.
         """
-        probs = None if uniform is None else self.sampling.probs(torch.from_numpy(row))  # (V,)
-        token = int(row.argmax()) if probs is None or uniform is None else picked(probs.numpy(), uniform)
+        sampling, probs = self.sampling, None
+        unfiltered = uniform is not None and not sampling.filters
+        softmax = Softmax(row) if self.wanted or unfiltered else None
+        if uniform is None:
+            token = int(row.argmax()) if softmax is None else softmax.best
+        else:
+            known = softmax.probs(sampling.temperature) if softmax is not None and unfiltered else None
+            probs = array(sampling.probs(torch.from_numpy(row))) if known is None else known  # (V,)
+            token = picked(probs, uniform)
         numbers: list[float] = [token]
-        if self.wanted:
-            numbers += signals_of(row, token, self.wanted)
+        if softmax is not None:
+            numbers += softmax.signals(token, self.wanted)
         if self.predictor is not None and hidden is not None:
             numbers.append(self.predictor.accept_prob(hidden, previous).item())
         if self.foresees and foresee is not None:
             numbers.append(foresee(torch.tensor(token)).item())
         if self.laws and probs is None:
-            probs = torch.from_numpy(row)
+            probs = row
         return numbers, probs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specctl.decoding.host import TINY, Floats, argmax, array, filtered, on_host, picked, signals_of
+from specctl.decoding.host import TINY, Softmax, argmax, array, filtered, on_host
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.profile.schema import SamplingTable, Verification
 
@@ -39,9 +39,14 @@ class Sampling:
         return self.temperature < COLDEST
 
     @property
+    def filters(self) -> bool:
+        """Whether some tokens may get no probability at all."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def plain(self) -> bool:
         """Whether the processed distribution is the softmax of the raw logits."""
-        return self.temperature == 1 and not self.top_k and self.top_p == 1 and not self.min_p
+        return self.temperature == 1 and not self.filters
 
     def probs(self, logits: torch.Tensor) -> torch.Tensor:  # (..., V) -> (..., V)
         """The processed distribution in float32; one-hot at the argmax when greedy."""
@@ -51,8 +56,11 @@ class Sampling:
         scores = logits.float()
         if self.temperature != 1:
             scores = (scores - scores.amax(-1, keepdim=True)) / self.temperature  # a low temperature must not overflow
-        filters = self.top_k or self.top_p < 1 or self.min_p
-        if filters and on_host(scores) and (found := filtered(scores, self.top_k, self.top_p, self.min_p)) is not None:
+        if (
+            self.filters
+            and on_host(scores)
+            and (found := filtered(scores, self.top_k, self.top_p, self.min_p)) is not None
+        ):
             return found
         if 0 < self.top_k < scores.shape[-1]:
             least_kept = scores.topk(self.top_k, dim=-1).values[..., -1:]
@@ -85,11 +93,6 @@ class Uniforms:
 def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (..., V) -> (...)
     """One index of each row, with probability proportional to its weight, without waiting for the device."""
     return pick(weights, uniforms(weights.shape[:-1], weights.device, generator))
-
-
-def draw_row(weights: Floats, generator: torch.Generator | None) -> int:
-    """`draw` of one row ``(V,)`` on the host."""
-    return picked(weights, torch.rand((), dtype=torch.float64, generator=generator).item())
 
 
 def uniforms(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:  # (...)
@@ -142,7 +145,7 @@ def read_signals(
     if on_host(logits):
         rows = array(logits.float().reshape(-1, logits.shape[-1]))
         pairs = zip(rows, tokens.reshape(-1).tolist(), strict=True)
-        numbers = np.array([signals_of(row, token, wanted) for row, token in pairs], dtype=np.float32).T  # (F, n)
+        numbers = np.array([Softmax(row).signals(token, wanted) for row, token in pairs], dtype=np.float32).T  # (F, n)
         names = [name for name in DISTRIBUTION_SIGNALS if name in wanted]
         return {
             name: torch.from_numpy(values).reshape(tokens.shape) for name, values in zip(names, numbers, strict=True)

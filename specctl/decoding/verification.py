@@ -8,11 +8,13 @@ import numpy as np
 import torch
 
 from specctl.decoding.acceptance import by_block, by_block_on_device, by_token, by_token_on_device
-from specctl.decoding.host import array, on_host
-from specctl.decoding.sampling import draw, draw_row
+from specctl.decoding.host import array, on_host, picked
+from specctl.decoding.sampling import pick, uniforms
 from specctl.errors import RecordError
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +74,18 @@ def _verify_on_host(
     count = len(tokens)
     target, draft = array(target_probs), array(draft_probs)  # (K + 1, V), (K, V)
     require_numbers(float(target.sum()))  # NaN if a single number is
+    *coins, last = uniforms((count + 1,), CPU, generator).tolist()
     if not count:
-        return Verdict(0, draw_row(target[0], generator), ExtraToken.BONUS, ())
+        return Verdict(0, picked(target[0], last), ExtraToken.BONUS, ())
     places, drafted = np.arange(count), tokens.numpy()
     of_tokens = target[places, drafted], draft[places, drafted]  # (K,) each
-    coins = array(torch.rand(count, generator=generator))
     block = verification == "block"
     kept = by_block(*of_tokens, draft, target, coins) if block else by_token(*of_tokens, coins)
     row = target[kept.accepted]  # (V,)
     if kept.accepted < count:
         residual = np.maximum(row * np.float32(kept.weight) - draft[kept.accepted], 0)
         row = residual if residual.any() else row
-    return _verdict(kept.accepted, draw_row(row, generator), kept.chances)
+    return _verdict(kept.accepted, picked(row, last), kept.chances)
 
 
 def verify_on_device(
@@ -96,13 +98,14 @@ def verify_on_device(
     """`verify` by tensor operations alone, with a single transfer to the host."""
     count = len(tokens)
     total = target_probs.sum().double()  # NaN if a single number is
+    numbers = uniforms((count + 1,), target_probs.device, generator)
+    coins, last = numbers[:-1], numbers[-1]
     if not count:
-        extra, sum_of_all = torch.stack([draw(target_probs[0], generator).double(), total]).tolist()
+        extra, sum_of_all = torch.stack([pick(target_probs[0], last).double(), total]).tolist()
         require_numbers(sum_of_all)
         return Verdict(0, int(extra), ExtraToken.BONUS, ())
     target_of = target_probs[:-1].gather(1, tokens[:, None])[:, 0]  # (K,)
     draft_of = draft_probs.gather(1, tokens[:, None])[:, 0]  # (K,)
-    coins = torch.rand(count, generator=generator, device=tokens.device)
     if verification == "block":
         kept = by_block_on_device(target_of, draft_of, draft_probs, target_probs, coins)
     else:
@@ -114,7 +117,7 @@ def verify_on_device(
     use_residual = (kept.accepted < count) & (residual.sum() > 0)
     extra_row = torch.where(use_residual, residual, target_row)
     # float64 holds ids and probabilities alike
-    one = torch.stack([total, draw(extra_row, generator).double()])
+    one = torch.stack([total, pick(extra_row, last).double()])
     sum_of_all, *read = torch.cat([one, kept.accepted.double(), kept.chances.double()]).tolist()
     require_numbers(sum_of_all)
     return _verdict(int(read[1]), int(read[0]), read[2:])

@@ -43,6 +43,7 @@ class RunningLine:
     _t: float = 0.0
     _kt: float = 0.0
     _scale: float = 0.0
+    _fit: tuple[float, float] | None = None  # asked for several times a round
 
     @property
     def known(self) -> bool:
@@ -60,6 +61,11 @@ class RunningLine:
 
     def fit(self) -> tuple[float, float]:
         """The base, seconds at k = 0, and the slope, additional seconds when k grows by 1; both at least 0."""
+        if self._fit is None:
+            self._fit = self._fitted()
+        return self._fit
+
+    def _fitted(self) -> tuple[float, float]:
         count = self._count + self.anchor
         mean = self._k / count
         varied, together = self._kk / count - mean * mean, self._kt / count - mean * self._t / count
@@ -82,6 +88,7 @@ class RunningLine:
         self._kk = self.memory * self._kk + k * k
         self._t = self.memory * self._t + seconds
         self._kt = self.memory * self._kt + k * seconds
+        self._fit = None
 
 
 @dataclass(slots=True)

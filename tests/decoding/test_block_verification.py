@@ -105,7 +105,7 @@ def accepted_on_average(rule: Verification) -> float:
     draft, target = torch.tensor([[2 / 3, 1 / 3]] * 2), torch.tensor([[1 / 3, 2 / 3]] * 3)
 
     def play() -> int:
-        tokens = torch.stack([verification.draw(row, None) for row in draft])
+        tokens = torch.stack([verification.pick(row, torch.tensor(0.0)) for row in draft])
         return one_round.verify(tokens, draft, target, None, rule).accepted
 
     return sum(accepted * probability for accepted, probability in walk(play))
@@ -210,7 +210,7 @@ def test_one_coin_for_two_tokens_is_caught(shared: bool) -> None:
     next_draft, next_target = [[1 / 8, 7 / 8], [1 / 2, 1 / 2]], [[3 / 4, 1 / 4], [1 / 2, 1 / 2]]  # by the first token
 
     def drawn(weights: Sequence[float]) -> int:
-        return int(verification.draw(torch.tensor(weights), None))
+        return int(verification.pick(torch.tensor(weights), torch.tensor(0.0)))
 
     def coin() -> int:
         return round((drawn([1.0] * 21) + 0.5) / 21 * COINS)
@@ -275,7 +275,7 @@ def test_the_walk_of_a_device_is_the_product_of_the_host(
 ) -> None:
     coins = torch.rand(len(block[0]), generator=seeded(1))
     numbers = arrays(*block)
-    here = by_block(*numbers, coins.numpy())
+    here = by_block(*numbers, coins.tolist())
     there = by_block_on_device(*map(torch.from_numpy, numbers), coins)  # type: ignore[arg-type]
     assert int(there.accepted) == here.accepted
     assert float(there.weight) == pytest.approx(here.weight, rel=1e-6)

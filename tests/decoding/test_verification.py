@@ -90,7 +90,7 @@ def test_first_and_second_token_have_the_law_of_the_target(target: list[float], 
     rows, draft_row = torch.tensor([target, SECOND]), torch.tensor(drafted)
 
     def play() -> tuple[int, int | None]:
-        token = verification.draw(draft_row, None)
+        token = verification.pick(draft_row, torch.tensor(0.0))
         verdict = one_round.verify(token[None], draft_row[None], rows, None)  # where a walk finds it
         return (int(token), verdict.extra) if verdict.accepted else (verdict.extra, None)
 
