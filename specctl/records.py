@@ -98,7 +98,7 @@ class RoundSummary:
 
     @property
     def draft_forwards(self) -> int:
-        """Forward passes of the draft: one for each inner round in a hierarchy, else for each drafted token or level."""
+        """Forward passes of the draft: in a hierarchy one for each inner round, else for each drafted token or level."""
         return len(self.inner) or self.drafted
 
     def rounded(self) -> Self:

@@ -107,9 +107,7 @@ class TableRunner:
             self.extended.pop()
             del self.tokens[start:]
         self.tokens.append(self.tree[0])
-        return joined(
-            [Forward(row.logits, row.hidden, states=cut_states(row.states, slice(-1, None))) for row in rows]
-        )
+        return joined([Forward(row.logits, row.hidden, states=cut_states(row.states, slice(-1, None))) for row in rows])
 
     def keep_path(self, path: Sequence[int]) -> None:
         self.tokens += [self.tree[place] for place in path[1:]]

@@ -53,12 +53,12 @@ class TreeDrafter(ModelDrafter):
         self.size = size
         self._tree = BeamTree()
         self._places = {ROOT: 0}  # the number of each token that was read, among those of the runner's tree
-        self._laws: dict[int, Sequence[float]] = {}  # entropy and top probability of the law at each of them
+        self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the law at each of them
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         self._start = len(sequence)
-        self._tree, self._places, self._laws = BeamTree(), {ROOT: 0}, {}
+        self._tree, self._places, self._known = BeamTree(), {ROOT: 0}, {}
         pending = sequence[self.runner.length :]
         steps, stop = draft_phase(
             self.policy, budget, self._eos, lambda index: self._level(pending, index), self._most_levels
@@ -87,7 +87,7 @@ class TreeDrafter(ModelDrafter):
         beams, forward = self._passed(pending, index)
         found = self._laws_of(forward)
         for beam, entropy, top_prob in zip(beams, found.entropy, found.top_prob, strict=False):
-            self._laws[beam] = entropy, top_prob
+            self._known[beam] = entropy, top_prob
         signals = {"token": found.ids[0][0], **found.signals}
         if self._head is not None:
             signals["accept_prob"] = self._accept_prob(beams[0], forward)
@@ -95,7 +95,7 @@ class TreeDrafter(ModelDrafter):
         return step_of(index, signals, self._signals)
 
     def _passed(self, pending: Sequence[int], index: int) -> tuple[list[int], Forward]:
-        """The beams, the best first, and the pass over them; before the first level the newest token is the only one."""
+        """The beams, the best first, and the pass over them; at first the newest token is the only one."""
         if index == 1:
             return [ROOT], self.runner.extend(pending, keep=1)
         beams = self._tree.beams(self.size.beams, self._eos)
@@ -135,7 +135,7 @@ class TreeDrafter(ModelDrafter):
         assert forward.hidden is not None
         previous = None
         if self._previous is not None:
-            numbers = [*self._laws[self._tree.parents[beam]], self._tree.prob(beam)]
+            numbers = [*self._known[self._tree.parents[beam]], self._tree.prob(beam)]
             previous = torch.tensor(numbers, dtype=torch.float64, device=self.runner.device)
         return self._head.accept_prob(forward.hidden[0], previous).item()
 

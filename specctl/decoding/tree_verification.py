@@ -109,7 +109,9 @@ def _drawn(
     """A draw from the verifier's law at each token; one number for each depth, since one token of it is looked at."""
     numbers = uniforms((max(tree.depths) + 1,), forward.logits.device, generator)
     here = on_host(forward.logits)
-    return _drawn_on_host(tree, forward, sampling, numbers) if here else drawn_on_device(tree, forward, sampling, numbers)
+    return (
+        _drawn_on_host(tree, forward, sampling, numbers) if here else drawn_on_device(tree, forward, sampling, numbers)
+    )
 
 
 def _drawn_on_host(

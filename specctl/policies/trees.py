@@ -6,7 +6,8 @@ from specctl.errors import UsageError
 
 LEAST, MOST = 2, 64
 """Tokens of a tree, the newest token included: one draft token, and what a pass may be wide."""
-MOST_BEAMS = 32
+BEAMS, MOST_BEAMS = 10, 32
+"""Beams by default, as in EAGLE-2, and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,10 @@ class TreeSize:
     """
 
     tokens: int = 60
-    beams: int = 10
+    beams: int = BEAMS
 
     def __str__(self) -> str:
-        return f"tree={self.tokens}" + (f",tree_beams={self.beams}" if self.beams != TreeSize.beams else "")
+        return f"tree={self.tokens}" + (f",tree_beams={self.beams}" if self.beams != BEAMS else "")
 
 
 def parse_tree(text: str) -> int:

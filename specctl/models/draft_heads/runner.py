@@ -81,7 +81,7 @@ class HeadRunner(FixedBufferRunner):
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
         """As in `TreeRunner`, a level at a time: a token is read with the row that the head wrote after its parent."""
-        assert before and max(parents) < before, "a parent has to be read in an earlier pass"
+        assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._reserve(self.length + len(tokens))
         rows = tree_rows(self._sight.grown(parents, before)).to(self.device)
         with torch.inference_mode():

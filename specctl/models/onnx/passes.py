@@ -254,7 +254,9 @@ class Passes:
         shape = 1, 1, width, after + width
         if seen is not None:
             bias = np.zeros(shape, dtype=np.float32)
-            bias[0, 0, :, after + width - seen.shape[1] :] = np.where(seen.numpy(), np.float32(0), np.finfo(np.float32).min)
+            bias[0, 0, :, after + width - seen.shape[1] :] = np.where(
+                seen.numpy(), np.float32(0), np.finfo(np.float32).min
+            )
             return torch.from_numpy(bias)
         if self._nothing.numel() < width * (after + width):
             self._nothing = torch.zeros(2 * width * (after + width))

@@ -171,7 +171,9 @@ class RuledRunner:
         self._tree = grown_tree(self._tree, self._text, tokens, before)
         self._parents = [*(self._parents if before > 1 else ()), *parents]
         rows = [
-            self._rules.apply(row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])])
+            self._rules.apply(
+                row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])]
+            )
             for token, row in enumerate(found.logits, start=before)
         ]
         return Forward(torch.cat(rows), found.hidden, found.states)
