@@ -202,7 +202,7 @@ def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
     if metrics.leaves:
         rates.append(("accepted leaves", f"{metrics.accepted_leaves} of {metrics.leaves}"))
     if metrics.nodes:
-        rates.append(("accepted nodes", f"{metrics.accepted} of {metrics.nodes}"))
+        rates.append(("nodes a round", f"{metrics.nodes / metrics.rounds:.1f}"))
     return rates
 
 

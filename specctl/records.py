@@ -64,15 +64,14 @@ class RoundSummary:
     """The numbers of a round that files and metrics contain.
 
     Attributes:
-        drafted, accepted: number of draft tokens, and of accepted draft tokens; of a tree its levels, and the length
-            of the path that was accepted.
+        drafted, accepted: number of draft tokens, and of accepted ones; of a tree, see `Round.tree`.
         stop: why drafting ended; None in a round without a draft.
         threshold: the policy's threshold during the round; None for a policy without one.
         draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
         inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
         leaves: how many leaves were verified beside the draft tokens.
         leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
-        tree: how many tokens were verified at each level of a tree that was grown level by level; empty for a chain.
+        tree: as in `Round`.
     """
 
     drafted: int
@@ -88,7 +87,7 @@ class RoundSummary:
 
     @property
     def nodes(self) -> int:
-        """Tokens that were verified: the draft's and their leaves, or all of a tree."""
+        """As in `Round`."""
         return sum(self.tree) if self.tree else self.drafted + self.leaves
 
     @property
@@ -98,7 +97,7 @@ class RoundSummary:
 
     @property
     def draft_forwards(self) -> int:
-        """Forward passes of the draft: in a hierarchy one for each inner round, else for each drafted token or level."""
+        """Forward passes of the draft: one for each inner round in a hierarchy, else for each token or level."""
         return len(self.inner) or self.drafted
 
     def rounded(self) -> Self:
@@ -136,10 +135,9 @@ class Round:
         leaves: beside each drafted token, other ids that were verified in its place; empty in a round without any.
         leaf: the one of them that was accepted in the place of the first rejected token; None if none was.
         tree: of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain.
-            The steps are then its levels, each with the law that the policy was asked about and the likeliest token
-            there; ``accepted`` is the length of the path that stays, which need not be of these tokens; and a chance is
-            that the path goes on, the sum of p over the tokens that were verified below the path's last one.
-        path: of such a tree, the ids of the accepted tokens.
+            The steps are its levels, each with the law that the policy was asked about and the likeliest token there;
+            ``accepted`` is the length of the path that stays, of whichever tokens; and a chance is that the path goes
+            on, the sum of p over the tokens below its last one. ``path`` are the ids of the accepted tokens.
     """
 
     index: int
@@ -178,7 +176,7 @@ class Round:
 
     @property
     def fully_accepted(self) -> bool:
-        """Whether nothing was rejected. Behind an accepted end of sequence a tree may have grown on elsewhere."""
+        """Whether nothing was rejected; beside an accepted end of sequence a tree may be deeper."""
         return self.accepted == len(self.steps) or self.extra is None
 
     @property

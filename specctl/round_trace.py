@@ -28,7 +28,9 @@ Nats = Annotated[float, Field(ge=-0.001, allow_inf_nan=False)]
 @dataclass(frozen=True, slots=True)
 class TracedStep:
     """One drafted token, whether verification accepted it, its signals as in `specctl.records.DraftStep`, and the
-    leaves that were verified in its place."""
+    leaves that were verified in its place.
+
+    Of a tree a level, whether the accepted path goes through it, and what the policy was asked about there."""
 
     token: int
     accepted: bool
