@@ -1,6 +1,7 @@
 """A draft that grows a tree level by level, deep as its stopping policy wants it (EAGLE-2, arXiv 2406.16858)."""
 
 from collections.abc import Sequence, Set
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from specctl.decoding.sampling import read_signals
 from specctl.models.running.masks import LARGEST_TREE
 from specctl.models.running.runner import Forward
 from specctl.models.running.trees import TreeRunner, tree_runner
-from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
+from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.trees import TreeSize
 from specctl.records import DraftStep, Round
 
@@ -86,13 +87,14 @@ class TreeDrafter(ModelDrafter):
         """Read the beams and add the level below them; the step is the best beam's."""
         beams, forward = self._passed(pending, index)
         found = self._laws_of(forward)
-        for beam, entropy, top_prob in zip(beams, found.entropy, found.top_prob, strict=False):
-            self._known[beam] = entropy, top_prob
-        signals = {"token": found.ids[0][0], **found.signals}
+        if self._previous is not None:
+            laws = zip(found.signals["entropy"], found.signals["top_prob"], strict=True)
+            self._known |= dict(zip(beams, laws, strict=True))
+        numbers = {"token": found.ids[0][0], **{name: values[0] for name, values in found.signals.items()}}
         if self._head is not None:
-            signals["accept_prob"] = self._accept_prob(beams[0], forward)
+            numbers["accept_prob"] = self._accept_prob(beams[0], forward)
         self._tree.grow(beams, found.ids, found.logs)
-        return step_of(index, signals, self._signals)
+        return step_of(index, numbers, self._signals)
 
     def _passed(self, pending: Sequence[int], index: int) -> tuple[list[int], Forward]:
         """The beams, the best first, and the pass over them; at first the newest token is the only one."""
@@ -114,18 +116,17 @@ class TreeDrafter(ModelDrafter):
         best = logits.topk(min(self.size.beams, logits.shape[1]))  # (B, k)
         logs = (best.values - logits.logsumexp(-1, keepdim=True)).double()  # (B, k)
         logs = logs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).clamp(IMPOSSIBLE, 0)
-        names = [name for name in DISTRIBUTION_SIGNALS if name in self._read]
-        signals = read_signals(logits, best.indices[:, 0], self._read)
+        # A head may later be asked about any beam, a policy only about the best.
+        asked = slice(1 if self._previous is None else None)
+        signals = read_signals(logits[asked], best.indices[asked, 0], self._read)
         # float64 holds ids and probabilities alike
-        columns = torch.cat([best.indices.double(), logs, *(signals[name].double()[:, None] for name in names)], 1)
-        rows, count = columns.tolist(), best.indices.shape[1]
-        numbers = {name: [row[2 * count + place] for row in rows] for place, name in enumerate(names)}
+        together = [best.indices.double(), logs, *(values.double() for values in signals.values())]
+        numbers = iter(torch.cat([part.flatten() for part in together]).tolist())
+        (beams, count), read = best.indices.shape, len(best.indices[asked])
         return _Laws(
-            [list(map(int, row[:count])) for row in rows],
-            [row[count : 2 * count] for row in rows],
-            {name: values[0] for name, values in numbers.items()},
-            numbers.get("entropy", []),
-            numbers.get("top_prob", []),
+            [[int(number) for number in islice(numbers, count)] for _ in range(beams)],
+            [[*islice(numbers, count)] for _ in range(beams)],
+            {name: [*islice(numbers, read)] for name in signals},
         )
 
     def _accept_prob(self, beam: int, forward: Forward) -> float:
@@ -167,12 +168,9 @@ class _Laws(NamedTuple):
     Attributes:
         ids: of each beam its k likeliest tokens, the likeliest first.
         logs: their log-probabilities.
-        signals: those wanted, of the first beam.
-        entropy, top_prob: of each beam, where they were read.
+        signals: each that was read, of the first beam or of all.
     """
 
     ids: list[list[int]]
     logs: list[list[float]]
-    signals: dict[str, float]
-    entropy: list[float]
-    top_prob: list[float]
+    signals: dict[Signal, list[float]]
