@@ -171,6 +171,7 @@ def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: 
         if (leaves or tree is not None) and not tree_obstacle(pair.target):
             tree_runner(pair.target).extend_tree(few[:3], [0, 0])
         if tree is not None and pair.drafts and not tree_obstacle(pair.drafts[0]):
+            pair.drafts[0].rollback(len(few))
             grown = TreeDrafter(tree_runner(pair.drafts[0]), Constant(2), tree)
             grown.begin(sampling, frozenset(), None)
             grown.draft([*few, *few[:2]], budget=2)

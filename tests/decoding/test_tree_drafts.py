@@ -52,7 +52,7 @@ from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling, uniforms
-from specctl.decoding.session import Stage, build_drafter, compose
+from specctl.decoding.session import Stage, build_drafter, compose, warm_up
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.errors import ProfileError, RecordError
@@ -66,6 +66,7 @@ from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.policies import POLICIES, Setting
 from specctl.policies.constant import Constant
 from specctl.policies.trees import TreeSize
+from specctl.profile.schema import SamplingTable
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 EXACT, BIASED = 3e-7, 1e-2
@@ -567,3 +568,16 @@ def test_a_hierarchy_drafts_no_trees() -> None:
 def test_a_tree_is_not_stopped_by_what_a_draft_foresees() -> None:
     with pytest.raises(ValueError, match="predicts nothing"):
         TreeDrafter(TableRunner(DRAFT), POLICIES["confidence"](), SMALL)
+
+
+def test_passes_of_trees_are_prepared_before_a_request() -> None:
+    capture = Replays()
+    target, draft = (GraphRunner(random_model("llama"), 64, capture) for _ in range(2))
+    pair = Pair(target, (draft,), None, frozenset(), 256, (), ({},))  # type: ignore[arg-type]
+    warm_up(pair, SamplingTable(), tree=TreeSize(30, 4))
+    prepared = capture.captured
+    assert target.length == draft.length == 0
+    with torch.inference_mode():
+        draft.extend([1, 2, 3], keep=1)
+        draft.extend_tree([4, 5, 6, 7], [0, 0, 0, 0], before=1)
+    assert capture.captured == prepared + 1, "only that of three tokens is new"

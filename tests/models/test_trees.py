@@ -217,6 +217,9 @@ def test_compiled_trees() -> None:
         text = text + [TOKENS[20 + place] for place in path_to(PARENTS, count)]
         close(runner.extend([5, 9], keep=2).logits, chain("llama", [*text, 5, 9])[-2:])
         runner.rollback(len(text))
+    runner.extend([5], keep=1)
+    runner.extend_tree([1, 2, 3], [0, 0, 0], before=1)
+    close(runner.extend_tree([4, 6], [2, 1], before=4).logits[0], chain("llama", [*text, 5, 2, 4])[-1])
     assert heard == []
 
 
