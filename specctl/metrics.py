@@ -50,6 +50,7 @@ class Metrics:
         ttft_seconds: time to the first token (the end of the first round), of all finished sequences together.
         tpot_seconds: time per output token after the first round, of all ``timed_outputs`` sequences that have one.
         leaves, accepted_leaves: verified beside draft tokens, and how many of them were accepted.
+        nodes: tokens of dynamic trees that were verified; 0 for chains.
         levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
     """
 
@@ -61,6 +62,7 @@ class Metrics:
     accepted: int = 0
     leaves: int = 0
     accepted_leaves: int = 0
+    nodes: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -103,6 +105,7 @@ class Metrics:
         self.drafted += round_.drafted
         self.accepted += round_.accepted
         self.leaves += round_.leaves
+        self.nodes += sum(round_.tree)
         self.accepted_leaves += round_.kept - round_.accepted
         self.draft_seconds += round_.draft_ms / 1e3
         self.verify_seconds += round_.verify_ms / 1e3
@@ -146,7 +149,7 @@ class Metrics:
     def as_record(self) -> dict[str, Any]:
         """The ``metrics`` object of an output record; times in milliseconds.
 
-        A hierarchy has ``levels`` too, and where leaves were verified their numbers are there.
+        A hierarchy has ``levels`` too, and where leaves or trees were verified their numbers are there.
         """
         record: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -168,6 +171,8 @@ class Metrics:
         }
         if self.leaves:
             record |= {"leaves": self.leaves, "accepted_leaves": self.accepted_leaves}
+        if self.nodes:
+            record["nodes"] = self.nodes
         if len(self.levels) < 2:
             return record
         levels = [
@@ -196,6 +201,8 @@ def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
     ]
     if metrics.leaves:
         rates.append(("accepted leaves", f"{metrics.accepted_leaves} of {metrics.leaves}"))
+    if metrics.nodes:
+        rates.append(("nodes a round", f"{metrics.nodes / metrics.rounds:.1f}"))
     return rates
 
 

@@ -64,13 +64,14 @@ class RoundSummary:
     """The numbers of a round that files and metrics contain.
 
     Attributes:
-        drafted, accepted: number of draft tokens, and of accepted draft tokens.
+        drafted, accepted: number of draft tokens, and of accepted ones; of a tree, see `Round.tree`.
         stop: why drafting ended; None in a round without a draft.
         threshold: the policy's threshold during the round; None for a policy without one.
         draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
         inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
         leaves: how many leaves were verified beside the draft tokens.
         leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
+        tree: as in `Round`.
     """
 
     drafted: int
@@ -82,11 +83,12 @@ class RoundSummary:
     inner: "tuple[RoundSummary, ...]" = ()
     leaves: int = 0
     leaf: int | None = None
+    tree: tuple[int, ...] = ()
 
     @property
     def nodes(self) -> int:
-        """Tokens that were verified: the draft's and their leaves."""
-        return self.drafted + self.leaves
+        """As in `Round`."""
+        return sum(self.tree) if self.tree else self.drafted + self.leaves
 
     @property
     def kept(self) -> int:
@@ -95,7 +97,7 @@ class RoundSummary:
 
     @property
     def draft_forwards(self) -> int:
-        """Forward passes of the draft: one for each inner round in a hierarchy, else one for each drafted token."""
+        """Forward passes of the draft: one for each inner round in a hierarchy, else for each token or level."""
         return len(self.inner) or self.drafted
 
     def rounded(self) -> Self:
@@ -132,6 +134,10 @@ class Round:
             either learns the same on average. None in greedy decoding.
         leaves: beside each drafted token, other ids that were verified in its place; empty in a round without any.
         leaf: the one of them that was accepted in the place of the first rejected token; None if none was.
+        tree: of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain.
+            The steps are its levels, each with the law that the policy was asked about and the likeliest token there;
+            ``accepted`` is the length of the path that stays, of whichever tokens; and a chance is that the path goes
+            on, the sum of p over the tokens below its last one. ``path`` are the ids of the accepted tokens.
     """
 
     index: int
@@ -148,6 +154,8 @@ class Round:
     chances: tuple[float, ...] | None = None
     leaves: tuple[tuple[int, ...], ...] = ()
     leaf: int | None = None
+    tree: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
 
     @property
     def drafted(self) -> int:
@@ -155,18 +163,21 @@ class Round:
 
     @property
     def nodes(self) -> int:
-        """Tokens that were verified: the draft's and their leaves."""
-        return self.drafted + sum(map(len, self.leaves))
+        """Tokens that were verified: the draft's and their leaves, or all of a tree."""
+        return sum(self.tree) if self.tree else self.drafted + sum(map(len, self.leaves))
 
     @property
     def kept_tokens(self) -> tuple[int, ...]:
         """The verified tokens that stay: the accepted ones and the accepted leaf."""
+        if self.tree:
+            return self.path
         accepted = tuple(step.token for step in self.steps[: self.accepted])
         return accepted if self.leaf is None else (*accepted, self.leaf)
 
     @property
     def fully_accepted(self) -> bool:
-        return self.accepted == len(self.steps)
+        """Whether nothing was rejected; beside an accepted end of sequence a tree may be deeper."""
+        return self.accepted == len(self.steps) or self.extra is None
 
     @property
     def rejected(self) -> DraftStep | None:
@@ -189,8 +200,9 @@ class Round:
             self.draft_seconds * 1e3,
             self.verify_seconds * 1e3,
             tuple(inner.summary for inner in self.inner),
-            self.nodes - self.drafted,
+            sum(map(len, self.leaves)),
             self.leaf,
+            self.tree,
         )
 
 

@@ -28,7 +28,9 @@ Nats = Annotated[float, Field(ge=-0.001, allow_inf_nan=False)]
 @dataclass(frozen=True, slots=True)
 class TracedStep:
     """One drafted token, whether verification accepted it, its signals as in `specctl.records.DraftStep`, and the
-    leaves that were verified in its place."""
+    leaves that were verified in its place.
+
+    Of a tree a level, whether the accepted path goes through it, and what the policy was asked about there."""
 
     token: int
     accepted: bool
@@ -47,13 +49,15 @@ class TracedRound(RoundSummary):
     Attributes:
         inner: in a hierarchy, the rounds in which the draft collected its block.
         extra, extra_kind: the verifier's own token and where it comes from, as in `specctl.records.Round`.
-        steps: the drafted tokens.
+        steps: the drafted tokens; of a tree its levels, see `specctl.records.Round`.
+        path: of a tree, the ids of the accepted tokens.
     """
 
     inner: "tuple[TracedRound, ...]" = ()
     extra: int | None
     extra_kind: ExtraToken | None
     steps: tuple[TracedStep, ...]
+    path: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.accepted <= len(self.steps) == self.drafted:
@@ -79,6 +83,8 @@ class TracedRound(RoundSummary):
             inner=tuple(map(TracedRound.of, round_.inner)),
             leaves=summary.leaves,
             leaf=summary.leaf,
+            tree=summary.tree,
+            path=round_.path,
             extra=round_.extra,
             extra_kind=round_.extra_kind,
             steps=tuple(steps),

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from toys import Ticks
 
-from specctl.decoding import hierarchy, reading, verification
+from specctl.decoding import hierarchy, reading, tree_verification, verification
 from specctl.decoding import round as one_round
 from specctl.profile.schema import Verification
 from specctl.records import Round
@@ -118,6 +118,7 @@ def doors(chance: Chance) -> Iterator[None]:
         patch.object(reading, "picked", lambda weights, _: chance.choose(weights.tolist())),  # the same on the host
         patch.object(verification, "pick", pick),  # a verifier's own token
         patch.object(verification, "picked", lambda weights, _: chance.choose(weights.tolist())),
+        patch.object(tree_verification, "picked", lambda weights, _: chance.choose(weights.tolist())),  # below a tree's
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),

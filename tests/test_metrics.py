@@ -156,3 +156,33 @@ def test_a_traced_round_has_its_leaves() -> None:
     kept = TypeAdapter(TracedRound).validate_python({key: line[key] for key in line if key not in NOT_OF_A_ROUND})
     assert (kept.nodes, kept.kept, kept.steps[0].leaves) == (6, 2, (7, 8))
     assert not {"leaves", "leaf"} & trace_line(Record(1, {}), 0, timed(1, 3, StopReason.POLICY)).keys()
+
+
+def test_nodes_count_where_there_are_trees() -> None:
+    """Three levels of 10, 20 and 5 tokens, of which a path of two stays; one that the steps do not name."""
+    round_ = replace(timed(2, 3, StopReason.POLICY), tree=(10, 20, 5), path=(7, 8))
+    assert round_.emitted == (7, 8, 99)
+    assert (round_.nodes, round_.summary.nodes, round_.summary.kept) == (35, 35, 2)
+    metrics = Metrics()
+    metrics.add_round(round_)
+    metrics.add_round(timed(1, 3, StopReason.POLICY))
+    assert (metrics.nodes, metrics.mean_acceptance_length, metrics.acceptance_rate) == (35, 2.5, 1 / 2)
+    assert metrics.as_record()["nodes"] == 35
+    assert ("nodes a round", "17.5") in shown_rates(metrics)
+    assert "nodes" not in Metrics.of([completion()]).as_record()
+
+
+def test_a_traced_round_has_its_tree() -> None:
+    round_ = replace(timed(2, 3, StopReason.POLICY), tree=(10, 20, 5), path=(7, 8))
+    line = trace_line(Record(1, {"id": "a"}), 0, round_)
+    assert (line["tree"], line["path"]) == ([10, 20, 5], [7, 8])
+    kept = TypeAdapter(TracedRound).validate_python({key: line[key] for key in line if key not in NOT_OF_A_ROUND})
+    assert (kept.nodes, kept.kept, kept.path) == (35, 2, (7, 8))
+    assert not {"tree", "path"} & trace_line(Record(1, {}), 0, timed(1, 3, StopReason.POLICY)).keys()
+
+
+def test_after_an_accepted_end_of_sequence_nothing_was_rejected() -> None:
+    """A tree may have grown on elsewhere."""
+    round_ = replace(timed(1, 3, StopReason.POLICY), tree=(2, 2, 2), path=(7,), extra=None, extra_kind=None)
+    assert round_.fully_accepted
+    assert round_.rejected is None

@@ -89,18 +89,25 @@ class TableRunner:
             logits = self._seen[window] = torch.stack(rows) if rows else self.table[0, 0, :0].view(0, self._none)
         return Forward(logits, logits if hidden else None, self._states(len(tokens)))
 
-    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
         """Each token's path is read as a chain."""
-        self.tree = list(tokens)
         self.extended.append(len(tokens))
-        start, rows = len(self.tokens), []
-        for token in range(len(tokens)):
-            path = [tokens[place] for place in path_to(parents, token)]
-            rows.append(self.extend(path, keep=1))
+        if before < 2:
+            self.tree, self.parents = self.tokens[len(self.tokens) - before :], []
+        assert len(self.tree) == before, "the passes before this one read another tree"
+        self.tree += tokens
+        self.parents += parents
+        start = len(self.tokens) - (before > 0)
+        del self.tokens[start:]
+        rows = []
+        for token in range(before, len(self.tree)):
+            rows.append(self.extend([self.tree[place] for place in path_to(self.parents, token)], 1, hidden=hidden))
             self.extended.pop()
             del self.tokens[start:]
-        self.tokens.append(tokens[0])
-        return joined([Forward(row.logits, states=cut_states(row.states, slice(-1, None))) for row in rows])
+        self.tokens.append(self.tree[0])
+        return joined([Forward(row.logits, row.hidden, states=cut_states(row.states, slice(-1, None))) for row in rows])
 
     def keep_path(self, path: Sequence[int]) -> None:
         self.tokens += [self.tree[place] for place in path[1:]]
@@ -153,6 +160,7 @@ class ToyDraftHead:
 
     layers = (LAYER,)
     state_size = 1
+    no_trees: str | None = None
 
     def __init__(self, logits: torch.Tensor, seed: int, *, noise: float = 1.0, longest: int | None = None) -> None:
         self.vocabulary = logits.shape[-1]
@@ -180,6 +188,26 @@ class ToyDraftHead:
     def witness(self, start: int, states: Mapping[int, torch.Tensor]) -> None:
         assert start <= self.witnessed, "a place was left out"
         self._states += [int(state) for state in states[LAYER][self.witnessed - start :, 0]]
+
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        """Each token's path is read as a chain, after what was read when the tree began."""
+        assert before, "a draft head verifies nothing"
+        if before == 1:
+            self._branches: list[list[int]] = [[]]
+        assert len(self._branches) == before, "the passes before this one read another tree"
+        kept, rows = (self.length, len(self._read), self._true), []
+        for token, parent in zip(tokens, parents, strict=True):
+            self._branches.append([*self._branches[parent], token])
+            rows.append(self.extend(self._branches[-1], 1, hidden=hidden))
+            del self.tokens[kept[0] :]
+            del self._read[kept[1] :]
+            self._true = kept[2]
+        return joined(rows)
+
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `TreeRunner`
+        self.rollback(self._true)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         assert tokens, "an empty forward pass"

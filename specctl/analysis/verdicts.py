@@ -79,8 +79,8 @@ def read_traces(paths: Iterable[Path]) -> Judged:
     """The draft tokens of all traces; records of the same id are one prompt, whichever file they are in.
 
     Raises:
-        UsageError: a file cannot be read or is no trace, a line is damaged (the message names it), or no draft token
-            was verified.
+        UsageError: a file cannot be read or is no trace, a line is damaged or of a tree (the message names it), or no
+            draft token was verified.
     """
     found = _Verdicts()
     for path in paths:
@@ -124,6 +124,11 @@ def _read(path: Path, found: _Verdicts) -> None:
         adapter = TypeAdapter(RoundLine)
         for number, line in lines_of(path):
             round_ = parse_line(adapter, path, number, line, HINT)
+            if round_.tree:
+                raise UsageError(
+                    f"{path}:{number}: the levels of a tree are no tokens that were verified one by one",
+                    "trace the chain: specctl generate --set draft.tree=0 --trace FILE",
+                )
             found.add_round(round_.id, round_)
     else:
         raise UsageError(f"{path} holds {content}, not a trace", HINT)

@@ -102,8 +102,15 @@ class OracleBound:
 
 
 def fit(results: RunSet) -> CostModel | None:
-    """Fit by least squares over all runs of policies; None if the runs do not determine every cost."""
-    ours = {candidate.label: candidate for candidate in results.header.candidates if candidate.setting is not None}
+    """Fit by least squares over all runs of policies; None if the runs do not determine every cost.
+
+    Runs whose drafts are trees take no part: a pass of their draft reads several tokens, and so takes another time.
+    """
+    ours = {
+        candidate.label: candidate
+        for candidate in results.header.candidates
+        if candidate.setting is not None and not candidate.drafts_trees
+    }
     runs = [run for run in results.runs if run.candidate in ours]
     if len(runs) < 2:
         return None
@@ -145,12 +152,16 @@ def bare_model(times: PassTimes) -> CostModel:
 
 
 def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> float | None:
-    """Bare time of the run's forward passes in milliseconds; None for a peer, whose rounds are not visible.
+    """Bare time of the run's forward passes in milliseconds.
+
+    None for a peer, whose rounds are not visible, and for trees, whose draft passes are wider than those measured.
 
     A pass of the target or of a middle draft that verifies K tokens, leaves included, has width K + 1. A pass wider
     than the widest measured one is priced like it, which can only overstate the loop's overhead. Without a candidate,
     all draft passes are priced as the first draft's.
     """
+    if candidate is not None and candidate.drafts_trees:
+        return None
     levels = columns(run.rounds)
     if not levels[0].starts:
         return None
@@ -192,12 +203,13 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
     # For a peer, the passes of one model may have been counted and those of another not; the passes of another engine
     # take other times.
     counted = passes and (any(drafted) or summary.mean_acceptance_length is not None) and candidate.way is None
+    counted = counted and not candidate.drafts_trees
     passes_share, time_share, signal_share = _bound_shares(results, summary.candidate, model)
     return CandidateCost(
         candidate=summary.candidate,
         measured=1e3 * tokens / wall if wall else 0.0,
         predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
-        latency_ms=_latency(model, summary) if candidate.drafts == (0,) else None,
+        latency_ms=_latency(model, summary) if candidate.drafts == (0,) and not candidate.drafts_trees else None,
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,

@@ -29,7 +29,7 @@ class Summary:
         acceptance_rate, redundancy, draft_length, accepted_length: None if nothing was drafted.
         draft_length, accepted_length: over the rounds in which a draft ran.
         nodes, leaf_rate: tokens verified, over the same rounds, and the share of them in which a leaf was accepted;
-            None if no leaf was verified.
+            None if no leaf was verified. Nodes of trees too.
         stops: share of the rounds in which a draft ran, by stop reason.
         wall: share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer.
         latency: of its turns; the mean of ``ttft_ms`` is what the table of speeds shows.
@@ -89,7 +89,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
         redundancy=1 - metrics.acceptance_rate if drafted else None,
         draft_length=_spread([round_.drafted for round_ in drafting]),
         accepted_length=_spread([round_.accepted for round_ in drafting]),
-        nodes=_spread([round_.nodes for round_ in drafting]) if metrics.leaves else None,
+        nodes=_spread([round_.nodes for round_ in drafting]) if metrics.leaves or metrics.nodes else None,
         leaf_rate=metrics.accepted_leaves / len(drafting) if metrics.leaves else None,
         latency=latency(counted),
         stops={stop: count / len(drafting) for stop, count in sorted(metrics.stops.items())},

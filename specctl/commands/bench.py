@@ -64,6 +64,10 @@ def bench(
             help="Also measure every policy with these leaves beside its drafts; repeatable.",
         ),
     ] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N", help="Also measure every policy with dynamic trees of N tokens; repeatable."),
+    ] = None,
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
@@ -176,6 +180,7 @@ def bench(
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer
         from specctl.policies.leaves import parse_leaves
+        from specctl.policies.trees import parse_tree
         from specctl.profile import parse_policy
         from specctl.profile.lookup import require_models
         from specctl.profile.schema import PolicyTable
@@ -191,7 +196,8 @@ def bench(
         ]
         profiles = [each.profile for each in found]
         policies = [PolicyTable(**parse_policy(text)) for text in policy or []]
-        competing = competing_drafts(profiles, policies, [parse_leaves(text) for text in leaves or []])
+        shapes = [parse_leaves(text) for text in leaves or []], [parse_tree(text) for text in tree or []]
+        competing = competing_drafts(profiles, policies, *shapes)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
         peers = [parse_peer(text) for text in peer or []]
         folders = paths_by_peer("--peer-models", peer_models or [], peers)
@@ -205,6 +211,8 @@ def bench(
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
         if oracle and field.leaves:
             raise UsageError("--oracle is a bound for drafts without leaves", "leave it out, or the leaves")
+        if oracle and field.tree is not None:
+            raise UsageError("--oracle is a bound for chains", "leave it out, or the trees")
         if oracle:
             require_models(field.drafts[:1], "--oracle", "leave it out, or name a profile with a draft model first")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)

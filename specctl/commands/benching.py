@@ -52,6 +52,7 @@ def run_field(
             heads=field.heads,
             foreign_head=foreign_head,
             leaves=field.leaves,
+            tree=field.tree,
             torch_weights=any(candidate.peer in ASSISTED for candidate in field.candidates),
             progress=progress,
         )

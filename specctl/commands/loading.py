@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specctl.commands.options import warn
+from specctl.policies import NONE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from specctl.models.loading.pair import Pair
+    from specctl.policies.trees import TreeSize
     from specctl.profile import Profile
     from specctl.profile.schema import ModelTable
     from specctl.terminal.loading import TerminalProgress
@@ -26,6 +28,7 @@ def load(
     with_heads: bool = True,
     foreign_head: bool = False,
     leaves: bool | None = None,
+    tree: "TreeSize | None" = None,
     quiet: bool = False,
     torch_weights: bool = False,
     progress: "TerminalProgress | None" = None,
@@ -38,7 +41,8 @@ def load(
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
         drafts, above, heads, with_heads: as in `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
-        leaves: whether drafts are to have leaves; None for what the profile says.
+        leaves: whether drafts are to have leaves; None for what the profile says of leaves and trees.
+        tree: the size of the trees that drafts are to be; None for chains, where ``leaves`` is given.
         quiet: show only warnings.
         torch_weights: as in `load_pair`, for who runs the transformers models too.
         progress: shows what is loaded; None for a new one on the console.
@@ -47,7 +51,8 @@ def load(
 
     progress = progress or TerminalProgress(console, False if quiet else None)
     if leaves is None:
-        leaves = profile.draft is not None and profile.draft.leaves is not None
+        setting = profile.draft.own_setting if profile.draft is not None else NONE
+        leaves, tree = setting.leaves is not None, setting.tree
     with progress.doing("starting") as show:
         from specctl.decoding.session import warm_up
         from specctl.models.loading.pair import load_pair
@@ -62,7 +67,11 @@ def load(
             heads=heads,
             with_heads=with_heads,
             on_foreign_head=warn if foreign_head else None,
-            engines=replace(EngineSettings.of(profile, expected_tokens, notice, show), trees=leaves),
+            engines=replace(
+                EngineSettings.of(profile, expected_tokens, notice, show),
+                trees=leaves or tree is not None,
+                draft_trees=tree is not None,
+            ),
             torch_weights=torch_weights,
             progress=lambda what: show(f"loading {what}"),
         )
@@ -70,6 +79,10 @@ def load(
             warn(pair.threads.warning)
         if leaves and (why := tree_obstacle(pair.target)):
             notice(f"drafts have no leaves: the target reads chains only, because {why}")
+        for role, runner in (("target", pair.target), *(("draft", draft) for draft in pair.drafts[:1])):
+            if tree is not None and (why := tree_obstacle(runner)):
+                notice(f"drafts are no trees: the {role} reads chains only, because {why}")
+                break
         if pair.preparing_seconds is not None:
-            warm_up(pair, profile.sampling, leaves=leaves)
+            warm_up(pair, profile.sampling, leaves=leaves, tree=tree)
     return pair

@@ -31,6 +31,8 @@ class Draft:
         laws: ``(K, V)`` float32, the draft's distribution behind each token: ``probs``, or in greedy decoding the
             softmax at temperature 1; None if they are not kept.
         leaves: beside each token, other ids to be verified in its place; empty without any.
+        parents: of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest
+            token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
     """
 
     tokens: list[int]
@@ -41,6 +43,7 @@ class Draft:
     inner: tuple[Round, ...] = ()
     laws: torch.Tensor | None = None
     leaves: tuple[tuple[int, ...], ...] = ()
+    parents: tuple[int, ...] | None = None
 
     @classmethod
     def of(

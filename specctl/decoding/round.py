@@ -4,7 +4,9 @@ The loop over the target and every verifying draft of a hierarchy run the same f
 """
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +14,7 @@ from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.host import best_of
 from specctl.decoding.leaves import LeafTree
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.trees import tree_runner
@@ -68,40 +71,30 @@ def verified_round(
         eos: ids that end the sequence; after an accepted one the verifier adds no token.
         generator: for the verifier's draws, on its device.
         index: of the round.
-        read: reads the verifier's pass; the time it takes belongs to the verification. Not for drafts with leaves.
+        read: reads the verifier's pass; the time it takes belongs to the verification. Not for trees.
         hidden: whether ``read`` needs the verifier's hidden states.
         chances: whether the round records `Round.chances`.
     """
     began = perf_counter()
     draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
     drafted = perf_counter()
-    tree = LeafTree(sequence[-1], draft) if any(draft.leaves) else None
-    if tree is not None:
-        _catch_up(verifier, drafter, sequence)
-    count, start = len(draft.tokens), verifier.length
-    if tree is None:
-        forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
-        verdict, probs = judge(draft, forward, sampling, generator)
+    if draft.parents is not None and draft.steps:
+        found = _verified_tree(verifier, drafter, draft, sequence, sampling, eos, generator)
+    elif any(draft.leaves):
+        found = _verified_leaves(verifier, drafter, draft, sequence, sampling, eos, generator)
     else:
-        forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
-        verdict, probs = judge(draft, forward.part(slice(count + 1)), sampling, generator)
-    ended = 0 < count == verdict.accepted and draft.tokens[-1] in eos
-    extra, kind, leaf = verdict.extra, verdict.kind, None
-    place = None if tree is None or extra in eos else tree.leaf(verdict.accepted, extra)
-    if place is not None:
-        # The pass has read the verifier's token too, so the token after it is known.
-        further, _ = judge(NOTHING, forward.part(slice(place, place + 1)), sampling, generator)
-        extra, kind, leaf = further.extra, further.kind, extra
+        found = _verified_chain(verifier, draft, sequence, sampling, generator, hidden)
+    verdict = found.verdict
+    ended = bool(found.kept) and found.kept[-1] in eos
     if read is not None:
-        kept = draft.tokens[: verdict.accepted]
-        read(forward, probs, kept if ended else [*kept, verdict.extra])
+        read(found.forward, found.probs, found.kept if ended else [*found.kept, verdict.extra])
     verified = perf_counter()
     round_ = Round(
         index=index,
         steps=draft.steps,
         accepted=verdict.accepted,
-        extra=None if ended else extra,
-        extra_kind=None if ended else kind,
+        extra=None if ended else verdict.extra,
+        extra_kind=None if ended else verdict.kind,
         stop=draft.stop,
         threshold=draft.threshold,
         draft_seconds=drafted - began,
@@ -110,20 +103,99 @@ def verified_round(
         inner=draft.inner,
         chances=verdict.chances if chances else None,
         leaves=draft.leaves,
-        leaf=leaf,
+        leaf=found.leaf,
+        tree=found.tree,
+        path=tuple(found.kept) if found.tree else (),
     )
-    end = len(sequence) + verdict.accepted
-    rows: slice | list[int] = slice(end - start)
-    if tree is None:
-        verifier.rollback(end)
+    if isinstance(found.rows, slice):
+        verifier.rollback(found.start + found.rows.stop)
     else:
-        rows = [*range(end - start), *([place] if place is not None else [])]
-        tree_runner(verifier).keep_path(rows)
+        tree_runner(verifier).keep_path(found.rows)
     if drafter is not None:
-        if (states := cut_states(forward.states, rows)) is not None:
-            drafter.witness(start, states)
+        if (states := cut_states(found.forward.states, found.rows)) is not None:
+            drafter.witness(found.start, states)
         drafter.observe(round_)
     return round_
+
+
+class Verified(NamedTuple):
+    """A draft that a verifier has read.
+
+    Attributes:
+        start: how many tokens were cached before the pass.
+        forward: the pass.
+        verdict: on the draft; its extra token comes after an accepted leaf.
+        kept: ids of the accepted tokens, without a leaf.
+        rows: those of the pass whose tokens stay in the sequence: numbers for a tree, the first ones for a chain.
+        probs: the distributions behind the verdict on a chain, see `ReadPass`.
+        leaf, tree: as in `Round`.
+    """
+
+    start: int
+    forward: Forward
+    verdict: Verdict
+    kept: Sequence[int]
+    rows: slice | list[int]
+    probs: torch.Tensor | None = None
+    leaf: int | None = None
+    tree: tuple[int, ...] = ()
+
+
+def _verified_chain(
+    verifier: Runner,
+    draft: Draft,
+    sequence: Sequence[int],
+    sampling: Sampling,
+    generator: torch.Generator | None,
+    hidden: bool,
+) -> Verified:
+    start, count = verifier.length, len(draft.tokens)
+    forward = verifier.extend([*sequence[start:], *draft.tokens], keep=count + 1, hidden=hidden)
+    verdict, probs = judge(draft, forward, sampling, generator)
+    rows = slice(len(sequence) + verdict.accepted - start)
+    return Verified(start, forward, verdict, draft.tokens[: verdict.accepted], rows, probs)
+
+
+def _verified_leaves(
+    verifier: Runner,
+    drafter: Drafter | None,
+    draft: Draft,
+    sequence: Sequence[int],
+    sampling: Sampling,
+    eos: Set[int],
+    generator: torch.Generator | None,
+) -> Verified:
+    tree = LeafTree(sequence[-1], draft)
+    _catch_up(verifier, drafter, sequence)
+    start = verifier.length
+    forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
+    verdict, _ = judge(draft, forward.part(slice(len(draft.tokens) + 1)), sampling, generator)
+    kept, rows = draft.tokens[: verdict.accepted], [*range(verdict.accepted + 1)]
+    place = None if verdict.extra in eos else tree.leaf(verdict.accepted, verdict.extra)
+    if place is None:
+        return Verified(start, forward, verdict, kept, rows)
+    # The pass has read the verifier's token too, so the token after it is known.
+    further, _ = judge(NOTHING, forward.part(slice(place, place + 1)), sampling, generator)
+    after = replace(verdict, extra=further.extra, kind=further.kind)
+    return Verified(start, forward, after, kept, [*rows, place], leaf=verdict.extra)
+
+
+def _verified_tree(
+    verifier: Runner,
+    drafter: Drafter | None,
+    draft: Draft,
+    sequence: Sequence[int],
+    sampling: Sampling,
+    eos: Set[int],
+    generator: torch.Generator | None,
+) -> Verified:
+    tree, levels = DraftTree(sequence[-1], draft), len(draft.steps)
+    _catch_up(verifier, drafter, sequence)
+    start = verifier.length
+    forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
+    verdict, path = verify_tree(tree, levels, forward, sampling, eos, generator)
+    kept = [tree.tokens[number] for number in path[1:]]
+    return Verified(start, forward, verdict, kept, path, tree=tree.levels(levels))
 
 
 def judge(

@@ -14,6 +14,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
+from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
@@ -22,7 +23,9 @@ from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trees import tree_obstacle, tree_runner
 from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
+from specctl.policies.constant import Constant
 from specctl.policies.leaves import Leaves, leaf_rule
+from specctl.policies.trees import TreeSize
 from specctl.profile.lookup import require_offered
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
@@ -42,7 +45,7 @@ def build_drafter(
 ) -> Drafter | None:
     """The drafter that a setting describes; None for target-only decoding.
 
-    Drafts for a target that reads no trees have no leaves.
+    Drafts for a target that reads no trees are chains, and so are those of a draft that reads none.
 
     Args:
         pair: loaded models.
@@ -74,7 +77,10 @@ def build_drafter(
         )
         for draft, level in zip(drafts, setting.levels, strict=False)
     ]
-    return compose(stages, record, None if tree_obstacle(pair.target) else setting.leaves)
+    if tree_obstacle(pair.target):
+        return compose(stages, record)
+    grows = setting.tree is not None and tree_obstacle(stages[0].runner) is None
+    return compose(stages, record, setting.leaves, setting.tree if grows else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +100,23 @@ class Stage:
     head: AcceptanceHead | None = None
 
 
-def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset(), leaves: Leaves | None = None) -> Drafter | None:
+def compose(
+    stages: Sequence[Stage],
+    record: Set[Signal] = frozenset(),
+    leaves: Leaves | None = None,
+    tree: TreeSize | None = None,
+) -> Drafter | None:
     """A drafter of one level for each stage; None if the first stage never drafts.
 
     Args:
         stages: the first drafts for the target, each further one for the stage before it. Stages from the first that
             never drafts on take no part.
         record: signals to record at every level even if no policy reads them; predictions only where they are made.
-        leaves: of the drafts that the target verifies; None for chains.
+        leaves: of the drafts that the target verifies; None for none.
+        tree: the size of the trees that a single stage drafts; None for chains.
 
     Raises:
-        ProfileError: a policy reads predictions that its stage does not make.
+        ProfileError: a policy reads predictions that its stage does not make, or several stages are to draft trees.
     """
     if not stages or not stages[0].policy.drafts:
         return None
@@ -125,6 +137,10 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset(), leaves: 
     if not foreseeing:
         record = record - {"next_accept_prob"}
     drafter: Drafter
+    if tree is not None:
+        if inner is not None:
+            raise ProfileError("a tree is drafted by one model", "set draft.tree = 0, or leave out [draft.draft]")
+        return TreeDrafter(tree_runner(top.runner), top.policy, tree, record, top.head)
     if inner is None:
         drafter = ModelDrafter(top.runner, top.policy, record, top.head, laws=leaves is not None)
     else:
@@ -134,13 +150,14 @@ def compose(stages: Sequence[Stage], record: Set[Signal] = frozenset(), leaves: 
     return drafter if leaves is None else LeafDrafter(drafter, leaf_rule(leaves))
 
 
-def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False) -> None:
+def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: TreeSize | None = None) -> None:
     """Run each kind of pass once, so that no request waits for compiling or capturing.
 
     Args:
         pair: loaded models.
         settings: the sampling table in force.
         leaves: whether drafts have leaves.
+        tree: the size of the first draft's trees; None for chains.
     """
     few = [token for token in range(64) if token not in pair.eos][:4]
     sampling = Sampling.of(settings)
@@ -151,8 +168,13 @@ def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False) -> Non
             runner.extend(few[:1], keep=1)
             if not isinstance(runner, StateReader):  # it never verifies
                 runner.extend(few[:2], keep=2)
-        if leaves and not tree_obstacle(pair.target):
+        if (leaves or tree is not None) and not tree_obstacle(pair.target):
             tree_runner(pair.target).extend_tree(few[:3], [0, 0])
+        if tree is not None and pair.drafts and not tree_obstacle(pair.drafts[0]):
+            pair.drafts[0].rollback(len(few))
+            grown = TreeDrafter(tree_runner(pair.drafts[0]), Constant(2), tree)
+            grown.begin(sampling, frozenset(), None)
+            grown.draft([*few, *few[:2]], budget=2)
         # Any draft may be the lowest level, and its head may or may not be used.
         for runner, head in zip(pair.drafts, pair.heads, strict=True):
             if isinstance(runner, LookupRunner):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specctl.policies import NONE, Setting
+from specctl.policies.trees import TreeSize
 from specctl.profile.model_names import distinct_name
 
 
@@ -42,6 +43,11 @@ class Candidate:
         return None if self.setting is not None else self.peer_settings.get("draft")
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether its drafts are trees, whose passes read several tokens."""
+        return self.setting is not None and self.setting.tree is not None
+
+    @property
     def family(self) -> str:
         """A name shared by all candidates with the same policies on the same models, whatever their values."""
         if self.setting is None:
@@ -53,7 +59,7 @@ class Candidate:
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
-    named and without leaves."""
+    named and without leaves or trees."""
     record: dict[str, Any] = {
         "label": candidate.label,
         "kind": "policy" if candidate.peer is None else "peer",
@@ -61,7 +67,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "settings": dict(candidate.values),
     }
     levels = candidate.setting.levels if candidate.setting is not None else ()
-    if len(levels) > 1 or candidate.drafts != (0,) or any(level.head or level.leaves for level in levels):
+    if len(levels) > 1 or candidate.drafts != (0,) or any(level.head or level.leaves or level.tree for level in levels):
         record["levels"] = [
             {
                 "draft": draft,
@@ -70,6 +76,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
                 "once": level.once,
                 "head": level.head,
                 **({"leaves": level.leaves} if level.leaves is not None else {}),
+                **({"tree": level.tree.tokens, "tree_beams": level.tree.beams} if level.tree is not None else {}),
             }
             for draft, level in zip(candidate.drafts, levels, strict=True)
         ]
@@ -95,5 +102,6 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
             head=head,
             head_label=head and distinct_name(head, heads),
             leaves=level.get("leaves"),
+            tree=TreeSize(level["tree"], level["tree_beams"]) if "tree" in level else None,
         )
     return Candidate(record["label"], setting, tuple(level["draft"] for level in records))

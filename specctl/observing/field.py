@@ -11,6 +11,7 @@ from specctl.peers.launch import Launch
 from specctl.peers.names import PeerSetting
 from specctl.policies import Setting, nested
 from specctl.policies.leaves import Leaves
+from specctl.policies.trees import TreeSize
 from specctl.profile.lookup import require_offered
 from specctl.profile.model_names import distinct_name, short_name
 from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
@@ -36,6 +37,14 @@ class Field:
     heads: list[list[str]]
     above: list[int | None]
     launches: Mapping[str, Launch] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> TreeSize | None:
+        """The size of the trees that a candidate drafts: the first one's; None where all are chains."""
+        trees = (
+            one.setting.tree for one in self.candidates if one.setting is not None and one.setting.tree is not None
+        )
+        return next(trees, None)
 
     @property
     def leaves(self) -> bool:
@@ -99,11 +108,15 @@ def field_of(
 
 
 def competing_drafts(
-    profiles: Sequence[Profile], policies: Sequence[PolicyTable], leaves: Sequence[Leaves] = ()
+    profiles: Sequence[Profile],
+    policies: Sequence[PolicyTable],
+    leaves: Sequence[Leaves] = (),
+    trees: Sequence[int] = (),
 ) -> list[DraftTable]:
     """The draft tables to compare on the first profile's target, each with the policies of all its levels.
 
-    Each but a lookup, which knows no other tokens, is followed by copies with these leaves in place of its own.
+    Each but a lookup, which knows no other tokens, is followed by copies with these leaves in place of its own, and
+    each that no faster draft drafts for by copies with trees of so many tokens.
 
     Raises:
         UsageError: the profiles have different targets, or a policy has no draft to stop.
@@ -111,7 +124,9 @@ def competing_drafts(
     found = []
     for table in _stopped(profiles, policies):
         more = () if table.is_lookup else leaves
-        found += [table, *(table.model_copy(update={"leaves": each}) for each in more)]
+        found += [table, *(table.model_copy(update={"leaves": each, "tree": None}) for each in more)]
+        if not table.is_lookup and table.draft is None:
+            found += [table.model_copy(update={"leaves": None, "tree": each}) for each in trees]
     return found
 
 

@@ -241,13 +241,13 @@ class CostOptimal(Rule):
     def _learn_times(self, round_: Round) -> None:
         drafting, verifying = round_.draft_seconds, round_.verify_seconds
         if round_.drafted and drafting and self._draft.known:
-            expected = self._draft.at(round_.drafted), self._verify.line.at(round_.nodes)
+            expected = self._draft.at(round_.drafted), self._verify.line.at(_width(round_))
             self._slowdown.learn(drafting / expected[0], verifying / expected[1])
         drafting, verifying = drafting / self._slowdown.value, verifying / self._slowdown.value
         if round_.drafted:
             self._draft.learn(round_.drafted, drafting)
             self._drafts.learn(round_)
-        self._verify.learn(round_.nodes, verifying)
+        self._verify.learn(_width(round_), verifying)
         self._emitted = SPEED_MEMORY * self._emitted + len(round_.emitted)
         self._seconds = SPEED_MEMORY * self._seconds + drafting + verifying
         self._prior *= SPEED_MEMORY
@@ -262,6 +262,14 @@ class CostOptimal(Rule):
         count = self.max_draft + 2
         passes = self._verify.upto(count) if self._verify.line.known else [base] * count
         self._spent = [speed * (step * k + verifying) for k, verifying in enumerate(passes)]
+
+
+def _width(round_: Round) -> int:
+    """By what the time of a verification is learned: how many tokens were verified, or of a tree its depth.
+
+    A tree has as many tokens as its depth and its size allow, so that one more level takes what deeper trees took.
+    """
+    return round_.drafted if round_.tree else round_.nodes
 
 
 def _foreseen(step: DraftStep) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 from specctl.policies.base import Signal, StoppingPolicy
 from specctl.policies.leaves import Leaves
 from specctl.policies.registry import POLICIES
+from specctl.policies.trees import TreeSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Setting:
         head_label: the name of ``head`` in tables.
         leaves: how many leaves are verified beside the drafted tokens; only of the draft that the target verifies.
             None for none.
+        tree: the size of the trees that the draft grows; None for chains.
     """
 
     policy: str
@@ -35,6 +37,7 @@ class Setting:
     head: str | None = None
     head_label: str | None = field(default=None, compare=False)
     leaves: Leaves | None = None
+    tree: TreeSize | None = None
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
@@ -72,7 +75,10 @@ class Setting:
 
     @property
     def _shape(self) -> str:
-        return "(once)" * self.once + (f"(leaves={self.leaves})" if self.leaves is not None else "")
+        shapes = [f"({self.tree})"] if self.tree is not None else []
+        return "".join(
+            ["(once)" * self.once, *([f"(leaves={self.leaves})"] if self.leaves is not None else []), *shapes]
+        )
 
     @property
     def family(self) -> str:
@@ -113,12 +119,15 @@ class Setting:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The setting as a policy table, with ``head``, ``leaves``, ``pre_verify`` and the lower ``draft`` if set."""
+        """The setting as a policy table, with ``head``, ``leaves``, ``tree`` and ``tree_beams``, ``pre_verify`` and the
+        lower ``draft`` if set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
         if self.leaves is not None:
             table["leaves"] = self.leaves
+        if self.tree is not None:
+            table |= {"tree": self.tree.tokens, "tree_beams": self.tree.beams}
         if self.below is not None:
             table |= {"pre_verify": self.pre_verify, "draft": self.below.table}
         return table

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from specctl.errors import ProfileError
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaves import Leaves
+from specctl.policies.trees import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
 from specctl.profile.embedded import head_path, model_path
 
 SCHEMA_VERSION = 1
@@ -118,6 +119,11 @@ class DraftTable(ModelTable):
     leaves: Annotated[int, Field(ge=0)] | Literal["confidence", "cost"] | None = None
     """How many other tokens the target verifies beside each token of the draft: a number, by the draft's
     ``confidence``, or as many as pay by their ``cost``. None and 0 for none."""
+    tree: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    """How many tokens the target verifies in a round of a dynamic tree, the newest one included, at most. None and 0
+    for chains."""
+    tree_beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] = BEAMS
+    """How many tokens of each level of a tree are continued, and by how many tokens each."""
     head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
     draft: "DraftTable | None" = None
     pre_verify: Literal["loop", "once"] | None = None
@@ -136,11 +142,26 @@ class DraftTable(ModelTable):
     def _none_for_0(cls, leaves: Leaves | None) -> Leaves | None:
         return leaves or None
 
+    @field_validator("tree")
+    @classmethod
+    def _has_room_for_a_token(cls, tree: int | None, info: ValidationInfo) -> int | None:
+        if tree and tree < LEAST:
+            raise ValueError(f"needs at least {LEAST} tokens: the newest one and one that is drafted")
+        if tree and info.data.get("leaves") is not None:
+            raise ValueError("excludes leaves: set leaves = 0 or tree = 0")
+        return tree or None
+
     @field_validator("draft")
     @classmethod
-    def _has_leaves_above_only(cls, draft: "DraftTable | None") -> "DraftTable | None":
+    def _is_a_chain_for_a_draft(cls, draft: "DraftTable | None", info: ValidationInfo) -> "DraftTable | None":
         if draft is not None and draft.leaves is not None:
             raise ValueError("cannot have leaves: only the draft that the target verifies can")
+        if draft is not None and draft.tree is not None:
+            raise ValueError("cannot draft trees: only a draft that the target verifies can")
+        if draft is not None and info.data.get("tree") is not None:
+            raise ValueError(
+                "cannot draft for a draft of trees: set tree = 0 in the table above, or leave this one out"
+            )
         return draft
 
     @model_validator(mode="before")
@@ -155,7 +176,7 @@ class DraftTable(ModelTable):
             raise ValueError(f"does not fit model = {info.data['model']!r}; a lookup has no model")
         return kind
 
-    @field_validator("leaves", "head", "draft")
+    @field_validator("leaves", "tree", "head", "draft")
     @classmethod
     def _not_of_a_lookup(cls, value: Any, info: ValidationInfo) -> Any:
         if value is not None and info.data.get("kind") == "lookup":
@@ -175,12 +196,15 @@ class DraftTable(ModelTable):
     @property
     def own_setting(self) -> Setting:
         """The setting of this level alone."""
-        return replace(self.policy.setting, once=self.pre_verify == "once", leaves=self.leaves)
+        tree = None if self.tree is None else TreeSize(self.tree, self.tree_beams)
+        return replace(self.policy.setting, once=self.pre_verify == "once", leaves=self.leaves, tree=tree)
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""
         policy = PolicyTable(name=setting.policy, **setting.all_values)
-        changed: dict[str, Any] = {"policy": policy, "leaves": setting.leaves}
+        changed: dict[str, Any] = {"policy": policy, "leaves": setting.leaves, "tree": None}
+        if setting.tree is not None:
+            changed |= {"tree": setting.tree.tokens, "tree_beams": setting.tree.beams}
         if setting.head is not None:
             changed["head"] = setting.head
         if self.draft is not None:

@@ -9,7 +9,7 @@ from specctl.records import Round
 
 ACCEPTED, DISCARDED = "█", "▒"
 BARE, MANY = "·", "+"
-"""In a round's tree, a place without leaves and one with more than nine."""
+"""In a round's tree, a place without tokens and one with more than nine."""
 COLUMN_WIDTH = 64
 """Least width of a column of rounds, in cells, where there are several columns."""
 _LABEL_WIDTH = len(" 40/40 max_draft")
@@ -30,7 +30,8 @@ def strip(rounds: Sequence[Round], rows: int, width: int) -> list[Text]:
 def bar(round_: Round, scale: float = 1.0) -> Text:
     """One cell per drafted token times ``scale``; in a hierarchy gaps separate the tokens of inner rounds."""
     length = max(1, round(round_.drafted * scale)) if round_.drafted else 0
-    accepted = length if round_.fully_accepted else min(round(round_.accepted * scale), length - 1)
+    whole = round_.accepted == round_.drafted
+    accepted = length if whole else min(round(round_.accepted * scale), length - 1)
     collected = accumulate(len(inner.emitted) for inner in round_.inner)
     cuts = {cut for tokens in collected if 0 < (cut := round(tokens * scale)) < length}
     segments = [
@@ -44,19 +45,26 @@ def bar(round_: Round, scale: float = 1.0) -> Text:
 
 
 def tree(round_: Round) -> Text:
-    """How many leaves stood beside each drafted token, one cell each; the place of an accepted one stands out."""
+    """How many leaves stood beside each drafted token, or how many tokens a tree has at each level, one cell each.
+
+    The place of an accepted leaf stands out, and the levels that the accepted path goes through.
+    """
     marks = Text()
-    for place, leaves in enumerate(round_.leaves):
-        mark = BARE if not leaves else str(len(leaves)) if len(leaves) < 10 else MANY
-        here = round_.leaf is not None and place == round_.accepted
+    for place, count in enumerate(round_.tree or map(len, round_.leaves)):
+        mark = BARE if not count else str(count) if count < 10 else MANY
+        here = place < round_.accepted if round_.tree else round_.leaf is not None and place == round_.accepted
         marks.append(mark, "green" if here else "dim")
     return marks
+
+
+def _branches(round_: Round) -> bool:
+    return bool(round_.tree) or any(round_.leaves)
 
 
 def _common_scale(rounds: Sequence[Round], room: int) -> float:
     def scale(round_: Round) -> float:
         gaps = max(0, len(round_.inner) - 1)
-        bars = 2 if any(round_.leaves) else 1
+        bars = 2 if _branches(round_) else 1
         return max(room - gaps, (room + 1) // 2) / (bars * round_.drafted)
 
     return min((scale(round_) for round_ in rounds if round_.drafted), default=1.0, key=lambda value: min(value, 1.0))
@@ -68,7 +76,7 @@ def _entry(round_: Round, index_width: int, scale: float, width: int) -> Text:
         (f"{round_.index + 1:>{index_width}} ", "dim"),
         bar(round_, min(scale, 1.0)),
         " " if round_.drafted else "",
-        *((tree(round_), " ") if any(round_.leaves) and scale >= 1 else ()),
+        *((tree(round_), " ") if _branches(round_) and scale >= 1 else ()),
         f"{round_.accepted}{'+1' * (round_.leaf is not None)}/{round_.drafted} ",
         (stop, "dim"),
     )

@@ -331,6 +331,13 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     assert message in caught.value.message
 
 
+def test_the_levels_of_trees_are_not_analysed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(round_line({"entropy": 1}, tree=[4]) + "\n")
+    with pytest.raises(UsageError, match=r"a.jsonl:1: the levels of a tree") as caught:
+        read_traces([tmp_path / "a.jsonl"])
+    assert "draft.tree=0" in caught.value.hint
+
+
 def test_traces_without_anything_to_analyse(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no drafted token"):
         read_traces([written(tmp_path / "a.jsonl", [(0, [])])])

@@ -14,8 +14,11 @@ from specctl.benchmark.cost_model import (
     signal_speed,
 )
 from specctl.benchmark.summaries import summarise
+from specctl.observing.candidate import Candidate
 from specctl.observing.findings import SignalBound
 from specctl.observing.results import PassTimes, RunSet
+from specctl.policies import Setting
+from specctl.policies.trees import TreeSize
 
 CANDIDATES = [candidate("none"), candidate("svip"), peer("hf")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]
@@ -133,3 +136,11 @@ def test_a_pass_over_a_tree_is_priced_by_all_its_tokens() -> None:
     tree = replace(run, turns=(replace(run.turns[0], rounds=(replace(first, leaves=6, leaf=3), second)),))
     assert bare_ms(run, costs) == pytest.approx(2 * (4 * 1.0 + 12.0))
     assert bare_ms(tree, costs) == pytest.approx(4 * 1.0 + 18.0 + 4 * 1.0 + 12.0)
+
+
+def test_passes_over_several_beams_are_not_priced_as_passes_over_a_token() -> None:
+    costs = PassTimes(1.0, {1: 8.0, 11: 18.0})
+    run = drafted_run("svip", "a", [(4, 2, "policy"), (4, 4, "policy")])
+    trees = Candidate("svip", Setting("svip", tree=TreeSize(60)))
+    assert bare_ms(run, costs, Candidate("svip", Setting("svip"))) is not None
+    assert bare_ms(run, costs, trees) is None

@@ -203,3 +203,22 @@ def test_leaves_have_no_oracle(prompts):
         bench("-i", prompts, "--policy", "svip", "--leaves", "2", "--oracle")
     with pytest.raises(UsageError, match="--leaves many"):
         bench("-i", prompts, "--policy", "svip", "--leaves", "many")
+
+
+def test_trees_have_no_oracle(prompts):
+    with pytest.raises(UsageError, match="--oracle is a bound for chains"):
+        bench("-i", prompts, "--policy", "svip", "--tree", "9", "--oracle")
+    with pytest.raises(UsageError, match="--tree 99"):
+        bench("-i", prompts, "--policy", "svip", "--tree", "99")
+
+
+def test_trees_are_compared_with_chains(prompts, tmp_path):
+    results = tmp_path / "results.jsonl"
+    bench("-i", prompts, "-n", "12", "--limit", "1", "--policy", "svip", "--tree", "12", "-o", results, "-q")
+    chain, tree = (read_results(results).of(label) for label in ("svip", "svip(tree=12)"))
+    assert tree[0].turns[0].text == chain[0].turns[0].text
+    assert all(sum(round_.tree) <= 11 for round_ in tree[0].rounds)
+    assert any(round_.nodes > round_.drafted for round_ in tree[0].rounds)
+    table = bench("--from", results).stdout
+    assert "svip(tree=12)" in table
+    assert "nodes" in table

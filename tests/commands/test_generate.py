@@ -456,3 +456,23 @@ def test_where_the_target_reads_chains_a_line_says_why(specctl):
     ran = specctl(*LEAVES, "--set", "deterministic=true", PROMPT, "--json")
     assert "leaves" not in ran.lines[0]["metrics"]
     assert "drafts have no leaves: the target reads chains only, because deterministic passes" in ran.stderr
+
+
+TREES = ("-n", "40", "--engine", "eager", "--policy", "svip", "--set", "draft.tree=20", "--set", "draft.tree_beams=4")
+
+
+def test_trees_change_the_rounds_and_not_the_text(specctl, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    plain = specctl("-n", "40", "--policy", "none", PROMPT, "--json")
+    (record,) = specctl(*TREES, "--rounds", "--trace", trace, PROMPT, "--json").lines
+    assert record["completion"] == plain.lines[0]["completion"]
+    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert record["metrics"]["nodes"] == sum(sum(one.get("tree", ())) for one in rounds) > record["metrics"]["drafted"]
+    assert [one.get("tree") for one in record["rounds"]] == [one.get("tree") for one in rounds]
+    assert all(len(one.get("path", ())) == one["accepted"] for one in rounds)
+
+
+def test_where_a_model_reads_chains_drafts_are_chains_and_a_line_says_why(specctl):
+    ran = specctl(*TREES, "--set", "deterministic=true", PROMPT, "--json")
+    assert "nodes" not in ran.lines[0]["metrics"]
+    assert "drafts are no trees: the target reads chains only, because deterministic passes" in ran.stderr

@@ -285,6 +285,7 @@ class Enumeration:
         stops, inner_stops: why drafting ended in some round of the target, and of the drafts above the lowest.
         extras, inner_extras: where the token that the verifier added came from; None where a sequence ended without.
         leaves: whether a round accepted a leaf; None for rounds without leaves.
+        paths: of rounds with trees, whether what was accepted is what the policy was asked about.
     """
 
     law: dict[Hashable, float]
@@ -294,6 +295,7 @@ class Enumeration:
     extras: set[object]
     inner_extras: set[object]
     leaves: set[object]
+    paths: set[object]
 
 
 def enumerate_decode(
@@ -312,12 +314,15 @@ def enumerate_decode(
         sequences: several to write one after the other, instead of one.
         layers: of the target, whose states the drafter reads.
     """
-    found = Enumeration({}, 0, set(), set(), set(), set(), set())
+    found = Enumeration({}, 0, set(), set(), set(), set(), set(), set())
 
     def note(played: Round, stops: set[object], extras: set[object]) -> None:
         stops.add(played.stop)
         extras.add(played.extra_kind)
         found.leaves.add(played.leaf is not None if any(played.leaves) else None)
+        if played.tree:
+            steps = tuple(step.token for step in played.steps[: played.accepted])
+            found.paths.add(played.path == steps)
         for inner in played.inner:
             note(inner, found.inner_stops, found.inner_extras)
 

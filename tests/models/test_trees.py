@@ -108,6 +108,37 @@ def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
         runner.rollback(len(text))
 
 
+@pytest.mark.parametrize("rooted", [True, False], ids=["root in the tree", "root in the chain"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", READ)
+@given(prompt=st.integers(2, 40), pieces=st.lists(trees(), min_size=1, max_size=3), seed=st.integers(0, 99))
+@settings(deadline=None, derandomize=True, max_examples=3)
+def test_a_tree_that_grows_pass_by_pass_is_the_tree_of_one_pass(
+    engine: str, family: str, rooted: bool, prompt: int, pieces: list[tuple[list[int], list[int]]], seed: int
+) -> None:
+    draws = seeded(seed)
+    runner, text = ENGINES[engine](model_of(family)), TOKENS[:prompt]
+    runner.extend(text[:-1] if rooted else text, keep=0)
+    tokens, parents = text[-1:], []
+    for number, (some, _) in enumerate(pieces):
+        before = 0 if rooted and not number else len(tokens)
+        # What was drawn is a tree by itself; here its tokens hang on any that were read before.
+        more = [min(parent * 3, len(tokens) + place - 1) for place, parent in enumerate(some)]
+        fresh = torch.randint(0, VOCABULARY, (len(more),), generator=draws).tolist()
+        tokens, parents = [*tokens, *fresh], [*parents, *more]
+        found = runner.extend_tree(tokens[before:], more, before=before, hidden=True)
+        assert found.hidden is not None
+        for place in range(before, len(tokens)):
+            own = [tokens[ancestor] for ancestor in path_to(parents, place)]
+            close(found.logits[place - before], chain(family, [*text[:-1], *own])[-1])
+        close(model_of(family).get_output_embeddings()(found.hidden)[:, :VOCABULARY], found.logits)  # type: ignore[no-untyped-call]
+    path = path_to(parents, len(parents))
+    runner.keep_path(path)
+    kept = [*text[:-1], *(tokens[place] for place in path)]
+    assert runner.length == len(kept)
+    close(runner.extend([5, 9], keep=2).logits, chain(family, [*kept, 5, 9])[-2:])
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
 def test_states_of_watched_layers_are_those_of_each_path(engine: str, family: str) -> None:
@@ -186,6 +217,9 @@ def test_compiled_trees() -> None:
         text = text + [TOKENS[20 + place] for place in path_to(PARENTS, count)]
         close(runner.extend([5, 9], keep=2).logits, chain("llama", [*text, 5, 9])[-2:])
         runner.rollback(len(text))
+    runner.extend([5], keep=1)
+    runner.extend_tree([1, 2, 3], [0, 0, 0], before=1)
+    close(runner.extend_tree([4, 6], [2, 1], before=4).logits[0], chain("llama", [*text, 5, 2, 4])[-1])
     assert heard == []
 
 
@@ -207,6 +241,25 @@ def test_token_rules_hold_along_each_path() -> None:
     kept = path_to(PARENTS, 8)
     runner.keep_path(kept)
     again.extend([tokens[place] for place in kept], keep=0)
+    close(runner.extend([9, 7], keep=2).logits, again.extend([9, 7], keep=2).logits)
+
+
+def test_token_rules_hold_along_each_path_of_a_growing_tree() -> None:
+    config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
+    runner, again = (
+        RuledRunner(one, TokenRules(config, frozenset(), VOCABULARY, one.device))
+        for one in (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
+    )
+    text, tokens, parents = [3, 7, 3, 9], [9, 7, 3, 7, 3, 9], [0, 0, 1, 2, 3]
+    runner.extend(text, keep=1)
+    logits = [runner.extend_tree(tokens[1:3], parents[:2], before=1).logits]
+    logits.append(runner.extend_tree(tokens[3:], parents[2:], before=3).logits)
+    for place, row in enumerate(torch.cat(logits), start=1):
+        path = [tokens[ancestor] for ancestor in path_to(parents, place)]
+        close(row, again.extend([*text[:-1], *path], keep=1).logits[0])
+        again.rollback(0)
+    runner.keep_path([0, 1, 3])
+    again.extend([*text, 7, 7], keep=0)
     close(runner.extend([9, 7], keep=2).logits, again.extend([9, 7], keep=2).logits)
 
 

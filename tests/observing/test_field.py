@@ -5,6 +5,7 @@ from specctl.observing.candidate import candidate_record
 from specctl.observing.field import competing_drafts, field_of
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
+from specctl.policies.trees import TreeSize
 from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, PolicyTable, Profile
 
 
@@ -118,3 +119,15 @@ def test_every_candidate_competes_with_leaves_too() -> None:
     assert field.leaves
     assert [table.model for table in field.drafts] == ["a"]
     assert not field_of(competing_drafts([profile], [PolicyTable(name="svip")])).leaves
+
+
+def test_every_candidate_competes_with_trees_too() -> None:
+    profile = Profile(target=ModelTable(model="t"), draft=draft("a").model_copy(update={"leaves": 2}))
+    field = field_of(competing_drafts([profile], [PolicyTable(name="svip")], trees=[60, 8]))
+    labels = [one.label for one in field.candidates]
+    assert labels == ["none", "svip(leaves=2)", "svip(tree=60)", "svip(tree=8)"]
+    assert field.tree == TreeSize(60)
+    assert field_of(competing_drafts([profile], [PolicyTable(name="svip")])).tree is None
+    with_tree = Profile(target=ModelTable(model="t"), draft=draft("a").model_copy(update={"tree": 9}))
+    shapes = [one.label for one in field_of(competing_drafts([with_tree], [PolicyTable(name="svip")], [1])).candidates]
+    assert shapes == ["none", "svip(tree=9)", "svip(leaves=1)"]

@@ -344,3 +344,23 @@ def test_what_a_foresight_means_is_learned_from_the_verdict_on_the_token_after_i
     for _ in range(60):
         policy.observe(Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY))
     assert policy.should_stop(steps[0])
+
+
+def test_a_level_of_a_tree_is_priced_by_the_depth() -> None:
+    """Every tree that is two levels deep or deeper has 59 tokens: a further level takes no time to verify."""
+
+    def grown(trees: bool) -> CostOptimal:
+        policy, chance = CostOptimal(), random.Random(2)
+        for _ in range(300):
+            count = 1 + chance.randrange(8)
+            widths = (10, *[49 // (count - 1)] * (count - 1)) if count > 1 else (10,)
+            verifying = 20.0 if count > 1 else 12.0
+            round_ = played(count // 2, count, 1.0, verifying)
+            policy.observe(replace(round_, tree=widths, path=(0,) * (count // 2)) if trees else round_)
+        return policy
+
+    deep = grown(trees=True)
+    spent = deep._spent
+    assert spent[7] - spent[6] == pytest.approx(deep.current_threshold, rel=0.6)
+    assert spent[2] - spent[1] > 2 * (spent[7] - spent[6]), "the second level makes the pass wide"
+    assert deep._spent == grown(trees=False)._spent, "as chains of that many tokens whose passes take that long"

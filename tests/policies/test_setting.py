@@ -4,8 +4,10 @@ from dataclasses import fields, replace
 
 import pytest
 
+from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
 from specctl.policies import NONE, POLICIES, Setting, nested
+from specctl.policies.trees import TreeSize, parse_tree
 from specctl.profile import parse_policy, resolve
 from specctl.profile.schema import PolicyTable
 
@@ -105,3 +107,23 @@ def test_leaves_are_a_part_of_a_setting(leaves: int | str) -> None:
     assert candidate_of(candidate_record(Candidate("x", plain))).setting == plain
     hierarchy = nested([setting, Setting("svip")])
     assert candidate_of(candidate_record(Candidate("h", hierarchy, (0, 1)))).setting == hierarchy
+
+
+@pytest.mark.parametrize(("size", "shown"), [(TreeSize(30), "tree=30"), (TreeSize(30, 4), "tree=30,tree_beams=4")])
+def test_a_tree_is_a_part_of_a_setting(size: TreeSize, shown: str) -> None:
+    plain = Setting.of({"name": "constant", "draft_length": 9})
+    setting = replace(plain, tree=size)
+    assert setting.label == f"constant:draft_length=9({shown})"
+    assert setting != plain
+    assert setting.family != plain.family
+    assert (setting.table["tree"], setting.table["tree_beams"]) == (size.tokens, size.beams)
+    one = Candidate(setting.label, setting)
+    assert one.drafts_trees
+    assert candidate_of(candidate_record(one)) == one
+
+
+@pytest.mark.parametrize("text", ["1", "65", "ten", "-3", ""])
+def test_a_tree_of_no_possible_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--tree"):
+        parse_tree(text)
+    assert parse_tree("60") == 60

@@ -1,6 +1,7 @@
 import pytest
 
 from specctl.errors import ProfileError
+from specctl.policies.trees import TreeSize
 from specctl.profile import resolve
 
 
@@ -244,4 +245,46 @@ def test_only_the_draft_that_the_target_verifies_has_leaves(mistakes):
 def test_a_lookup_has_no_leaves(mistakes):
     (line,) = mistakes('extends = "embedded-lookup"\n[draft]\nleaves = 2\n')
     assert "x.toml:3: draft.leaves" in line
+    assert "copies from the text" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "tree"), [("tree = 30", TreeSize(30, 10)), ("tree = 8\ntree_beams = 3", TreeSize(8, 3))]
+)
+def test_a_draft_of_trees(tmp_path, given, tree):
+    (tmp_path / "x.toml").write_text(f'extends = "embedded"\n[draft]\n{given}\n')
+    draft = resolve(str(tmp_path / "x.toml"), environ={}).profile.draft
+    assert draft.setting.tree == tree
+    assert draft.stopped_by(draft.setting).setting == draft.setting
+    assert draft.stopped_by(draft.setting).tree == tree.tokens
+    chains = resolve(str(tmp_path / "x.toml"), overrides=["draft.tree=0"], environ={}).profile.draft
+    assert chains.tree is chains.setting.tree is None
+
+
+@pytest.mark.parametrize("given", ["-1", "1", "65", '"deep"', "true", "1.5"])
+def test_trees_of_an_impossible_size_are_a_mistake(mistakes, given):
+    (line,) = mistakes(f'extends = "embedded"\n[draft]\ntree = {given}\n')
+    assert "x.toml:3: draft.tree" in line
+
+
+def test_beams_are_at_least_one(mistakes):
+    (line,) = mistakes('extends = "embedded"\n[draft]\ntree = 9\ntree_beams = 0\n')
+    assert "x.toml:4: draft.tree_beams" in line
+
+
+def test_trees_and_leaves_exclude_each_other(mistakes):
+    (line,) = mistakes('extends = "embedded"\n[draft]\nleaves = 2\ntree = 9\n')
+    assert "x.toml:4: draft.tree" in line
+    assert "excludes leaves" in line
+
+
+def test_no_draft_of_a_hierarchy_is_a_tree(mistakes):
+    (line,) = mistakes('extends = "embedded-hsddw"\n[draft]\ntree = 9\n')
+    assert "set tree = 0" in line
+    (line,) = mistakes('extends = "embedded-hsddw"\n[draft.draft]\ntree = 9\n')
+    assert "only a draft that the target verifies" in line
+
+
+def test_a_lookup_drafts_no_trees(mistakes):
+    (line,) = mistakes('extends = "embedded-lookup"\n[draft]\ntree = 9\n')
     assert "copies from the text" in line

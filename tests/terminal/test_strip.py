@@ -92,3 +92,9 @@ def test_a_tree_that_does_not_fit_is_left_out() -> None:
     (line,) = strip([long], 1, 40)
     assert "1111" not in line.plain
     assert "1/30 policy" in line.plain
+
+
+def test_a_dynamic_tree_shows_the_tokens_of_each_level() -> None:
+    grown = round_of(0, 2, 5, tree=(10, 24, 7, 1, 0), path=(4, 5))
+    assert [line.plain.rstrip() for line in strip([grown], 1, 40)] == ["1 ██▒▒▒ ++71· 2/5 policy"]
+    assert [(span.start, span.end) for span in tree(grown).spans if span.style == "green"] == [(0, 1), (1, 2)]

@@ -36,6 +36,7 @@ class BlockRunner(FixedBufferRunner):
     """
 
     longest: int | None
+    no_trees = "it writes a whole block in one pass"
 
     def __init__(
         self, head: BlockHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -81,10 +82,10 @@ class BlockRunner(FixedBufferRunner):
         self._reserve(self.length + count)
         with torch.inference_mode():
             rows = self._head.context_rows(fresh)  # (T, H)
-            kind = PassKind(0, reads_rows=True)
+            kind = PassKind(0, rows=1)
             if count <= WIDEST:
                 ids = [0] * count
-                self._run(PassKind(width_of(ids), reads_rows=True), ids, rows)
+                self._run(PassKind(width_of(ids), rows=1), ids, rows)
             else:
                 for piece, positions, slots in self._pieces(count):
                     self._pass(kind)(self._slots[None, :0], positions, slots, rows[piece])
@@ -191,7 +192,7 @@ class BlockRunner(FixedBufferRunner):
                 return values, probs, memory
 
             return reading_of
-        if kind.reads_rows:
+        if kind.rows:
 
             def remembered(
                 ids: torch.Tensor,  # noqa: ARG001 - every pass is given them

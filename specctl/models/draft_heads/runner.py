@@ -10,7 +10,7 @@ from specctl.models.draft_heads.witnessed_rows import WitnessedRows
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
 from specctl.models.running.graph import Capturing
-from specctl.models.running.masks import WIDEST
+from specctl.models.running.masks import WIDEST, TreeSight, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
 from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import States
@@ -31,6 +31,7 @@ class HeadRunner(FixedBufferRunner):
     """
 
     longest: int | None = None
+    no_trees: str | None = None
 
     def __init__(
         self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -44,6 +45,8 @@ class HeadRunner(FixedBufferRunner):
         self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
         self._own = torch.zeros(1, head.width, device=weights.device, dtype=weights.dtype)  # (1, H)
         self._own_after = 0  # how many tokens had been read when the head wrote that row
+        self._sight = TreeSight()
+        self._branches = self._own  # (N, H), the rows that the head wrote after the N tokens of the last tree
 
     @property
     def head(self) -> ChainHead:
@@ -74,6 +77,26 @@ class HeadRunner(FixedBufferRunner):
         if set(layers):
             raise IndexError("a draft head has no states that another could read")
 
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        """As in `TreeRunner`, a level at a time: a token is read with the row that the head wrote after its parent."""
+        assert max(parents) < before, "a parent has to be read in an earlier pass"
+        self._reserve(self.length + len(tokens))
+        rows = tree_rows(self._sight.grown(parents, before)).to(self.device)
+        with torch.inference_mode():
+            if before == 1:
+                self._branches = self._next_rows(1)
+            given = self._branches[torch.tensor(parents, device=self.device)]  # (T, H)
+            logits, last, own = self._run(PassKind(0, hidden, rows=2), tokens, given, rows)
+            self._branches = torch.cat([self._branches, own])
+        self.length += len(tokens)
+        return Forward(logits, last)
+
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `TreeRunner`
+        """Go back to what was read with rows of the verifier's states."""
+        self.rollback(self._true)
+
     def rollback(self, length: int) -> None:
         self.length = self._true = min(self._true, length)
         self._rows.rollback(length, needed=self.length - 1)
@@ -100,7 +123,7 @@ class HeadRunner(FixedBufferRunner):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `StaticRunner`."""
         self._reserve(self.length + 1)
-        kind = PassKind(1, reader.hidden, reader, reads_rows=True)
+        kind = PassKind(1, reader.hidden, reader, rows=1)
         with torch.inference_mode():
             values, probs, own = self._run(kind, [token], self._next_rows(1), uniform, previous)
         self._advance(1, own)
@@ -112,7 +135,7 @@ class HeadRunner(FixedBufferRunner):
         """Read tokens whose rows are known, or a single one; logits and hidden states of at least the last ``keep``."""
         rows = self._next_rows(len(tokens))  # (T, H)
         if len(tokens) <= WIDEST:
-            logits, last, own = self._run(PassKind(width_of(tokens), hidden, reads_rows=True), tokens, rows)
+            logits, last, own = self._run(PassKind(width_of(tokens), hidden, rows=1), tokens, rows)
             self._advance(len(tokens), own)
             return [(logits, last)]
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -121,7 +144,7 @@ class HeadRunner(FixedBufferRunner):
             ids = torch.tensor([tokens[piece]], device=self.device)
             after = len(tokens) - piece.stop
             wanted = max(1, min(keep - after, ids.shape[1]))
-            step = self._pass(PassKind(0, hidden, reads_rows=True), keep=wanted)
+            step = self._pass(PassKind(0, hidden, rows=1), keep=wanted)
             logits, last, own = step(ids, positions, slots, rows[piece])
             if keep > after:
                 found.append((logits, last))
@@ -145,19 +168,35 @@ class HeadRunner(FixedBufferRunner):
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
         """As in `FixedBufferRunner`; the third result is the rows ``(T, H)`` that the head wrote."""
 
+        def masked(
+            ids: torch.Tensor,
+            written: torch.Tensor,
+            slots: torch.Tensor,
+            rows: torch.Tensor,
+            positions: torch.Tensor,
+            mask: torch.Tensor,
+        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+            """A pass that writes to the slots ``written`` ``(T,)`` and sees those of ``mask`` ``(T, S)``."""
+            self._cursor.positions, self._cursor.span = written, slots.shape[0]
+            known = positions.clamp_max(self.context - 1) if self._slack else positions
+            seen = mask & ((slots > 0) | (written[:, None] == 0))
+            found = self._head(ids, rows[None], known, seen[None, None], self._cache, keep)
+            return found.logits[:, : self.vocabulary], found.hidden if kind.hidden else None, found.rows
+
         def logits_of(
             ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-            self._cursor.positions, self._cursor.span = positions, slots.shape[0]
-            known = positions.clamp_max(self.context - 1) if self._slack else positions
-            column = positions[:, None]  # (T, 1)
-            mask = (slots <= column) & ((slots > 0) | (column == 0))  # (T, S)
-            found = self._head(ids, rows[None], known, mask[None, None], self._cache, keep)
-            return found.logits[:, : self.vocabulary], found.hidden if kind.hidden else None, found.rows
+            return masked(ids, positions, slots, rows, positions, slots <= positions[:, None])
+
+        def tree_of(
+            ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, sight: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+            """``sight`` of `tree_rows`."""
+            return masked(ids, positions, slots, rows, *placed_in_tree(positions, slots, sight))
 
         reader = kind.reader
         if reader is None:
-            return logits_of
+            return tree_of if kind.rows == 2 else logits_of
 
         def reading_of(
             ids: torch.Tensor,

@@ -189,7 +189,7 @@ def load_pair(
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
-            asked = settings if index == 0 else replace(settings, trees=False)
+            asked = settings if index == 0 else replace(settings, trees=settings.draft_trees)
             networks[index], runner = model_runner(
                 one, network, vocabulary, asked, keeps=torch_weights or index in needed
             )

@@ -185,7 +185,8 @@ class Passes:
             after: how many of the cached tokens they follow; later ones are overwritten.
             keep: logits of the last so many; R is at least 1.
             layers: whose states are wanted.
-            seen: of a tree, which of its tokens each of them sees ``(T, T)`` bool on the CPU; None for a chain.
+            seen: of a tree, which of its B + T tokens, the last ones, each of these sees ``(T, B + T)`` bool on the
+                CPU; None for a chain.
         """
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
         kind = _Kind(width, rows, tuple(layers))
@@ -194,7 +195,8 @@ class Passes:
         self._total.host[0] = after + width
         bound.ids.host[0] = tokens
         if bound.positions is not None:
-            bound.positions.host[0] = range(after, after + width) if seen is None else after + seen.sum(1).numpy() - 1
+            start = 0 if seen is None else after + width - seen.shape[1]
+            bound.positions.host[0] = range(after, after + width) if seen is None else start + seen.sum(1).numpy() - 1
         if self.trees:
             bias = self._bias(width, after, seen)  # until the pass has run
             self._bind_input(bound.binding, "bias", bias)
@@ -252,7 +254,9 @@ class Passes:
         shape = 1, 1, width, after + width
         if seen is not None:
             bias = np.zeros(shape, dtype=np.float32)
-            bias[0, 0, :, after:] = np.where(seen.numpy(), np.float32(0), np.finfo(np.float32).min)
+            bias[0, 0, :, after + width - seen.shape[1] :] = np.where(
+                seen.numpy(), np.float32(0), np.finfo(np.float32).min
+            )
             return torch.from_numpy(bias)
         if self._nothing.numel() < width * (after + width):
             self._nothing = torch.zeros(2 * width * (after + width))

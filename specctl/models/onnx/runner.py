@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from specctl.models.onnx.passes import Passes, Results
-from specctl.models.running.masks import seen_in_tree
+from specctl.models.running.masks import TreeSight
 from specctl.models.running.runner import Forward, joined
 from specctl.models.running.watching import LAST
 
@@ -57,6 +57,7 @@ class OnnxRunner:
         self.tried: Mapping[int, float] = {}
         self._passes = passes
         self._watched: tuple[int, ...] = ()
+        self._sight = TreeSight()
         self._tree = 0  # the length before the last tree
 
     @property
@@ -76,17 +77,25 @@ class OnnxRunner:
 
     def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         self._reserve(self.length + len(tokens))
-        layers = sorted({*self._watched, LAST}) if hidden else self._watched
+        layers = self._layers(hidden)
         found = self._passes.run(tokens, self.length, keep, layers)
         self.length += len(tokens)
         return self._forward(found, keep, layers, hidden)
 
-    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
+    def _layers(self, hidden: bool) -> Sequence[int]:
+        """The layers whose states a pass gives."""
+        return sorted({*self._watched, LAST}) if hidden else self._watched
+
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
         self._reserve(self.length + len(tokens))
-        found = self._passes.run(tokens, self.length, len(tokens), self._watched, seen=seen_in_tree(parents))
-        self._tree = self.length
+        layers = self._layers(hidden)
+        seen = self._sight.grown(parents, before)
+        found = self._passes.run(tokens, self.length, len(tokens), layers, seen=seen)
+        self._tree = self.length - before
         self.length += len(tokens)
-        return self._forward(found, len(tokens), self._watched, hidden=False)
+        return self._forward(found, len(tokens), layers, hidden)
 
     def keep_path(self, path: Sequence[int]) -> None:
         self._passes.keep_path(self._tree, path)

@@ -6,7 +6,7 @@ import torch
 
 from specctl.errors import ModelError
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.models.running.trees import grown_tree, tree_obstacle, tree_runner
 
 LIMITS = {torch.float32: 0.01, torch.float64: 0.01}
 LIMIT = 0.25
@@ -59,16 +59,17 @@ class CheckedRunner:
     def no_trees(self) -> str | None:
         return tree_obstacle(self.runner)
 
-    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
-        """As in `TreeRunner`; the root's logits are compared.
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        """As in `TreeRunner`; the logits of a root that is read with its tree are compared.
 
         Raises:
             ModelError: the logits are not those of a fresh read.
         """
-        self._tree = tokens
-        self._text.append(tokens[0])
-        found = tree_runner(self.runner).extend_tree(tokens, parents)
-        if self._went_back and self.difference is None:
+        self._tree = grown_tree(self._tree, self._text, tokens, before)
+        found = tree_runner(self.runner).extend_tree(tokens, parents, before=before, hidden=hidden)
+        if self._went_back and self.difference is None and not before:
             self._compare(found.logits[:1])
         return found
 

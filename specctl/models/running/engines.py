@@ -32,6 +32,7 @@ class EngineSettings:
     Attributes:
         engine, compile, deterministic, check: as in the profile.
         trees: whether the target is to read trees, where its engine has to be made for it.
+        draft_trees: whether draft models are to read them too.
         expected_tokens: how many will be generated in all, as far as is known.
         notice: called with one line when a setting cannot be honoured.
         progress: called with what is being prepared.
@@ -47,14 +48,16 @@ class EngineSettings:
     progress: Say = lambda _: None
     trees: bool = False
     most_threads: int | None = None
+    draft_trees: bool = False
 
     @classmethod
     def of(
         cls, profile: Profile, expected_tokens: int = 0, notice: Say = lambda _: None, progress: Say = lambda _: None
     ) -> "EngineSettings":
         kinds = profile.engine, profile.compile, profile.deterministic, profile.check
-        trees = profile.draft is not None and profile.draft.leaves is not None
-        return cls(*kinds, expected_tokens, notice, progress, trees)
+        grows = profile.draft is not None and profile.draft.tree is not None
+        trees = grows or (profile.draft is not None and profile.draft.leaves is not None)
+        return cls(*kinds, expected_tokens, notice, progress, trees, draft_trees=grows)
 
     @property
     def compiles(self) -> bool:

@@ -26,13 +26,13 @@ class PassKind:
         width: tokens in the pass; 0 for any number above 1, which one compiled pass covers.
         hidden: whether hidden states are wanted.
         reader: reads one token's pass within it; None for a pass that gives logits.
-        reads_rows: whether the first of its further arguments is ``(T, H)``, a row for each token.
+        rows: how many of its further arguments, from the first, have a row for each token.
     """
 
     width: int
     hidden: bool = False
     reader: TokenReader | None = None
-    reads_rows: bool = False
+    rows: int = 0
 
 
 class FixedBufferRunner(ABC):
@@ -131,7 +131,7 @@ class FixedBufferRunner(ABC):
         step = self._compiled.get(kind)
         if step is None:
             buffers = [buffer for layer in self._layers for buffer in (layer.keys, layer.values)]
-            rows = more[:1] if kind.reads_rows else ()
+            rows = more[: kind.rows]
             single = kind.width == 1
             step = self._compiled[kind] = self._compiler.compiled(self._pass(kind), given, buffers, single, rows)
         return step(*given)

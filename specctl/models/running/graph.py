@@ -153,8 +153,9 @@ class Capturing(FixedBufferRunner):
         ids = torch.zeros(1, kind.width, dtype=torch.int64, device=self.device)
         positions = self._slots[self.length : self.length + kind.width].clone()
         more = [None if value is None else value.clone() for value in given]
-        if kind.reads_rows and (rows := more[0]) is not None:
-            more[0] = torch.cat([rows, rows[-1:].expand(kind.width - len(rows), -1)])  # (width, H)
+        for number, rows in enumerate(more[: kind.rows]):
+            if rows is not None:
+                more[number] = torch.cat([rows, rows[-1:].expand(kind.width - len(rows), -1)])  # (width, H)
         slots = self._slots[:span]
         try:
             replay = self._capture(lambda: self._best(kind, ids, positions, slots, *more))

@@ -11,6 +11,8 @@ from transformers.cache_utils import DynamicLayer
 
 WIDEST = 64
 """Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest."""
+LARGEST_TREE = 512
+"""The most tokens of a tree, however many passes it is read in."""
 
 
 def attends_to_everything(model: PreTrainedModel) -> bool:
@@ -44,16 +46,63 @@ def mask_obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
+class TreeSight:
+    """Which tokens of a growing tree each of them sees: itself and its ancestors."""
+
+    def __init__(self) -> None:
+        self._seen = np.ones((1, 1), dtype=bool)  # (N, N), of the root alone
+
+    def grown(self, parents: Sequence[int], before: int) -> torch.Tensor:
+        """What the tokens of one more pass see of the tree.
+
+        Args:
+            parents: of the pass's tokens without the root, each the number of an earlier token.
+            before: B, how many tokens of the tree earlier passes read; up to 1 a new tree is meant.
+
+        Returns:
+            ``(T, B + T)`` bool on the CPU; with B = 0 the first row is the root's.
+        """
+        old = self._seen if before > 1 else self._seen[:1, :1]
+        known = len(old)
+        assert known == max(before, 1), "the passes before this one read another tree"
+        seen = np.eye(known + len(parents), dtype=bool)
+        seen[:known, :known] = old
+        for token, parent in enumerate(parents, start=known):
+            seen[token] |= seen[parent]
+        self._seen = seen
+        return torch.from_numpy(seen[before:])
+
+
 def seen_in_tree(parents: Sequence[int]) -> torch.Tensor:
-    """Which tokens of a tree each of them sees: itself and its ancestors, ``(T, T)`` bool on the CPU.
+    """Which tokens of a tree that is read in one pass each of them sees, ``(T, T)`` bool on the CPU.
 
     Args:
         parents: of the tokens after the first, which is the root; each is the number of an earlier token.
     """
-    seen = np.eye(len(parents) + 1, dtype=bool)
-    for token, parent in enumerate(parents, start=1):
-        seen[token] |= seen[parent]
-    return torch.from_numpy(seen)
+    return TreeSight().grown(parents, 0)
+
+
+def tree_rows(seen: torch.Tensor) -> torch.Tensor:  # (T, B + T) -> (T, LARGEST_TREE)
+    """`TreeSight.grown` as rows of one length for all trees, which passes of fixed shapes read."""
+    return torch.nn.functional.pad(seen, (0, LARGEST_TREE - seen.shape[1]))
+
+
+def placed_in_tree(
+    written: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:  # (T,), (T, S)
+    """The positions of tokens of a tree, and which slots of the cache each of them sees.
+
+    Args:
+        written: ``(T,)``, the slots that the tokens are written to.
+        slots: ``(S,)`` from 0 on.
+        rows: of `tree_rows`.
+    """
+    # The last token that the first one sees is itself: so many are before it.
+    before = torch.where(rows[0], torch.arange(LARGEST_TREE, device=rows.device), 0).amax()
+    start = written[0] - before
+    place = slots - start  # (S,) in the tree; below 0 in the sequence before it
+    own = rows[:, place.clamp(0, LARGEST_TREE - 1)] & (place < LARGEST_TREE)  # (T, S)
+    return start + rows.sum(-1) - 1, own | (place < 0)
 
 
 class MaskMaker:

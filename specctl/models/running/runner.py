@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
 from specctl.models.running.forward import Forward as Forward
 from specctl.models.running.forward import joined as joined
-from specctl.models.running.masks import MaskMaker, attends_to_everything, mask_obstacle, seen_in_tree
+from specctl.models.running.masks import MaskMaker, TreeSight, attends_to_everything, mask_obstacle
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
 from specctl.models.running.token_reader import TokenReader
@@ -153,6 +153,7 @@ class EagerRunner:
         self._trims_from = trims_from(self._cache)
         self._masks = MaskMaker(model)
         self._watch = LayerWatch(model)
+        self._sight = TreeSight()
         self.holds_everything = attends_to_everything(model)
         """Whether every layer keeps the whole sequence, which `masked_pass` requires."""
         self.no_trees = mask_obstacle(model)
@@ -233,11 +234,13 @@ class EagerRunner:
         last = output.hidden_states[-1][0] if hidden else None
         return Forward(output.logits[0, :, : self._vocabulary], last, self._watch.take())
 
-    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
-        own = seen_in_tree(parents).to(self.device)  # (T, T)
-        before = own.new_ones(len(tokens), self.length)
-        self._tree = self.length
-        return self.masked_pass(tokens, self.length + own.sum(1) - 1, torch.cat([before, own], 1))
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        own = self._sight.grown(parents, before).to(self.device)  # (T, B + T)
+        self._tree = self.length - before
+        prefix = own.new_ones(len(tokens), self._tree)
+        return self.masked_pass(tokens, self._tree + own.sum(1) - 1, torch.cat([prefix, own], 1), hidden=hidden)
 
     def keep_path(self, path: Sequence[int]) -> None:
         for layer in self._cache.layers:

@@ -9,7 +9,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.running.masks import WIDEST, mask_obstacle, seen_in_tree
+from specctl.models.running.masks import WIDEST, TreeSight, mask_obstacle, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
 from specctl.models.running.token_reader import TokenReader
 from specctl.models.running.watching import LayerWatch, States, joined_states
@@ -51,6 +51,7 @@ class StaticRunner(FixedBufferRunner):
         self._watch = LayerWatch(model)
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
+        self._sight = TreeSight()
         self._tree = 0  # the length before the last tree
 
     def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
@@ -94,16 +95,16 @@ class StaticRunner(FixedBufferRunner):
     def no_trees(self) -> str | None:
         return None
 
-    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
-        """As in `TreeRunner`; at most `WIDEST` tokens."""
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
         self._reserve(self.length + len(tokens))
-        rows = torch.zeros(len(tokens), WIDEST, dtype=torch.bool)
-        rows[:, : len(tokens)] = seen_in_tree(parents)
+        rows = tree_rows(self._sight.grown(parents, before)).to(self.device)
         with torch.inference_mode():
-            logits, _, states = self._run(PassKind(0, reads_rows=True), tokens, rows.to(self.device))
-        self._tree = self.length
+            logits, last, states = self._run(PassKind(0, hidden, rows=1), tokens, rows)
+        self._tree = self.length - before
         self.length += len(tokens)
-        return Forward(logits, None, states)
+        return Forward(logits, last, states)
 
     def keep_path(self, path: Sequence[int]) -> None:
         for layer in self._layers:
@@ -139,10 +140,9 @@ class StaticRunner(FixedBufferRunner):
         def tree_of(
             ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor | None, States | None]:
-            """``rows`` ``(T, WIDEST)`` bool says which tokens of the pass each of them sees."""
-            place = slots - positions[0]  # (S,) in the tree; below 0 in the sequence before it
-            own = rows[:, place.clamp(0, WIDEST - 1)] & (place < WIDEST)  # (T, S)
-            return masked(ids, positions, positions[0] + rows.sum(-1) - 1, own | (place < 0))
+            """``rows`` of `tree_rows`."""
+            known, mask = placed_in_tree(positions, slots, rows)
+            return masked(ids, positions, known, mask)
 
         if kind.hidden and not self._remembers:
             # The output layer's input: torch.compile cannot trace transformers' own way of keeping hidden states.
@@ -151,7 +151,7 @@ class StaticRunner(FixedBufferRunner):
             self._remembers = True
         reader = kind.reader
         if reader is None:
-            return tree_of if kind.reads_rows else logits_of
+            return tree_of if kind.rows else logits_of
 
         def reading_of(
             ids: torch.Tensor,

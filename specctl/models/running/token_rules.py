@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.trees import path_to, tree_obstacle, tree_runner
+from specctl.models.running.trees import grown_tree, path_to, tree_obstacle, tree_runner
 from specctl.models.running.watching import States
 
 
@@ -149,6 +149,7 @@ class RuledRunner:
         self._rules = rules
         self._text: list[int] = []
         self._tree: Sequence[int] = ()
+        self._parents: list[int] = []
 
     @property
     def length(self) -> int:
@@ -163,15 +164,19 @@ class RuledRunner:
     def no_trees(self) -> str | None:
         return tree_obstacle(self.runner)
 
-    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
-        found = tree_runner(self.runner).extend_tree(tokens, parents)
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        found = tree_runner(self.runner).extend_tree(tokens, parents, before=before, hidden=hidden)
+        self._tree = grown_tree(self._tree, self._text, tokens, before)
+        self._parents = [*(self._parents if before > 1 else ()), *parents]
         rows = [
-            self._rules.apply(row[None], [*self._text, *(tokens[place] for place in path_to(parents, token))])
-            for token, row in enumerate(found.logits)
+            self._rules.apply(
+                row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])]
+            )
+            for token, row in enumerate(found.logits, start=before)
         ]
-        self._text.append(tokens[0])
-        self._tree = tokens
-        return Forward(torch.cat(rows), states=found.states)
+        return Forward(torch.cat(rows), found.hidden, found.states)
 
     def keep_path(self, path: Sequence[int]) -> None:
         tree_runner(self.runner).keep_path(path)

@@ -16,15 +16,22 @@ class TreeRunner(Runner, Protocol):
     @property
     def no_trees(self) -> str | None: ...
 
-    def extend_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Forward:
-        """Run a tree after the cached prefix: each token sees the prefix, its ancestors and itself.
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        """Run tokens of a tree after the cached prefix: each sees the prefix, its ancestors and itself.
 
         A token's position is its depth after the prefix, so it computes what it would in a chain of its ancestors.
-        Next comes `keep_path`, or a `rollback` to the prefix.
+        A tree may be read in several passes, one right after the other. Next comes `keep_path`, or a `rollback` to the
+        prefix.
 
         Args:
-            tokens: T ids, at most `masks.WIDEST`; the first is the root, which continues the sequence.
-            parents: of the others, T - 1 numbers, each that of an earlier token.
+            tokens: T ids, at most `masks.WIDEST`, and at most `masks.LARGEST_TREE` in all passes.
+            parents: the numbers of their parents, each an earlier token of the tree; without the root's.
+            before: B, how many of the tree's tokens were read by the passes right before. With 0 the first of the
+                tokens is the root, which continues the sequence; with 1 the last token of an `extend` is the root, and
+                with more this pass goes on where the last `extend_tree` ended.
+            hidden: whether hidden states are wanted.
 
         Returns:
             A row for each token: logits ``(T, V)``, and the states of all.
@@ -32,6 +39,8 @@ class TreeRunner(Runner, Protocol):
 
     def keep_path(self, path: Sequence[int]) -> None:
         """Cache the prefix and then these tokens of the last tree, and nothing else.
+
+        A draft head keeps what came from its verifier's states, and nothing of a tree.
 
         Args:
             path: numbers of tokens, from the root on, each the parent of the next.
@@ -57,3 +66,17 @@ def path_to(parents: Sequence[int], token: int) -> list[int]:
     while path[-1]:
         path.append(parents[path[-1] - 1])
     return path[::-1]
+
+
+def grown_tree(tree: Sequence[int], text: list[int], tokens: Sequence[int], before: int) -> list[int]:
+    """All tokens of a tree with those of one more pass, as `TreeRunner.extend_tree` is told of them.
+
+    Args:
+        tree: the tokens of the passes before.
+        text: the sequence in the cache; a root that is read with its tree is appended.
+        tokens, before: as in `extend_tree`.
+    """
+    if not before:
+        text.append(tokens[0])
+        return list(tokens)
+    return [*(tree if before > 1 else text[-1:]), *tokens]

@@ -88,6 +88,24 @@ def test_trees_and_paths_are_torchs_own(family: str, prompt: int, rounds: list[l
             each.rollback(each.length - 2)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tree_that_grows_is_torchs_own(family: str) -> None:
+    runner, plain = sure_runner(model_of(family), VOCABULARY, trees=True), EagerRunner(plain_copy(family), VOCABULARY)
+    for each in (runner, plain):
+        each.extend(TOKENS[:20], keep=0)
+    levels = [([7, 3, 9], [0, 0, 0]), ([1, 5, 8], [1, 1, 3]), ([2, 4], [6, 4])]
+    before = 1
+    for tokens, parents in levels:
+        found, expected = (each.extend_tree(tokens, parents, before=before, hidden=True) for each in (runner, plain))
+        same(found, expected)
+        torch.testing.assert_close(found.hidden, expected.hidden, atol=5e-5, rtol=1e-4)
+        before += len(tokens)
+    for each in (runner, plain):
+        each.keep_path([0, 3, 6, 7])
+    assert runner.length == plain.length == 23
+    same(*(each.extend([5, 9, 3], keep=3) for each in (runner, plain)))
+
+
 def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
     runner, plain = (

@@ -1,0 +1,176 @@
+"""A draft that grows a tree level by level, deep as its stopping policy wants it (EAGLE-2, arXiv 2406.16858)."""
+
+from collections.abc import Sequence, Set
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+
+from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
+from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.reading import AcceptancePredictor, step_of
+from specctl.decoding.sampling import read_signals
+from specctl.models.running.masks import LARGEST_TREE
+from specctl.models.running.runner import Forward
+from specctl.models.running.trees import TreeRunner, tree_runner
+from specctl.policies import Signal, StoppingPolicy, draft_phase
+from specctl.policies.trees import TreeSize
+from specctl.records import DraftStep, Round
+
+
+class TreeDrafter(ModelDrafter):
+    """A draft model or draft head that follows several beams at once.
+
+    A pass reads the tokens of a level that are continued, the beams, and finds the likeliest continuations of each;
+    the best of all these are the next beams. Once drafting stops, the best tokens of all levels are verified (the
+    paper's expansion and reranking). Scores come from the softmax at temperature 1 whatever the sampling, and nothing
+    is drawn: the tree follows from the text.
+
+    The policy is asked once a level, as it is once a token of a chain: with the law at the best beam that was read, and
+    the likeliest token there. That token, like those of other beams, is a part of the tree; the round's steps are these
+    tokens, one for each level.
+
+    Args:
+        runner: the draft, a `TreeRunner`.
+        policy: asked after each level.
+        size: of the trees.
+        record, head: as for `ModelDrafter`.
+
+    Raises:
+        ValueError: the policy reads ``accept_prob`` and there is no head, or ``next_accept_prob``.
+    """
+
+    def __init__(
+        self,
+        runner: TreeRunner,
+        policy: StoppingPolicy,
+        size: TreeSize,
+        record: Set[Signal] = frozenset(),
+        head: AcceptancePredictor | None = None,
+    ) -> None:
+        super().__init__(runner, policy, record, head)
+        if self._foresees:
+            raise ValueError("a tree's draft predicts nothing of its next token")
+        self.size = size
+        self._tree = BeamTree()
+        self._places = {ROOT: 0}  # the number of each token that was read, among those of the runner's tree
+        self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the law at each of them
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        threshold = self.policy.current_threshold
+        self._start = len(sequence)
+        self._tree, self._places, self._known = BeamTree(), {ROOT: 0}, {}
+        pending = sequence[self.runner.length :]
+        steps, stop = draft_phase(
+            self.policy, budget, self._eos, lambda index: self._level(pending, index), self._most_levels
+        )
+        chosen = self._tree.pruned(self.size.tokens - 1, len(steps))
+        numbers = {ROOT: ROOT, **{token: number for number, token in enumerate(chosen)}}
+        return Draft(
+            [self._tree.tokens[token] for token in chosen],
+            None,
+            tuple(steps),
+            stop,
+            threshold,
+            parents=tuple(numbers[self._tree.parents[token]] for token in chosen),
+        )
+
+    @property
+    def _most_levels(self) -> int:
+        """How deep a tree may be: the last level is not read."""
+        room = min(LARGEST_TREE - 1, self.runner.context - self._start)
+        deepest = 1 + max(0, room) // self.size.beams
+        longest = None if self._states is None else self._states.longest
+        return deepest if longest is None else min(deepest, longest)
+
+    def _level(self, pending: Sequence[int], index: int) -> DraftStep:
+        """Read the beams and add the level below them; the step is the best beam's."""
+        beams, forward = self._passed(pending, index)
+        found = self._laws_of(forward)
+        if self._previous is not None:
+            laws = zip(found.signals["entropy"], found.signals["top_prob"], strict=True)
+            self._known |= dict(zip(beams, laws, strict=True))
+        numbers = {"token": found.ids[0][0], **{name: values[0] for name, values in found.signals.items()}}
+        if self._head is not None:
+            numbers["accept_prob"] = self._accept_prob(beams[0], forward)
+        self._tree.grow(beams, found.ids, found.logs)
+        return step_of(index, numbers, self._signals)
+
+    def _passed(self, pending: Sequence[int], index: int) -> tuple[list[int], Forward]:
+        """The beams, the best first, and the pass over them; at first the newest token is the only one."""
+        if index == 1:
+            return [ROOT], self.runner.extend(pending, keep=1)
+        beams = self._tree.beams(self.size.beams, self._eos)
+        forward = tree_runner(self.runner).extend_tree(
+            [self._tree.tokens[beam] for beam in beams],
+            [self._places[self._tree.parents[beam]] for beam in beams],
+            before=len(self._places),
+            hidden=self._head is not None,
+        )
+        self._places |= {beam: len(self._places) + number for number, beam in enumerate(beams)}
+        return beams, forward
+
+    def _laws_of(self, forward: Forward) -> "_Laws":
+        """What is read of the laws at B beams, in a single transfer."""
+        logits = forward.logits.float()  # (B, V)
+        best = logits.topk(min(self.size.beams, logits.shape[1]))  # (B, k)
+        logs = (best.values - logits.logsumexp(-1, keepdim=True)).double()  # (B, k)
+        logs = logs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).clamp(IMPOSSIBLE, 0)
+        # A head may later be asked about any beam, a policy only about the best.
+        asked = slice(1 if self._previous is None else None)
+        signals = read_signals(logits[asked], best.indices[asked, 0], self._read)
+        # float64 holds ids and probabilities alike
+        together = [best.indices.double(), logs, *(values.double() for values in signals.values())]
+        numbers = iter(torch.cat([part.flatten() for part in together]).tolist())
+        (beams, count), read = best.indices.shape, len(best.indices[asked])
+        return _Laws(
+            [[int(number) for number in islice(numbers, count)] for _ in range(beams)],
+            [[*islice(numbers, count)] for _ in range(beams)],
+            {name: [*islice(numbers, read)] for name in signals},
+        )
+
+    def _accept_prob(self, beam: int, forward: Forward) -> float:
+        """The head's prediction for the best beam; 1 for the newest token, which the target wrote."""
+        if beam == ROOT or self._head is None:
+            return 1.0
+        assert forward.hidden is not None
+        previous = None
+        if self._previous is not None:
+            numbers = [*self._known[self._tree.parents[beam]], self._tree.prob(beam)]
+            previous = torch.tensor(numbers, dtype=torch.float64, device=self.runner.device)
+        return self._head.accept_prob(forward.hidden[0], previous).item()
+
+    def observe(self, round_: Round) -> None:
+        self.policy.observe(round_)
+        if self._states is not None:
+            # A draft head goes back to what it was shown by itself, and it was shown the states of what stays.
+            self.runner.rollback(self._start + len(round_.kept_tokens))
+            return
+        if len(self._places) == 1:
+            return  # no pass but the one over the text
+        path, at = [0], ROOT
+        for token in round_.kept_tokens:
+            child = self._tree.child(at, token)
+            if child is None or child not in self._places:
+                break  # of the last level, or not continued
+            path.append(self._places[child])
+            at = child
+        tree_runner(self.runner).keep_path(path)
+
+    def rollback(self, length: int) -> None:
+        self._places = {ROOT: 0}
+        super().rollback(length)
+
+
+class _Laws(NamedTuple):
+    """The laws at B beams.
+
+    Attributes:
+        ids: of each beam its k likeliest tokens, the likeliest first.
+        logs: their log-probabilities.
+        signals: each that was read, of the first beam or of all.
+    """
+
+    ids: list[list[int]]
+    logs: list[list[float]]
+    signals: dict[Signal, list[float]]
