@@ -71,6 +71,9 @@ class RoundSummary:
         inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
         leaves: how many leaves were verified beside the draft tokens.
         leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
+        overlap_ms: wall time of drafting during the verification; None where the two take turns.
+        adds: whether the verifier added a token of its own, if only after an accepted end of sequence; always but in
+            rounds with an overlap.
     """
 
     drafted: int
@@ -82,6 +85,8 @@ class RoundSummary:
     inner: "tuple[RoundSummary, ...]" = ()
     leaves: int = 0
     leaf: int | None = None
+    overlap_ms: float | None = None
+    adds: bool = True
 
     @property
     def nodes(self) -> int:
@@ -104,6 +109,7 @@ class RoundSummary:
             self,
             draft_ms=round(self.draft_ms, 3),
             verify_ms=round(self.verify_ms, 3),
+            overlap_ms=None if self.overlap_ms is None else round(self.overlap_ms, 3),
             inner=tuple(inner.rounded() for inner in self.inner),
         )
 
@@ -116,7 +122,8 @@ class Round:
         index: 0 for the first round of the sequence; of an inner round, 0 for the first in its block.
         steps: the drafted tokens in order.
         accepted: number of drafted tokens that verification accepted.
-        extra: id of the verifier's own token after those that stay; None after an accepted end of sequence.
+        extra: id of the verifier's own token after those that stay; None after an accepted end of sequence, and of a
+            round with an overlap whose tokens were all accepted.
         extra_kind: where ``extra`` comes from; None if ``extra`` is None.
         stop: why drafting ended; None in a round that drafted nothing because there is no draft.
         threshold: the policy's threshold during the round, if it has one.
@@ -132,6 +139,9 @@ class Round:
             either learns the same on average. None in greedy decoding.
         leaves: beside each drafted token, other ids that were verified in its place; empty in a round without any.
         leaf: the one of them that was accepted in the place of the first rejected token; None if none was.
+        overlap_seconds: wall time of drafting during the verification; ``draft_seconds`` is then what drafting took
+            beyond it, and such a round has only tokens in ``steps`` whose fate it decided, see
+            `specctl.decoding.parallel`. None where the two take turns.
     """
 
     index: int
@@ -148,6 +158,7 @@ class Round:
     chances: tuple[float, ...] | None = None
     leaves: tuple[tuple[int, ...], ...] = ()
     leaf: int | None = None
+    overlap_seconds: float | None = None
 
     @property
     def drafted(self) -> int:
@@ -167,6 +178,11 @@ class Round:
     @property
     def fully_accepted(self) -> bool:
         return self.accepted == len(self.steps)
+
+    @property
+    def adds(self) -> bool:
+        """As in `RoundSummary`."""
+        return self.overlap_seconds is None or self.extra is not None
 
     @property
     def rejected(self) -> DraftStep | None:
@@ -191,6 +207,8 @@ class Round:
             tuple(inner.summary for inner in self.inner),
             self.nodes - self.drafted,
             self.leaf,
+            None if self.overlap_seconds is None else self.overlap_seconds * 1e3,
+            self.adds,
         )
 
 

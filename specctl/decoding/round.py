@@ -86,15 +86,17 @@ def verified_round(
         forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
         verdict, probs = judge(draft, forward.part(slice(count + 1)), sampling, generator)
     ended = 0 < count == verdict.accepted and draft.tokens[-1] in eos
-    extra, kind, leaf = verdict.extra, verdict.kind, None
-    place = None if tree is None or extra in eos else tree.leaf(verdict.accepted, extra)
+    own, leaf = verdict.extra, None
+    assert own is not None, "the pass has read the place behind the draft"
+    extra, kind = verdict.extra, verdict.kind
+    place = None if tree is None or own in eos else tree.leaf(verdict.accepted, own)
     if place is not None:
         # The pass has read the verifier's token too, so the token after it is known.
         further, _ = judge(NOTHING, forward.part(slice(place, place + 1)), sampling, generator)
-        extra, kind, leaf = further.extra, further.kind, extra
+        extra, kind, leaf = further.extra, further.kind, own
     if read is not None:
         kept = draft.tokens[: verdict.accepted]
-        read(forward, probs, kept if ended else [*kept, verdict.extra])
+        read(forward, probs, kept if ended else [*kept, own])
     verified = perf_counter()
     round_ = Round(
         index=index,
@@ -129,11 +131,12 @@ def verified_round(
 def judge(
     draft: Draft, forward: Forward, sampling: Sampling, generator: torch.Generator | None
 ) -> tuple[Verdict, torch.Tensor | None]:
-    """The verdict on K draft tokens, and the verifier's distributions ``(K + 1, V)`` behind it; None when greedy.
+    """The verdict on K draft tokens, and the verifier's distributions behind it; None when greedy.
 
     Args:
         draft: the K tokens with their distributions.
-        forward: the verifier's, with logits ``(K + 1, V)``.
+        forward: the verifier's, with logits ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft
+            that is kept as a whole.
         sampling: how tokens are drawn.
         generator: of the logits' device.
 
@@ -147,7 +150,7 @@ def judge(
     probs = sampling.probs(forward.logits)  # (K + 1, V)
     tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=probs.device)
     if draft.probs is None:
-        draft_probs = torch.zeros_like(probs[:-1]).scatter_(1, tokens[:, None], 1.0)  # (K, V)
+        draft_probs = torch.zeros_like(probs[: len(tokens)]).scatter_(1, tokens[:, None], 1.0)  # (K, V)
     else:
         draft_probs = draft.probs.to(probs.device)
     return verify(tokens, draft_probs, probs, generator, sampling.verification), probs
