@@ -22,7 +22,9 @@ import torch
 from specctl.decoding.drafters import Draft, ModelDrafter
 from specctl.decoding.round import NOTHING, judge
 from specctl.decoding.sampling import Sampling, offspring
-from specctl.models.running.runner import Runner
+from specctl.errors import ProfileError
+from specctl.models.loading.pair import Pair
+from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.waiting import wait
 from specctl.records import Round, StopReason
 
@@ -127,6 +129,28 @@ class ParallelRounds:
             self._waiting = NOTHING
         self._ended = self._text[self._settled - 1] in self._eos
         return round_
+
+
+def require_own_device(pair: Pair, draft: int, *, force: bool) -> None:
+    """Raise ProfileError if a draft cannot write while the target reads.
+
+    Args:
+        pair: loaded models.
+        draft: its index.
+        force: whether the two may share a device.
+    """
+    if isinstance(pair.drafts[draft], StateReader):
+        raise ProfileError(
+            "[draft] parallel: a draft head drafts from what the target has read, so it has to wait for it",
+            "leave out parallel",
+        )
+    shared = pair.devices(None) & pair.devices(draft)
+    if shared and not force:
+        raise ProfileError(
+            f"[draft] parallel: target and draft share {min(shared)}, where they would slow each other down",
+            'name another with device = "..." in [target] or [draft], leave out parallel, or set parallel = "force" to '
+            "do it all the same",
+        )
 
 
 def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float]:

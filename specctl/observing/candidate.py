@@ -53,7 +53,7 @@ class Candidate:
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
-    named and without leaves."""
+    named, without leaves and not in parallel."""
     record: dict[str, Any] = {
         "label": candidate.label,
         "kind": "policy" if candidate.peer is None else "peer",
@@ -61,7 +61,11 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "settings": dict(candidate.values),
     }
     levels = candidate.setting.levels if candidate.setting is not None else ()
-    if len(levels) > 1 or candidate.drafts != (0,) or any(level.head or level.leaves for level in levels):
+    if (
+        len(levels) > 1
+        or candidate.drafts != (0,)
+        or any(level.head or level.leaves or level.parallel for level in levels)
+    ):
         record["levels"] = [
             {
                 "draft": draft,
@@ -70,6 +74,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
                 "once": level.once,
                 "head": level.head,
                 **({"leaves": level.leaves} if level.leaves is not None else {}),
+                **({"parallel": level.parallel} if level.parallel is not None else {}),
             }
             for draft, level in zip(candidate.drafts, levels, strict=True)
         ]
@@ -95,5 +100,6 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
             head=head,
             head_label=head and distinct_name(head, heads),
             leaves=level.get("leaves"),
+            parallel=level.get("parallel"),
         )
     return Candidate(record["label"], setting, tuple(level["draft"] for level in records))

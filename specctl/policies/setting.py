@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from specctl.policies.base import Signal, StoppingPolicy
 from specctl.policies.leaves import Leaves
 from specctl.policies.registry import POLICIES
+
+Parallel = bool | Literal["force"]
+"""Whether a draft writes on while the target verifies; ``force`` even where they share a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Setting:
         head_label: the name of ``head`` in tables.
         leaves: how many leaves are verified beside the drafted tokens; only of the draft that the target verifies.
             None for none.
+        parallel: whether the draft writes on while the target verifies, which takes a policy of `fixed_length`.
     """
 
     policy: str
@@ -35,6 +39,7 @@ class Setting:
     head: str | None = None
     head_label: str | None = field(default=None, compare=False)
     leaves: Leaves | None = None
+    parallel: Parallel | None = None
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
@@ -72,7 +77,8 @@ class Setting:
 
     @property
     def _shape(self) -> str:
-        return "(once)" * self.once + (f"(leaves={self.leaves})" if self.leaves is not None else "")
+        leaves = f"(leaves={self.leaves})" if self.leaves is not None else ""
+        return "(once)" * self.once + leaves + "(parallel)" * bool(self.parallel)
 
     @property
     def family(self) -> str:
@@ -88,6 +94,15 @@ class Setting:
     def drafts(self) -> bool:
         """Whether the top policy ever drafts."""
         return POLICIES[self.policy].drafts
+
+    @property
+    def fixed_length(self) -> bool:
+        """Whether the top policy drafts blocks of one length, or never.
+
+        Where the target verifies all the time there is no moment to choose for any other, and one that learns what a
+        round costs would learn of rounds that there are not.
+        """
+        return self.policy == "constant" or not self.drafts
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -113,12 +128,14 @@ class Setting:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The setting as a policy table, with ``head``, ``leaves``, ``pre_verify`` and the lower ``draft`` if set."""
+        """The setting as a policy table, with ``head``, ``leaves``, ``parallel``, ``pre_verify`` and ``draft`` if set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
         if self.leaves is not None:
             table["leaves"] = self.leaves
+        if self.parallel is not None:
+            table["parallel"] = self.parallel
         if self.below is not None:
             table |= {"pre_verify": self.pre_verify, "draft": self.below.table}
         return table
