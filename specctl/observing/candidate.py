@@ -42,6 +42,16 @@ class Candidate:
         return None if self.setting is not None else self.peer_settings.get("draft")
 
     @property
+    def in_turns(self) -> bool:
+        """Whether it is a setting whose drafts are written while the target waits."""
+        return self.setting is not None and self.setting.parallel is None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether its time is the sum of passes that take place one after the other, on the models loaded here."""
+        return self.in_turns or (self.setting is None and self.way is None)
+
+    @property
     def family(self) -> str:
         """A name shared by all candidates with the same policies on the same models, whatever their values."""
         if self.setting is None:

@@ -128,7 +128,7 @@ class Setting:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The setting as a policy table, with ``head``, ``leaves``, ``parallel``, ``pre_verify`` and ``draft`` if set."""
+        """The setting as a policy table, with ``head``, ``leaves``, ``parallel``, ``pre_verify``, ``draft`` if set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
