@@ -83,7 +83,7 @@ def parallel_table(digest: Digest) -> Table:
     )
     note = (
         "Simulated for two devices that do not slow each other down, from the draft's token at every place of none's "
-        f"texts and the bare forward times above; each step in parallel takes {digest.sync_ms:g} ms more to synchronise "
+        f"texts and the bare forward times above; a step in parallel takes {digest.sync_ms:g} ms more to synchronise "
         "(--sync-ms). The time of prompts is left out."
     )
     return Table("In parallel (simulated: two devices)", columns, rows, note=note)
