@@ -63,9 +63,6 @@ class Reads:
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def watch(self, layers: object) -> None:
-        raise AssertionError
-
 
 def played(made: Trace, block: int, *, parallel: bool) -> int:
     """Rounds of the program on a text, after a prompt of one token."""
