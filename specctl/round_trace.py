@@ -79,6 +79,8 @@ class TracedRound(RoundSummary):
             inner=tuple(map(TracedRound.of, round_.inner)),
             leaves=summary.leaves,
             leaf=summary.leaf,
+            overlap_ms=summary.overlap_ms,
+            adds=summary.adds,
             extra=round_.extra,
             extra_kind=round_.extra_kind,
             steps=tuple(steps),
