@@ -106,7 +106,7 @@ class Metrics:
         self.rounds += 1
         self.drafted += round_.drafted
         self.accepted += round_.accepted
-        self.extras += round_.adds
+        self.extras += round_.overlap_ms is None or round_.accepted < round_.drafted
         self.leaves += round_.leaves
         self.accepted_leaves += round_.kept - round_.accepted
         self.draft_seconds += round_.draft_ms / 1e3

@@ -72,8 +72,6 @@ class RoundSummary:
         leaves: how many leaves were verified beside the draft tokens.
         leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
         overlap_ms: wall time of drafting during the verification; None where the two take turns.
-        adds: whether the verifier added a token of its own, if only after an accepted end of sequence; always but in
-            rounds with an overlap.
     """
 
     drafted: int
@@ -86,7 +84,6 @@ class RoundSummary:
     leaves: int = 0
     leaf: int | None = None
     overlap_ms: float | None = None
-    adds: bool = True
 
     @property
     def nodes(self) -> int:
@@ -122,8 +119,7 @@ class Round:
         index: 0 for the first round of the sequence; of an inner round, 0 for the first in its block.
         steps: the drafted tokens in order.
         accepted: number of drafted tokens that verification accepted.
-        extra: id of the verifier's own token after those that stay; None after an accepted end of sequence, and of a
-            round with an overlap whose tokens were all accepted.
+        extra: id of the verifier's own token after those that stay; None after an accepted end of sequence.
         extra_kind: where ``extra`` comes from; None if ``extra`` is None.
         stop: why drafting ended; None in a round that drafted nothing because there is no draft.
         threshold: the policy's threshold during the round, if it has one.
@@ -139,9 +135,8 @@ class Round:
             either learns the same on average. None in greedy decoding.
         leaves: beside each drafted token, other ids that were verified in its place; empty in a round without any.
         leaf: the one of them that was accepted in the place of the first rejected token; None if none was.
-        overlap_seconds: wall time of drafting during the verification; ``draft_seconds`` is then what drafting took
-            beyond it, and such a round has only tokens in ``steps`` whose fate it decided, see
-            `specctl.decoding.parallel`. None where the two take turns.
+        overlap_seconds: wall time of drafting during the verification, beyond which it took ``draft_seconds``; None
+            where the two take turns. With an overlap the verifier adds a token only after a rejection.
     """
 
     index: int
@@ -180,11 +175,6 @@ class Round:
         return self.accepted == len(self.steps)
 
     @property
-    def adds(self) -> bool:
-        """As in `RoundSummary`."""
-        return self.overlap_seconds is None or self.extra is not None
-
-    @property
     def rejected(self) -> DraftStep | None:
         """The first token that verification did not keep; those after it were discarded with it."""
         return None if self.fully_accepted else self.steps[self.accepted]
@@ -208,7 +198,6 @@ class Round:
             self.nodes - self.drafted,
             self.leaf,
             None if self.overlap_seconds is None else self.overlap_seconds * 1e3,
-            self.adds,
         )
 
 

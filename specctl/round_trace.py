@@ -80,7 +80,6 @@ class TracedRound(RoundSummary):
             leaves=summary.leaves,
             leaf=summary.leaf,
             overlap_ms=summary.overlap_ms,
-            adds=summary.adds,
             extra=round_.extra,
             extra_kind=round_.extra_kind,
             steps=tuple(steps),

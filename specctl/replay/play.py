@@ -261,5 +261,6 @@ def _note(rounds: Iterable[Round | RoundSummary], start: int, depth: int, levels
         level.accepted.append(round_.accepted)
         if round_.inner:
             _note(round_.inner, start, depth + 1, levels)
-        # The last round may lack the verifier's own token all the same.
-        start += round_.accepted + (round_.leaf is not None) + round_.adds
+        start += (
+            round_.accepted + (round_.leaf is not None) + 1
+        )  # only the last round may lack the verifier's own token

@@ -31,12 +31,12 @@ def test_generate_gives_the_tokens_of_none(tmp_path):
     assert ours["completion_ids"] == alone["completion_ids"]
     assert ours["metrics"]["rounds"] == len(ours["rounds"]) < alone["metrics"]["rounds"]
     assert ours["metrics"]["overlap_ms"] > 0
-    emitted = [one["accepted"] + one.get("adds", True) for one in ours["rounds"]]
+    emitted = [one["accepted"] + (one["accepted"] < one["drafted"]) for one in ours["rounds"]]
     assert sum(emitted) == 40
     assert ours["metrics"]["mean_acceptance_length"] == pytest.approx(40 / len(emitted), abs=1e-3)
     traced = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     rounds = [line for line in traced if line["kind"] == "round"]
-    assert [one.get("adds", True) for one in rounds] == [one.get("adds", True) for one in ours["rounds"]]
+    assert [one["extra"] is None for one in rounds] == [one["accepted"] == one["drafted"] for one in ours["rounds"]]
     assert all("entropy" in step and "overlap_ms" in one for one in rounds for step in one["steps"])
     run("analyze", "--from", tmp_path / "trace.jsonl")
 

@@ -19,11 +19,11 @@ COSTS = PassTimes(2.0, {1: 10.0, 4: 10.0, 6: 12.0})
 
 def parallel_run(prompt: str) -> Run:
     """Four passes, 7 tokens: 1, 3 and 2 of 5 accepted with a correction, then another correction."""
-    shapes = [(1, 1, False), (3, 3, False), (5, 1, True), (3, 0, True)]
+    shapes = [(1, 1), (3, 3), (5, 1), (3, 0)]
     run = drafted_run("fast", prompt, [])
     rounds = tuple(
-        RoundSummary(drafted, accepted, StopReason.MAX_DRAFT, None, 0.5, TARGET_MS, overlap_ms=5.5, adds=adds)
-        for drafted, accepted, adds in shapes
+        RoundSummary(drafted, accepted, StopReason.MAX_DRAFT, None, 0.5, TARGET_MS, overlap_ms=5.5)
+        for drafted, accepted in shapes
     )
     (turn,) = run.turns
     total_ms = turn.prefill_ms + 4 * (TARGET_MS + 0.5)
