@@ -80,7 +80,7 @@ class ParallelRounds:
                     yield self._round(index, thread)
                     index += 1
         finally:
-            # The thread has ended, whatever happened: nothing else uses the caches.
+            # Whatever happened, the thread has written its block and ended: nothing else uses the caches.
             self._target.rollback(self._settled)
             self._drafter.rollback(self._settled)
 
@@ -91,12 +91,10 @@ class ParallelRounds:
         verified, last = (waiting + 1, None) if idle is None else (waiting, -1)
         began = perf_counter()
         drafting = None if idle else thread.submit(_timed_draft, self._drafter, self._text, room)
-        try:
-            forward = self._target.extend(self._text[self._target.length : last], keep=verified)
-            wait(self._target.device)  # costs nothing: the draft is needed next
-        finally:
-            passed = perf_counter()
-            block, busy = (NOTHING, 0.0) if drafting is None else drafting.result()
+        forward = self._target.extend(self._text[self._target.length : last], keep=verified)
+        wait(self._target.device)  # costs nothing: the draft is needed next
+        passed = perf_counter()
+        block, busy = (NOTHING, 0.0) if drafting is None else drafting.result()
         drafted = perf_counter()
         draft = _joined(self._waiting, block)
         verdict, _ = judge(_part(draft, slice(verified)), forward, self._sampling, self._generator)
