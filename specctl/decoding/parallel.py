@@ -24,8 +24,10 @@ from specctl.decoding.round import NOTHING, judge
 from specctl.decoding.sampling import Sampling, offspring
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
+from specctl.models.running.engines import engine_name
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.waiting import wait
+from specctl.policies import Setting
 from specctl.records import Round, StopReason
 
 
@@ -129,21 +131,32 @@ class ParallelRounds:
         return round_
 
 
-def require_own_device(pair: Pair, draft: int, *, force: bool) -> None:
+def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
     """Raise ProfileError if a draft cannot write while the target reads.
 
     Args:
         pair: loaded models.
+        setting: its policy, and whether the two may share a device.
         draft: its index.
-        force: whether the two may share a device.
     """
+    if not setting.fixed_length:
+        raise ProfileError(
+            "[draft] parallel: while the target verifies all the time, there is nothing for "
+            f"{setting.policy} to decide",
+            "take constant, or leave out parallel",
+        )
     if isinstance(pair.drafts[draft], StateReader):
         raise ProfileError(
             "[draft] parallel: a draft head drafts from what the target has read, so it has to wait for it",
             "leave out parallel",
         )
+    if any(engine_name(runner).startswith("graph") for runner in (pair.target, pair.drafts[draft])):
+        raise ProfileError(
+            "[draft] parallel: CUDA captures no graph while another thread uses it",
+            'set engine = "static" or "eager", or leave out parallel',
+        )
     shared = pair.devices(None) & pair.devices(draft)
-    if shared and not force:
+    if shared and setting.parallel != "force":
         raise ProfileError(
             f"[draft] parallel: target and draft share {min(shared)}, where they would slow each other down",
             'name another with device = "..." in [target] or [draft], leave out parallel, or set parallel = "force" to '

@@ -12,7 +12,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.parallel import ParallelDrafter, require_own_device
+from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
@@ -77,7 +77,7 @@ def build_drafter(
         for draft, level in zip(drafts, setting.levels, strict=False)
     ]
     if setting.parallel:
-        require_own_device(pair, drafts[0], force=setting.parallel == "force")
+        require_parallel(pair, setting, drafts[0])
         return ParallelDrafter(stages[0].runner, stages[0].policy, record & set(DISTRIBUTION_SIGNALS))
     return compose(stages, record, None if tree_obstacle(pair.target) else setting.leaves)
 

@@ -30,7 +30,7 @@ from law_table import (
 from recurrent_models import noisy_recurrent, recurrent_model
 from test_greedy_identity import FAMILIES, LONG, SHORT, drafts, reference
 from test_greedy_identity import LENGTH as WRITTEN
-from toys import TableRunner, ToyDraftHead, random_model, seeded
+from toys import Replays, TableRunner, ToyDraftHead, random_model, seeded
 
 from specctl.decoding import parallel
 from specctl.decoding import round as one_round
@@ -44,6 +44,7 @@ from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.metrics import Metrics
 from specctl.models.loading.pair import Pair
+from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import EagerRunner, Forward, Runner
 from specctl.policies import Setting
 from specctl.policies.constant import Constant
@@ -373,6 +374,20 @@ def test_a_target_on_several_devices_has_all_of_them() -> None:
     assert pair.devices(None) == {"cuda:0", "cpu"}, "its first layers on one, its weights here"
     with pytest.raises(ProfileError, match="share cpu"):
         build_drafter(pair, Setting("constant", parallel=True))
+
+
+def test_a_policy_that_stops_drafts_cannot() -> None:
+    """Profiles say so themselves; a chat may change its policy later."""
+    with pytest.raises(ProfileError, match="there is nothing for svip to decide"):
+        build_drafter(pair_on("cuda:0", "cpu"), Setting("svip", parallel=True))
+
+
+@pytest.mark.parametrize("place", ["target", "draft"])
+def test_graphs_cannot_be_captured_meanwhile(place: str) -> None:
+    pair, graph = pair_on("cuda:0", "cpu"), GraphRunner(random_model("llama"), 64, Replays())
+    changed = replace(pair, target=graph) if place == "target" else replace(pair, drafts=(graph,))
+    with pytest.raises(ProfileError, match="CUDA captures no graph"):
+        build_drafter(changed, Setting("constant", parallel="force"))
 
 
 def test_a_draft_head_cannot() -> None:
