@@ -9,7 +9,7 @@ where the first new draft token stands, so it verifies M + 1 tokens:
 
 The paper's pre-verify mode is the pass for which nothing waits (M = 0) and its post-verify mode any other (M = K - 1).
 There is no bonus token: the draft has been at that place already. Each token is verified once, by coins of its own;
-the published code tosses one coin for two tokens, which leaves the target's distribution when sampling.
+the published code tosses one coin for two tokens, so that what it samples does not follow the target's distribution.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -100,9 +100,8 @@ class ParallelRounds:
         drafted = perf_counter()
         draft = _joined(self._waiting, block)
         verdict, _ = judge(_part(draft, slice(verified)), forward, self._sampling, self._generator)
-        rejects = verdict.extra is not None
         judged = perf_counter()
-        steps = draft.steps if rejects else draft.steps[:verified]
+        steps = draft.steps[:verified] if verdict.extra is None else draft.steps
         round_ = Round(
             index=index,
             steps=tuple(replace(step, index=number) for number, step in enumerate(steps, start=1)),

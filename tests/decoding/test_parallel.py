@@ -30,7 +30,8 @@ from law_table import (
 from recurrent_models import noisy_recurrent, recurrent_model
 from test_greedy_identity import FAMILIES, LONG, SHORT, drafts, reference
 from test_greedy_identity import LENGTH as WRITTEN
-from toys import Replays, TableRunner, ToyDraftHead, random_model, seeded
+from test_kept_caches import ENGINES
+from toys import Replays, TableRunner, ToyDraftHead, noisy_copy, random_model, seeded
 
 from specctl.decoding import parallel
 from specctl.decoding import round as one_round
@@ -182,6 +183,15 @@ def test_tokens_are_those_of_generate(family: str, draft: str, block: int) -> No
             rounds = list(decode(target, drafting, prompt, WRITTEN, Sampling()))
             assert [token for round_ in rounds for token in round_.emitted] == reference(family, prompt)
             assert draft == "smaller" or {round_.fully_accepted for round_ in rounds} == {True, False}
+
+
+@pytest.mark.parametrize("engine", ["static", "fixed width"])
+def test_tokens_are_the_same_on_other_engines(engine: str) -> None:
+    target, draft = (ENGINES[engine](model) for model in (random_model("llama"), noisy_copy("llama")))
+    with torch.inference_mode():
+        rounds = list(decode(target, drafter(3, draft), LONG, WRITTEN, Sampling()))
+    assert [token for round_ in rounds for token in round_.emitted] == reference("llama", LONG)
+    assert {round_.fully_accepted for round_ in rounds} == {True, False}
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
