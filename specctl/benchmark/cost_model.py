@@ -104,7 +104,8 @@ class OracleBound:
 
 def fit(results: RunSet) -> CostModel | None:
     """Fit by least squares over all runs of policies in turns; None if the runs do not determine every cost."""
-    ours = {candidate.label: candidate for candidate in results.header.candidates if candidate.in_turns}
+    candidates = (one for one in results.header.candidates if one.setting is not None and not one.parallel)
+    ours = {candidate.label: candidate for candidate in candidates}
     runs = [run for run in results.runs if run.candidate in ours]
     if len(runs) < 2:
         return None
@@ -154,7 +155,7 @@ def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> f
     all draft passes are priced as the first draft's.
     """
     levels = columns(run.rounds)
-    if not levels[0].starts or (candidate is not None and not candidate.in_turns):
+    if not levels[0].starts or (candidate is not None and candidate.parallel):
         return None
     drafts = candidate.drafts if candidate is not None else (0,)
     longest = max(max(level.drafted + level.nodes) for level in levels)
@@ -202,13 +203,15 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
     known = [time for time in bare if time is not None]
     # For a peer, the passes of one model may have been counted and those of another not; the passes of another engine
     # take other times.
-    counted = passes and (any(drafted) or summary.mean_acceptance_length is not None) and candidate.adds_up
+    counted = passes and (any(drafted) or summary.mean_acceptance_length is not None) and candidate.way is None
     passes_share, time_share, signal_share = _bound_shares(results, summary.candidate, model)
     return CandidateCost(
         candidate=summary.candidate,
         measured=1e3 * tokens / wall if wall else 0.0,
-        predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
-        latency_ms=_latency(model, summary) if candidate.drafts == (0,) and candidate.adds_up else None,
+        predicted=1e3 * tokens / model.total_ms((*drafted, passes))
+        if model and counted and not candidate.parallel
+        else None,
+        latency_ms=_latency(model, summary) if candidate.drafts == (0,) and not candidate.parallel else None,
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,
@@ -230,7 +233,7 @@ def _bound_shares(
     passes = sum(turn.target_forwards for run in runs for turn in run.turns)
     # Both bounds hold for the first draft only, and where the models take turns.
     of = results.header.candidate(candidate)
-    if not runs or not passes or of.drafts[0] != 0 or (of.setting is not None and not of.in_turns):
+    if not runs or not passes or of.drafts[0] != 0 or of.parallel:
         return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
     if model is None or not wall or of.way is not None:

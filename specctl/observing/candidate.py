@@ -42,14 +42,9 @@ class Candidate:
         return None if self.setting is not None else self.peer_settings.get("draft")
 
     @property
-    def in_turns(self) -> bool:
-        """Whether it is a setting whose drafts are written while the target waits."""
-        return self.setting is not None and self.setting.parallel is None
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether its time is the sum of passes that take place one after the other, on the models loaded here."""
-        return self.in_turns or (self.setting is None and self.way is None)
+    def parallel(self) -> bool:
+        """Whether its draft writes while the target verifies, so that their times do not add up."""
+        return self.setting is not None and self.setting.parallel is not None
 
     @property
     def family(self) -> str:

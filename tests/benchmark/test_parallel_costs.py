@@ -1,17 +1,20 @@
 """Drafts in parallel in the figures of a benchmark, and what a second device would bring, simulated."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from factory import TARGET_MS, as_json, candidate, drafted_run, plain_run, run_set, tables
+from factory import TARGET_MS, as_json, candidate, drafted_run, plain_run, run_set, tables, write_report
 
 from specctl.benchmark.cost_model import bare_ms, candidate_costs, fit
 from specctl.benchmark.digest import digest
 from specctl.benchmark.summaries import summarise
+from specctl.benchmark.tradeoff_figure import verification_against_discard
 from specctl.observing.findings import Stretches
 from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.policies import Setting
 from specctl.records import RoundSummary, StopReason
+from specctl.reporting.style import MissingDataError
 
 PARALLEL = replace(candidate("fast"), setting=Setting("constant", parallel=True))
 COSTS = PassTimes(2.0, {1: 10.0, 4: 10.0, 6: 12.0})
@@ -92,3 +95,13 @@ def test_the_table_and_the_document_say_that_it_is_simulated() -> None:
 def test_without_stretches_there_is_no_table() -> None:
     assert not any(one.title.startswith("In parallel") for one in tables(results()))
     assert "parallel" not in as_json(results())
+
+
+def test_the_figure_of_both_rates_leaves_parallel_drafts_out(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = results()
+    write_report(found, tmp_path)
+    assert "fast" in (tmp_path / "report.md").read_text("utf-8")
+    alone = digest(replace(found, runs=[run for run in found.runs if run.candidate in ("none", "fast")]))
+    with pytest.raises(MissingDataError):
+        verification_against_discard(alone, {})

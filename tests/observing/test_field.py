@@ -128,7 +128,7 @@ def test_a_draft_in_parallel_is_compared_with_simple_policies_in_turns() -> None
     profile = Profile(target=ModelTable(model="big"), draft=in_parallel())
     field = field_of(competing_drafts([profile], []))
     assert [one.label for one in field.candidates] == ["none", "constant(parallel)", "constant", "heuristic"]
-    assert [one.in_turns for one in field.candidates] == [True, False, True, True]
+    assert [one.parallel for one in field.candidates] == [False, True, False, False]
     assert [table.model for table in field.drafts] == ["a"]
 
 
