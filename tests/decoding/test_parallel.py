@@ -78,7 +78,6 @@ def test_output_has_the_law_of_the_target(block: int, sampling: str) -> None:
     assert found.extras == {None, ExtraToken.CORRECTION}, "there is never a bonus token"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["T=1", BY_BLOCK])
 def test_output_of_longer_blocks_has_the_law_of_the_target(sampling: str) -> None:
     found = enumerate_decode(lambda: drafter(3), SAMPLINGS[sampling])
