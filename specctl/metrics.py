@@ -49,6 +49,8 @@ class Metrics:
     Attributes:
         ttft_seconds: time to the first token (the end of the first round), of all finished sequences together.
         tpot_seconds: time per output token after the first round, of all ``timed_outputs`` sequences that have one.
+        extras: tokens that verifiers added to their rounds.
+        overlap_seconds: spent drafting during verification; ``draft_seconds`` is without it.
         leaves, accepted_leaves: verified beside draft tokens, and how many of them were accepted.
         nodes: tokens of dynamic trees that were verified; 0 for chains.
         levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
@@ -60,11 +62,13 @@ class Metrics:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    extras: int = 0
     leaves: int = 0
     accepted_leaves: int = 0
     nodes: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    overlap_seconds: float = 0.0
     prefill_seconds: float = 0.0
     total_seconds: float = 0.0
     ttft_seconds: float = 0.0
@@ -104,11 +108,13 @@ class Metrics:
         self.rounds += 1
         self.drafted += round_.drafted
         self.accepted += round_.accepted
+        self.extras += round_.overlap_ms is None or round_.accepted < round_.drafted
         self.leaves += round_.leaves
         self.nodes += sum(round_.tree)
         self.accepted_leaves += round_.kept - round_.accepted
         self.draft_seconds += round_.draft_ms / 1e3
         self.verify_seconds += round_.verify_ms / 1e3
+        self.overlap_seconds += (round_.overlap_ms or 0.0) / 1e3
         if round_.stop is not None:
             self.stops[str(round_.stop)] += 1
             self._count_level(round_, 0)
@@ -132,7 +138,7 @@ class Metrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        return 1 + (self.accepted + self.accepted_leaves) / self.rounds if self.rounds else 0.0
+        return _ratio(self.extras + self.accepted + self.accepted_leaves, self.rounds)
 
     @property
     def verification_rate(self) -> float:
@@ -169,6 +175,8 @@ class Metrics:
             "tpot_ms": round(_ratio(self.tpot_seconds, self.timed_outputs) * 1e3, 3),
             "tokens_per_second": round(self.tokens_per_second, 2),
         }
+        if self.overlap_seconds:
+            record["overlap_ms"] = round(self.overlap_seconds * 1e3, 3)
         if self.leaves:
             record |= {"leaves": self.leaves, "accepted_leaves": self.accepted_leaves}
         if self.nodes:

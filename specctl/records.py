@@ -72,6 +72,7 @@ class RoundSummary:
         leaves: how many leaves were verified beside the draft tokens.
         leaf: id of the leaf that was accepted in the place of the first rejected token; None if none was.
         tree: as in `Round`.
+        overlap_ms: wall time of drafting during the verification; None where the two take turns.
     """
 
     drafted: int
@@ -84,6 +85,7 @@ class RoundSummary:
     leaves: int = 0
     leaf: int | None = None
     tree: tuple[int, ...] = ()
+    overlap_ms: float | None = None
 
     @property
     def nodes(self) -> int:
@@ -106,6 +108,7 @@ class RoundSummary:
             self,
             draft_ms=round(self.draft_ms, 3),
             verify_ms=round(self.verify_ms, 3),
+            overlap_ms=None if self.overlap_ms is None else round(self.overlap_ms, 3),
             inner=tuple(inner.rounded() for inner in self.inner),
         )
 
@@ -138,6 +141,8 @@ class Round:
             The steps are its levels, each with the law that the policy was asked about and the likeliest token there;
             ``accepted`` is the length of the path that stays, of whichever tokens; and a chance is that the path goes
             on, the sum of p over the tokens below its last one. ``path`` are the ids of the accepted tokens.
+        overlap_seconds: wall time of drafting during the verification, beyond which it took ``draft_seconds``; None
+            where the two take turns. With an overlap the verifier adds a token only after a rejection.
     """
 
     index: int
@@ -156,6 +161,7 @@ class Round:
     leaf: int | None = None
     tree: tuple[int, ...] = ()
     path: tuple[int, ...] = ()
+    overlap_seconds: float | None = None
 
     @property
     def drafted(self) -> int:
@@ -203,6 +209,7 @@ class Round:
             sum(map(len, self.leaves)),
             self.leaf,
             self.tree,
+            None if self.overlap_seconds is None else self.overlap_seconds * 1e3,
         )
 
 

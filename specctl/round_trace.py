@@ -85,6 +85,7 @@ class TracedRound(RoundSummary):
             leaf=summary.leaf,
             tree=summary.tree,
             path=round_.path,
+            overlap_ms=summary.overlap_ms,
             extra=round_.extra,
             extra_kind=round_.extra_kind,
             steps=tuple(steps),

@@ -1,24 +1,25 @@
 """The best result that any policy could reach on a benchmark's prompts, from the baseline's greedy outputs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.decoding.along import read_along
 from specctl.models.loading.pair import Pair
-from specctl.models.running.runner import StateReader
-from specctl.observing.findings import OraclePasses
+from specctl.models.running.runner import Runner, StateReader
+from specctl.observing.findings import OraclePasses, Stretches
 from specctl.observing.results import BASELINE, Run, RunSet
 from specctl.observing.round_robin import Emit, RoundRobin
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST
 from specctl.replay.oracle import oracle
+from specctl.replay.parallel import cut
 from specctl.replay.signal_bound import Text, greedy_trace, signal_bound
 
 
 def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], results: RunSet, emit: Emit) -> None:
-    """Add the oracle of Theorem 4.1 and the signal bound of the first draft to finished results.
+    """Add the oracle of Theorem 4.1, the first draft's stretches and the signal bound to finished results.
 
     Bounds that the results already contain are kept.
 
@@ -34,8 +35,7 @@ def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], re
     baselines = list(_baselines(prompts, results))
     with torch.inference_mode():
         for prompt, run in baselines:
-            if prompt.id not in results.oracle:
-                found = OraclePasses(prompt.id, _oracle_passes(pair, runs.prompt_ids(prompt, run), run))
+            for found in _oracle(pair, runs.prompt_ids(prompt, run), run, results):
                 results.add(found)
                 emit(found)
     model = fit(results) or (bare_model(results.costs) if results.costs else None)
@@ -61,21 +61,34 @@ def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tupl
     return ((prompt, runs[prompt.id]) for prompt in prompts if prompt.id in runs)
 
 
-def _oracle_passes(pair: Pair, prompt_ids: list[list[int]], run: Run) -> int:
-    """The fewest target passes for a run's text (SpecDec++, arXiv 2405.19715, Theorem 4.1).
+def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) -> Iterator[OraclePasses | Stretches]:
+    """What is known of a run's text as soon as the first draft has read it, as far as the results lack it.
 
-    Of a draft model, in each turn one more than the number of positions at which draft and target disagree.
+    The fewest target passes (SpecDec++, arXiv 2405.19715, Theorem 4.1) are, of a draft model, in each turn one more
+    than the number of positions at which draft and target disagree. A draft head, whose tokens depend on where a round
+    begins, has no stretches.
     """
-    draft = pair.drafts[0]
-    passes = 0
-    if isinstance(draft, StateReader):  # what it drafts depends on where a round begins
-        for ids, turn in zip(prompt_ids, run.turns, strict=True):
-            text = Text(run.prompt, "", ids, list(turn.tokens), min(run.length, pair.room(ids)))
-            passes += len(oracle(greedy_trace(pair, text)).starts)
-        return passes
-    for ids, turn in zip(prompt_ids, run.turns, strict=True):
-        for part, (forward,) in read_along([draft], ids, turn.tokens):
-            predicted = forward.logits.argmax(-1).tolist()
-            passes += sum(guess != token for guess, token in zip(predicted, turn.tokens[part], strict=True))
-        passes += 1
-    return passes
+    draft, known = pair.drafts[0], run.prompt in results.oracle
+    texts = list(zip(prompt_ids, run.turns, strict=True))
+    if isinstance(draft, StateReader):
+        if not known:
+            limits = [min(run.length, pair.room(ids)) for ids in prompt_ids]
+            traces = (
+                greedy_trace(pair, Text(run.prompt, "", ids, list(turn.tokens), limit))
+                for (ids, turn), limit in zip(texts, limits, strict=True)
+            )
+            yield OraclePasses(run.prompt, sum(len(oracle(trace).starts) for trace in traces))
+        return
+    if known and run.prompt in results.stretches:
+        return
+    wrong = [_disagreements(draft, ids, turn.tokens) for ids, turn in texts]
+    yield OraclePasses(run.prompt, sum(len(places) + 1 for places in wrong))
+    yield Stretches(run.prompt, [cut(places, len(turn.tokens)) for places, (_, turn) in zip(wrong, texts, strict=True)])
+
+
+def _disagreements(draft: Runner, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The positions of a text at which the draft's likeliest token is another."""
+    guesses: list[int] = []
+    for _, (forward,) in read_along([draft], prompt, tokens):
+        guesses += forward.logits.argmax(-1).tolist()
+    return [place for place, (guess, token) in enumerate(zip(guesses, tokens, strict=True)) if guess != token]

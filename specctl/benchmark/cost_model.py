@@ -11,6 +11,7 @@ from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
 from specctl.replay.costs import CostTable
+from specctl.replay.parallel import Simulated, TwoDevices
 from specctl.replay.play import columns
 
 
@@ -102,14 +103,14 @@ class OracleBound:
 
 
 def fit(results: RunSet) -> CostModel | None:
-    """Fit by least squares over all runs of policies; None if the runs do not determine every cost.
+    """Fit by least squares over all runs of policies in turns; None if the runs do not determine every cost.
 
     Runs whose drafts are trees take no part: a pass of their draft reads several tokens, and so takes another time.
     """
     ours = {
         candidate.label: candidate
         for candidate in results.header.candidates
-        if candidate.setting is not None and not candidate.drafts_trees
+        if candidate.setting is not None and candidate.takes_turns_in_chains
     }
     runs = [run for run in results.runs if run.candidate in ours]
     if len(runs) < 2:
@@ -154,13 +155,14 @@ def bare_model(times: PassTimes) -> CostModel:
 def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> float | None:
     """Bare time of the run's forward passes in milliseconds.
 
-    None for a peer, whose rounds are not visible, and for trees, whose draft passes are wider than those measured.
+    None for a peer, whose rounds are not visible, for trees, whose draft passes are wider than those measured, and for
+    drafts in parallel, whose passes take place at the same time.
 
     A pass of the target or of a middle draft that verifies K tokens, leaves included, has width K + 1. A pass wider
     than the widest measured one is priced like it, which can only overstate the loop's overhead. Without a candidate,
     all draft passes are priced as the first draft's.
     """
-    if candidate is not None and candidate.drafts_trees:
+    if candidate is not None and not candidate.takes_turns_in_chains:
         return None
     levels = columns(run.rounds)
     if not levels[0].starts:
@@ -192,6 +194,15 @@ def signal_speed(results: RunSet, model: CostModel | None) -> float | None:
     return 1e3 * bound.tokens / model.milliseconds(bound.drafted, bound.passes) if bound and model else None
 
 
+def simulated_speeds(results: RunSet, sync_ms: float) -> list[Simulated]:
+    """How long the stretches of the baseline's texts would take in turns and in parallel, by bare forward times."""
+    lengths = [stretch for turns in results.stretches.values() for turn in turns for stretch in turn]
+    if results.costs is None or not lengths:
+        return []
+    widest = max(results.costs.target)
+    return TwoDevices(CostTable.of_passes(results.costs, (0,), widest), sync_ms, widest).simulate(lengths)
+
+
 def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) -> CandidateCost:
     runs = evened(results.of(summary.candidate))
     candidate = results.header.candidate(summary.candidate)
@@ -209,7 +220,7 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
         candidate=summary.candidate,
         measured=1e3 * tokens / wall if wall else 0.0,
         predicted=1e3 * tokens / model.total_ms((*drafted, passes)) if model and counted else None,
-        latency_ms=_latency(model, summary) if candidate.drafts == (0,) and not candidate.drafts_trees else None,
+        latency_ms=_latency(model, summary) if candidate.drafts == (0,) and candidate.takes_turns_in_chains else None,
         overhead=wall / sum(known) if known and len(known) == len(runs) else None,
         passes_share=passes_share,
         time_share=time_share,
@@ -229,11 +240,12 @@ def _bound_shares(
     runs = _oracle_runs(results, candidate)
     best = sum(results.oracle[run.prompt] for run in runs)
     passes = sum(turn.target_forwards for run in runs for turn in run.turns)
-    # Both bounds hold for the first draft only.
-    if not runs or not passes or results.header.candidate(candidate).drafts[0] != 0:
+    # Both bounds hold for the first draft only, and where the models take turns.
+    of = results.header.candidate(candidate)
+    if not runs or not passes or of.drafts[0] != 0 or of.parallel:
         return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
-    if model is None or not wall or results.header.candidate(candidate).way is not None:
+    if model is None or not wall or of.way is not None:
         return best / passes, None, None
     speed = signal_speed(results, model)
     signal_share = 1e3 * tokens / speed / wall if speed else None

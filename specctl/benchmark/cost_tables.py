@@ -57,6 +57,38 @@ def cost_table(digest: Digest) -> Table:
     return Table("Cost model", columns, rows, note=" ".join(_cost_notes(digest)))
 
 
+def parallel_table(digest: Digest) -> Table:
+    """What a second device would bring, simulated from the stretches of the baseline's texts."""
+    alone = digest.simulated_baseline_ms
+    columns = (
+        "simulated",
+        "block",
+        "steps",
+        f"tokens/step{UP}",
+        f"ms/step{DOWN}",
+        f"simulated tokens/s{UP}",
+        f"simulated speedup{UP}",
+    )
+    rows = tuple(
+        (
+            "in parallel, t_target / t_draft" if one.ratio else "in parallel" if one.parallel else "in turns",
+            str(one.block),
+            str(one.steps),
+            number(one.tokens / one.steps, 2),
+            number(one.milliseconds / one.steps, 3),
+            number(one.tokens_per_second, 1),
+            number(alone / one.milliseconds, 2),
+        )
+        for one in digest.simulated
+    )
+    note = (
+        "Simulated for two devices that do not slow each other down, from the draft's token at every place of none's "
+        f"texts and the bare forward times above; a step in parallel takes {digest.sync_ms:g} ms more to synchronise "
+        "(--sync-ms). The time of prompts is left out."
+    )
+    return Table("In parallel (simulated: two devices)", columns, rows, note=note)
+
+
 def _cost_notes(digest: Digest) -> Iterator[str]:
     """The fitted and the measured times of a pass, and the bounds, as far as the results contain them."""
     names = list(map(short_name, digest.results.header.drafts))

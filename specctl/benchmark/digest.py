@@ -1,6 +1,6 @@
 """Everything that tables, JSON and figures show, computed once from the results."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specctl.benchmark.cost_model import (
     CandidateCost,
@@ -11,11 +11,13 @@ from specctl.benchmark.cost_model import (
     fit,
     oracle_bound,
     signal_speed,
+    simulated_speeds,
 )
 from specctl.benchmark.hierarchy import CandidateLevels, candidate_levels
 from specctl.benchmark.summaries import Summary, summarise
 from specctl.observing.identity import compare
 from specctl.observing.results import BASELINE, Difference, Run, RunSet
+from specctl.replay.parallel import Simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Digest:
         signal_speed: tokens/s of the best stopping rule on the draft's signals, by the fit; None if not computed.
         compared: how many greedy runs were compared with the baseline, token by token; None when sampling.
         differing: compared runs whose tokens differ from the baseline's.
+        simulated: how fast drafting in parallel would be on two devices; empty without stretches.
+        sync_ms: the milliseconds for each step that this assumes.
         levels: every candidate's passes by model; empty unless several drafts are loaded.
     """
 
@@ -44,6 +48,14 @@ class Digest:
     compared: int | None
     differing: list[tuple[Run, Difference]]
     levels: list[CandidateLevels]
+    simulated: list[Simulated] = field(default_factory=list)
+    sync_ms: float = 0.0
+
+    @property
+    def simulated_baseline_ms(self) -> float:
+        """Milliseconds of the texts of `simulated` without a draft, by the same bare forward times."""
+        costs = self.results.costs
+        return self.simulated[0].tokens * costs.target[min(costs.target)] if self.simulated and costs else 0.0
 
     @property
     def expected_runs(self) -> int | None:
@@ -55,7 +67,14 @@ class Digest:
         return count * len(header.candidates) * header.repeats * max(1, len(header.lengths))
 
 
-def digest(results: RunSet) -> Digest:
+def digest(results: RunSet, sync_ms: float = 0.0) -> Digest:
+    """Compute everything.
+
+    Args:
+        results: with at least a header.
+        sync_ms: milliseconds that two devices are assumed to take in each step to synchronise, where drafting in
+            parallel is simulated.
+    """
     labels = [candidate.label for candidate in results.header.candidates]
     lengths = sorted({run.length for run in results.runs})
     overall = summarise(results.runs, labels)
@@ -81,4 +100,6 @@ def digest(results: RunSet) -> Digest:
         compared=len(compared) if greedy else None,
         differing=[(run, difference) for run, difference in compared if difference],
         levels=candidate_levels(results, model if model and min(model.drafts_ms) > 0 else bare),
+        simulated=simulated_speeds(results, sync_ms),
+        sync_ms=sync_ms,
     )

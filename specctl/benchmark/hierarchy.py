@@ -59,7 +59,7 @@ def candidate_levels(results: RunSet, model: CostModel | None) -> list[Candidate
         return []
     found = [_levels(results, candidate) for candidate in results.header.candidates if results.of(candidate.label)]
     known = [one for one in found if one is not None]
-    plain = [one.passes for one in known if not one.nested]
+    plain = [one.passes for one in known if not one.nested and not results.header.candidate(one.candidate).parallel]
     costs = model.drafts_ms if model is not None else ()
     return [
         CandidateLevels(one.candidate, one.passes, one.levels, break_even(one.passes, plain, costs))

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from specctl.benchmark.cost_tables import cost_table, level_table
+from specctl.benchmark.cost_tables import cost_table, level_table, parallel_table
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
 from specctl.benchmark.verdict import verdict
@@ -25,6 +25,7 @@ def tables(digest: Digest) -> list[Table]:
         *([part_table("By length limit", "length", digest.by_length)] if len(digest.by_length) > 1 else []),
         *([level_table(digest)] if digest.levels else []),
         cost_table(digest),
+        *([parallel_table(digest)] if digest.simulated else []),
         _differences(digest),
         *([_skipped(digest)] if digest.results.skipped else []),
         *([_failed(digest)] if digest.results.failed else []),
@@ -51,6 +52,19 @@ def as_json(digest: Digest) -> dict[str, Any]:
             **asdict(digest.results.signal_bound),
             "tokens_per_second": digest.signal_speed,
         },
+        **(
+            {
+                "parallel": {
+                    "sync_ms": digest.sync_ms,
+                    "simulated": [
+                        {**asdict(one), "speedup": digest.simulated_baseline_ms / one.milliseconds}
+                        for one in digest.simulated
+                    ],
+                }
+            }
+            if digest.simulated
+            else {}
+        ),
         **({"levels": digest.levels} if digest.levels else {}),
         "compared": digest.compared,
         "differences": [

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 
 def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Picture:
+    # What both rates cost in parallel is another matter.
+    candidates = {one.label: one for one in digest.results.header.candidates if not one.parallel}
     points = [
         (summary.candidate, summary.discard_rate, summary.verification_rate)
         for summary in digest.overall
-        if summary.draft_length and summary.discard_rate is not None and summary.verification_rate is not None
+        if summary.candidate in candidates
+        and summary.draft_length
+        and summary.discard_rate is not None
+        and summary.verification_rate is not None
     ]
     if not points:
         raise MissingDataError("no candidate's discard rate and verification rate are both known")
-    candidates = {candidate.label: candidate for candidate in digest.results.header.candidates}
     front = pareto([(discard, verification) for _, discard, verification in points])
     best = ", ".join(points[index][0] for index in front)
     model = digest.model if digest.model and digest.model.target_ms > digest.model.draft_ms > 0 else digest.bare

@@ -62,12 +62,17 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
 
     Raises:
         UsageError: there is no such policy, the numbers of policies and drafts differ, a policy needs a head and
-            the draft has none, or drafts have leaves or are trees.
+            the draft has none, or drafts have leaves, are trees, or go on in parallel.
     """
     if draft.leaves is not None:
         raise UsageError("drafts with leaves cannot be replayed", "calibrate without them: --set draft.leaves=0")
     if draft.tree is not None:
         raise UsageError("drafts that are trees cannot be replayed", "calibrate the chain: --set draft.tree=0")
+    if draft.parallel:
+        raise UsageError(
+            "no policy stops a draft in parallel, so there is none to choose",
+            "calibrate drafting in turns: --set draft.parallel=false",
+        )
     names = _policies(policy or ("specdec++" if heads else None), draft)
     known = [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
     # What a draft head predicts of its next token is known where it drafts: at the lowest level.

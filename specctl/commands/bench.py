@@ -118,6 +118,15 @@ def bench(
             "entropy and top probability. Greedy decoding only.",
         ),
     ] = False,
+    sync_ms: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="MS",
+            help="With --oracle: how long two devices take in each step to synchronise, where drafting in parallel is "
+            "simulated.",
+        ),
+    ] = 0.0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -169,7 +178,7 @@ def bench(
         if from_ is not None:
             open_report(outputs, report)
             outputs.folder("answers", spec_bench_out, ANSWER_FILES)
-            _show(read_results(from_), report, spec_bench_out, json_, quiet)
+            _show(read_results(from_), report, spec_bench_out, json_, quiet, sync_ms)
             return
         if resume and output is None:
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
@@ -223,7 +232,7 @@ def bench(
         outputs.folder("answers", spec_bench_out, ANSWER_FILES)
         shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
         results = run_field(profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head)
-        _show(results, report, spec_bench_out, json_, quiet)
+        _show(results, report, spec_bench_out, json_, quiet, sync_ms)
 
 
 def _require_alone(ctx: typer.Context, option: str, *allowed: str) -> None:
@@ -264,7 +273,9 @@ def _compare(a: Path, b: Path, as_document: bool) -> None:
         console.print(cell(compared.verdict, "bold"), soft_wrap=True)
 
 
-def _show(results: "RunSet", report: Path | None, answers: Path | None, as_document: bool, quiet: bool) -> None:
+def _show(
+    results: "RunSet", report: Path | None, answers: Path | None, as_document: bool, quiet: bool, sync_ms: float
+) -> None:
     from rich.console import Console
 
     from specctl.benchmark import tables
@@ -273,7 +284,7 @@ def _show(results: "RunSet", report: Path | None, answers: Path | None, as_docum
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
-    whole = digest(results)
+    whole = digest(results, sync_ms)
     if as_document:
         write_line(sys.stdout, tables.as_json(whole))
     else:

@@ -83,7 +83,7 @@ def passing(
     Args:
         target_of, draft_of: ``(K,)``, p and q of each draft token.
         draft_probs: ``(K, V)``, q at each draft token.
-        target_probs: ``(K + 1, V)``, p at each draft token and after the last.
+        target_probs: ``(K, V)`` or more, p at each draft token; rows after the last are not read.
     """
     ratios = (target_of.astype(np.float64) / np.maximum(draft_of, TINY)).tolist()
     weights = list(accumulate(ratios, lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0))
@@ -117,7 +117,7 @@ def by_block_on_device(
     walk = torch.cat([logs.new_zeros(1), logs.cumsum(0)])  # (K + 1,); -inf from a token on that cannot be kept
     weights = (walk - walk.cummax(0).values).exp()
     inner = weights[1:-1]  # (K - 1,)
-    above = (inner.float()[:, None] * target_probs[1:-1] - draft_probs[1:]).clamp_min(0)  # (K - 1, V)
+    above = (inner.float()[:, None] * target_probs[1 : len(coins)] - draft_probs[1:]).clamp_min(0)  # (K - 1, V)
     surplus = above.sum(-1)
     chances = torch.where(inner < 1, surplus / (surplus + (1 - inner)).clamp_min(TINY), 1.0)
     chances = torch.cat([chances, weights[-1:]])  # (K,)

@@ -1,10 +1,11 @@
 """Speculative decoding: draft, verify, repeat."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Generator, Sequence, Set
 
 import torch
 
 from specctl.decoding.drafters import Drafter
+from specctl.decoding.parallel import ParallelDrafter, ParallelRounds
 from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
@@ -19,10 +20,11 @@ def decode(
     sampling: Sampling,
     eos: Set[int] = frozenset(),
     generator: torch.Generator | None = None,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Yield rounds until an end-of-sequence token or ``max_new_tokens``, exactly in the target's distribution.
 
-    The caches may hold any prefix of the prompt.
+    The caches may hold any prefix of the prompt. A `ParallelDrafter` has a thread, which ends with the generator: who
+    does not take all rounds should close it.
 
     Args:
         target: the verifier.
@@ -39,6 +41,9 @@ def decode(
     if drafter is not None:
         drafter.rollback(len(sequence) - 1)
         drafter.begin(sampling, eos, generator)
+    if isinstance(drafter, ParallelDrafter):
+        yield from ParallelRounds(target, drafter, prompt, end, sampling, eos, generator)
+        return
     index = 0
     while len(sequence) < end:
         # One position is left for the verifier's own token.

@@ -85,6 +85,7 @@ def verified_round(
     else:
         found = _verified_chain(verifier, draft, sequence, sampling, generator, hidden)
     verdict = found.verdict
+    assert verdict.extra is not None, "the pass has read the place behind the draft"
     ended = bool(found.kept) and found.kept[-1] in eos
     if read is not None:
         read(found.forward, found.probs, found.kept if ended else [*found.kept, verdict.extra])
@@ -171,6 +172,7 @@ def _verified_leaves(
     forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
     verdict, _ = judge(draft, forward.part(slice(len(draft.tokens) + 1)), sampling, generator)
     kept, rows = draft.tokens[: verdict.accepted], [*range(verdict.accepted + 1)]
+    assert verdict.extra is not None, "the pass has read the place behind the draft"
     place = None if verdict.extra in eos else tree.leaf(verdict.accepted, verdict.extra)
     if place is None:
         return Verified(start, forward, verdict, kept, rows)
@@ -201,11 +203,12 @@ def _verified_tree(
 def judge(
     draft: Draft, forward: Forward, sampling: Sampling, generator: torch.Generator | None
 ) -> tuple[Verdict, torch.Tensor | None]:
-    """The verdict on K draft tokens, and the verifier's distributions ``(K + 1, V)`` behind it; None when greedy.
+    """The verdict on K draft tokens, and the verifier's distributions behind it; None when greedy.
 
     Args:
         draft: the K tokens with their distributions.
-        forward: the verifier's, with logits ``(K + 1, V)``.
+        forward: the verifier's, with logits ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft
+            that is kept as a whole.
         sampling: how tokens are drawn.
         generator: of the logits' device.
 
@@ -219,7 +222,7 @@ def judge(
     probs = sampling.probs(forward.logits)  # (K + 1, V)
     tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=probs.device)
     if draft.probs is None:
-        draft_probs = torch.zeros_like(probs[:-1]).scatter_(1, tokens[:, None], 1.0)  # (K, V)
+        draft_probs = torch.zeros_like(probs[: len(tokens)]).scatter_(1, tokens[:, None], 1.0)  # (K, V)
     else:
         draft_probs = draft.probs.to(probs.device)
     return verify(tokens, draft_probs, probs, generator, sampling.verification), probs

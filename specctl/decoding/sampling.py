@@ -115,8 +115,11 @@ def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:  # (...
 
 def sibling(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
     """The generator itself if it is on ``device``, else a new one there, seeded with a draw from it."""
-    if generator is None or generator.device == device:
-        return generator
+    return generator if generator is None or generator.device == device else offspring(generator, device)
+
+
+def offspring(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """A new generator on ``device``, seeded with a draw from another one."""
     seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
     return torch.Generator(device).manual_seed(int(seed))
 

@@ -1,6 +1,7 @@
 """A loaded pair with one drafter, ready to complete prompts."""
 
 from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -11,6 +12,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
+from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
@@ -54,7 +56,7 @@ def build_drafter(
         drafts: for each level of the setting which of the pair's drafts plays it; without it they are taken in order.
 
     Raises:
-        ProfileError: a policy reads predictions that its draft does not make.
+        ProfileError: a policy reads predictions that its draft does not make, or a draft in parallel cannot be so.
     """
     if not setting.drafts:
         return None
@@ -77,6 +79,9 @@ def build_drafter(
         )
         for draft, level in zip(drafts, setting.levels, strict=False)
     ]
+    if setting.parallel:
+        require_parallel(pair, setting, drafts[0])
+        return ParallelDrafter(stages[0].runner, stages[0].policy, record & set(DISTRIBUTION_SIGNALS))
     if tree_obstacle(pair.target):
         return compose(stages, record)
     grows = setting.tree is not None and tree_obstacle(stages[0].runner) is None
@@ -241,12 +246,13 @@ class Session:
         arrivals: list[float] = []
         interrupted = False
         watching = 0.0  # seconds in on_round
-        with torch.inference_mode():
+        with torch.inference_mode(), ExitStack() as stack:
             self._roll_back(prompt)
             began = perf_counter()
             prefill(pair.target, drafter, prompt)
             prefilled = perf_counter()
-            for round_ in decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator):
+            decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator)
+            for round_ in stack.enter_context(closing(decoding)):
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
                 # The verdict has reached the host: its tokens are here.

@@ -23,15 +23,16 @@ class Verdict:
 
     Attributes:
         accepted: n.
-        extra: id of the verifier's token.
-        kind: correction after a rejection, else bonus.
+        extra: id of the verifier's token; None after a draft that is kept as a whole, where the verifier has read no
+            place behind it.
+        kind: correction after a rejection, else bonus; None where there is no such token.
         chances: of each accepted token and of the first rejected one, see `specctl.records.Round.chances`; None when
             greedy.
     """
 
     accepted: int
-    extra: int
-    kind: ExtraToken
+    extra: int | None
+    kind: ExtraToken | None
     chances: tuple[float, ...] | None = None
 
 
@@ -52,7 +53,8 @@ def verify(
     Args:
         tokens: ``(K,)`` int64, drawn from ``draft_probs``.
         draft_probs: ``(K, V)`` float32, the very distributions the tokens were drawn from.
-        target_probs: ``(K + 1, V)`` float32, on the device of the other two.
+        target_probs: ``(K + 1, V)`` float32, on the device of the other two; or ``(K, V)``, K > 0, where no token is to
+            follow a draft that is kept as a whole.
         generator: of that device.
         verification: which of the two rules.
 
@@ -81,6 +83,8 @@ def _verify_on_host(
     of_tokens = target[places, drafted], draft[places, drafted]  # (K,) each
     block = verification == "block"
     kept = by_block(*of_tokens, draft, target, coins) if block else by_token(*of_tokens, coins)
+    if kept.accepted == len(target):
+        return _verdict(count, None, kept.chances)
     row = target[kept.accepted]  # (V,)
     if kept.accepted < count:
         residual = np.maximum(row * np.float32(kept.weight) - draft[kept.accepted], 0)
@@ -104,14 +108,14 @@ def verify_on_device(
         extra, sum_of_all = torch.stack([pick(target_probs[0], last).double(), total]).tolist()
         require_numbers(sum_of_all)
         return Verdict(0, int(extra), ExtraToken.BONUS, ())
-    target_of = target_probs[:-1].gather(1, tokens[:, None])[:, 0]  # (K,)
+    target_of = target_probs[:count].gather(1, tokens[:, None])[:, 0]  # (K,)
     draft_of = draft_probs.gather(1, tokens[:, None])[:, 0]  # (K,)
     if verification == "block":
         kept = by_block_on_device(target_of, draft_of, draft_probs, target_probs, coins)
     else:
         kept = by_token_on_device(target_of, draft_of, coins)
     # Everything below stays on the device until the one transfer that reads the verdict.
-    target_row = target_probs.index_select(0, kept.accepted)[0]  # (V,)
+    target_row = target_probs.index_select(0, kept.accepted.clamp_max(len(target_probs) - 1))[0]  # (V,)
     draft_row = draft_probs.index_select(0, kept.accepted.clamp_max(count - 1))[0]
     residual = (target_row * kept.weight - draft_row).clamp_min(0)
     use_residual = (kept.accepted < count) & (residual.sum() > 0)
@@ -120,11 +124,14 @@ def verify_on_device(
     one = torch.stack([total, pick(extra_row, last).double()])
     sum_of_all, *read = torch.cat([one, kept.accepted.double(), kept.chances.double()]).tolist()
     require_numbers(sum_of_all)
-    return _verdict(int(read[1]), int(read[0]), read[2:])
+    accepted = int(read[1])
+    return _verdict(accepted, int(read[0]) if accepted < len(target_probs) else None, read[2:])
 
 
-def _verdict(accepted: int, extra: int, chances: Sequence[float]) -> Verdict:
+def _verdict(accepted: int, extra: int | None, chances: Sequence[float]) -> Verdict:
     """The verdict on a draft of at least one token, from the chances of all its tokens."""
+    if extra is None:
+        return Verdict(accepted, None, None, tuple(chances))
     kind = ExtraToken.BONUS if accepted == len(chances) else ExtraToken.CORRECTION
     return Verdict(accepted, extra, kind, tuple(chances[: accepted + 1]))
 
@@ -144,10 +151,13 @@ def verify_greedy(tokens: Sequence[int], target_choices: Sequence[int]) -> Verdi
 
     Args:
         tokens: the K drafted ids.
-        target_choices: the target's argmax at each of them and after the last, K + 1 ids.
+        target_choices: the target's argmax at each of them and after the last, K + 1 ids; or K, K > 0, where no token
+            is to follow a draft that is kept as a whole.
     """
     accepted = 0
     while accepted < len(tokens) and tokens[accepted] == target_choices[accepted]:
         accepted += 1
+    if accepted == len(target_choices):
+        return Verdict(accepted, None, None)
     kind = ExtraToken.BONUS if accepted == len(tokens) else ExtraToken.CORRECTION
     return Verdict(accepted, target_choices[accepted], kind)

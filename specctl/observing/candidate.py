@@ -48,6 +48,16 @@ class Candidate:
         return self.setting is not None and self.setting.tree is not None
 
     @property
+    def parallel(self) -> bool:
+        """Whether its draft writes while the target verifies, so that their times do not add up."""
+        return self.setting is not None and self.setting.parallel is not None
+
+    @property
+    def takes_turns_in_chains(self) -> bool:
+        """Whether its passes come one after the other and its draft's read one token each, so that they can be priced."""
+        return not self.drafts_trees and not self.parallel
+
+    @property
     def family(self) -> str:
         """A name shared by all candidates with the same policies on the same models, whatever their values."""
         if self.setting is None:
@@ -59,7 +69,7 @@ class Candidate:
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
-    named and without leaves or trees."""
+    named, without leaves or trees and not in parallel."""
     record: dict[str, Any] = {
         "label": candidate.label,
         "kind": "policy" if candidate.peer is None else "peer",
@@ -67,7 +77,11 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "settings": dict(candidate.values),
     }
     levels = candidate.setting.levels if candidate.setting is not None else ()
-    if len(levels) > 1 or candidate.drafts != (0,) or any(level.head or level.leaves or level.tree for level in levels):
+    if (
+        len(levels) > 1
+        or candidate.drafts != (0,)
+        or any(level.head or level.leaves or level.tree or level.parallel for level in levels)
+    ):
         record["levels"] = [
             {
                 "draft": draft,
@@ -77,6 +91,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
                 "head": level.head,
                 **({"leaves": level.leaves} if level.leaves is not None else {}),
                 **({"tree": level.tree.tokens, "tree_beams": level.tree.beams} if level.tree is not None else {}),
+                **({"parallel": level.parallel} if level.parallel is not None else {}),
             }
             for draft, level in zip(candidate.drafts, levels, strict=True)
         ]
@@ -103,5 +118,6 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
             head_label=head and distinct_name(head, heads),
             leaves=level.get("leaves"),
             tree=TreeSize(level["tree"], level["tree_beams"]) if "tree" in level else None,
+            parallel=level.get("parallel"),
         )
     return Candidate(record["label"], setting, tuple(level["draft"] for level in records))

@@ -134,7 +134,8 @@ def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> li
     """The draft tables to compare, as their profiles and ``policies`` describe them.
 
     Every profile contributes its own drafts and policies. A policy in ``policies`` replaces the policy of the first
-    profile's first draft; the drafts below stay. Without ``policies``, a profile is compared with simple policies on
+    profile's first draft; the drafts below stay, and a draft in parallel takes turns with the target unless the
+    policy drafts blocks of one length. Without ``policies``, a profile is compared with simple policies on
     the same drafts: a single draft with constant and heuristic, a hierarchy with constant on each of its drafts alone,
     which shows whether a third model pays.
     """
@@ -150,7 +151,8 @@ def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> li
     if len(profiles) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
         return own
     if draft.draft is None:
-        return [*own, *(_stopped_by(draft, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
+        in_turns = draft.model_copy(update={"parallel": None})
+        return [*own, *(_stopped_by(in_turns, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
     alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
     return [*own, *(_stopped_by(level, PolicyTable(name="constant")) for level in alone)]
 
@@ -165,7 +167,8 @@ def require_one_target(profiles: Iterable[Profile]) -> None:
 
 
 def _stopped_by(table: DraftTable, policy: PolicyTable) -> DraftTable:
-    return table.model_copy(update={"policy": policy})
+    parallel = table.parallel if policy.setting.fixed_length else None
+    return table.model_copy(update={"policy": policy, "parallel": parallel})
 
 
 def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:

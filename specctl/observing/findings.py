@@ -12,6 +12,18 @@ class OraclePasses:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretches:
+    """For each turn of a prompt, how verification would read the baseline's text, see `specctl.replay.parallel`.
+
+    Attributes:
+        turns: of each, the draft tokens from where the draft begins afresh to the rejected one, or to the text's end.
+    """
+
+    prompt: str
+    turns: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """A prompt that cannot be run on these models, with the reason."""
 

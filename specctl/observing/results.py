@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeA
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
 from specctl.observing.candidate import Candidate, candidate_of, candidate_record
-from specctl.observing.findings import Failed, OraclePasses, SignalBound, Skipped
+from specctl.observing.findings import Failed, OraclePasses, SignalBound, Skipped, Stretches
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.records import CompletionSummary, RoundSummary
@@ -182,6 +182,7 @@ class RunSet:
         costs: the latest times of bare forward passes.
         oracle: by prompt id, the fewest target passes that Theorem 4.1 of SpecDec++ allows, |S| + 1.
         signal_bound: computed with the oracle, once all prompts have run.
+        stretches: by prompt id, computed with the oracle unless the first draft is a draft head.
         skipped: by prompt id, why the prompt cannot be run on this pair; such a prompt has no runs.
         failed: by label, why a peer could not finish its runs; runs that it finishes later take it back.
     """
@@ -191,6 +192,7 @@ class RunSet:
     costs: PassTimes | None = None
     oracle: dict[str, int] = field(default_factory=dict)
     signal_bound: SignalBound | None = None
+    stretches: dict[str, list[list[int]]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -204,6 +206,8 @@ class RunSet:
                 self.costs = record
             case OraclePasses():
                 self.oracle[record.prompt] = record.passes
+            case Stretches():
+                self.stretches[record.prompt] = record.turns
             case SignalBound():
                 self.signal_bound = record
             case Skipped():
@@ -235,6 +239,7 @@ RESULTS = LineFormat(
         "costs": PassTimes,
         "oracle": OraclePasses,
         "signal-bound": SignalBound,
+        "stretches": Stretches,
         "skipped": Skipped,
         "failed": Failed,
         "difference": RunDifference,

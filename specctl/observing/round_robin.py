@@ -15,7 +15,7 @@ from specctl.models.running.masks import WIDEST
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped
 from specctl.observing.identity import compare
-from specctl.observing.passes import PassMeter
+from specctl.observing.passes import WIDTHS, PassMeter
 from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet
 from specctl.peers.assisted import AssistedPeer
 from specctl.peers.measured import MeasuredPeer
@@ -65,7 +65,8 @@ class RoundRobin:
         settings_ = [one.setting for one in results.header.candidates if one.setting is not None]
         longest = max(one.longest_draft for one in settings_)
         trees = WIDEST if any(one.leaves is not None for one in settings_) else 0
-        self._meter = PassMeter(pair, context=128, widest=max(longest + 1, trees))
+        simulated = WIDTHS[-1] if results.header.oracle else 0  # the fastest draft length may be any
+        self._meter = PassMeter(pair, context=128, widest=max(longest + 1, trees, simulated))
 
     def _lane(self, candidate: Candidate) -> _Lane:
         if candidate.setting is None:

@@ -6,12 +6,7 @@ from itertools import count, islice
 import torch
 
 from specctl.models.running.runner import Runner, StateReader
-
-
-def wait(device: torch.device) -> None:
-    """Return when the device has finished all its work; immediately on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+from specctl.models.running.waiting import wait as wait
 
 
 def ordinary_tokens(number: int, eos: Set[int]) -> list[int]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from specctl.policies.base import Signal, StoppingPolicy
 from specctl.policies.leaves import Leaves
 from specctl.policies.registry import POLICIES
 from specctl.policies.trees import TreeSize
+
+Parallel = bool | Literal["force"]
+"""Whether a draft writes on while the target verifies; ``force`` even where they share a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Setting:
         leaves: how many leaves are verified beside the drafted tokens; only of the draft that the target verifies.
             None for none.
         tree: the size of the trees that the draft grows; None for chains.
+        parallel: whether the draft writes on while the target verifies, which takes a policy of `fixed_length`.
     """
 
     policy: str
@@ -38,6 +42,7 @@ class Setting:
     head_label: str | None = field(default=None, compare=False)
     leaves: Leaves | None = None
     tree: TreeSize | None = None
+    parallel: Parallel | None = None
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
@@ -75,10 +80,13 @@ class Setting:
 
     @property
     def _shape(self) -> str:
-        shapes = [f"({self.tree})"] if self.tree is not None else []
-        return "".join(
-            ["(once)" * self.once, *([f"(leaves={self.leaves})"] if self.leaves is not None else []), *shapes]
-        )
+        shapes = [
+            "(once)" * self.once,
+            f"(leaves={self.leaves})" if self.leaves is not None else "",
+            f"({self.tree})" if self.tree is not None else "",
+            "(parallel)" * bool(self.parallel),
+        ]
+        return "".join(shapes)
 
     @property
     def family(self) -> str:
@@ -94,6 +102,15 @@ class Setting:
     def drafts(self) -> bool:
         """Whether the top policy ever drafts."""
         return POLICIES[self.policy].drafts
+
+    @property
+    def fixed_length(self) -> bool:
+        """Whether the top policy drafts blocks of one length, or never.
+
+        Where the target verifies all the time there is no moment to choose for any other, and one that learns what a
+        round costs would learn of rounds that there are not.
+        """
+        return self.policy == "constant" or not self.drafts
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -119,8 +136,8 @@ class Setting:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The setting as a policy table, with ``head``, ``leaves``, ``tree`` and ``tree_beams``, ``pre_verify`` and the
-        lower ``draft`` if set."""
+        """The setting as a policy table, with ``head``, ``leaves``, ``tree`` and ``tree_beams``, ``parallel``,
+        ``pre_verify`` and the lower ``draft`` if set."""
         table: dict[str, Any] = {"name": self.policy, **dict(self.values)}
         if self.head is not None:
             table["head"] = self.head
@@ -128,6 +145,8 @@ class Setting:
             table["leaves"] = self.leaves
         if self.tree is not None:
             table |= {"tree": self.tree.tokens, "tree_beams": self.tree.beams}
+        if self.parallel is not None:
+            table["parallel"] = self.parallel
         if self.below is not None:
             table |= {"pre_verify": self.pre_verify, "draft": self.below.table}
         return table

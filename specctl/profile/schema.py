@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from specctl.errors import ProfileError
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaves import Leaves
+from specctl.policies.setting import Parallel
 from specctl.policies.trees import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
 from specctl.profile.embedded import head_path, model_path
 
@@ -130,6 +131,10 @@ class DraftTable(ModelTable):
     """How often the faster model drafts for one block: ``loop`` (the default), until the policy stops, or ``once``, so
     that the policy only limits the block's length."""
 
+    parallel: Parallel | None = None
+    """Whether the draft writes on while the target verifies, blocks of a ``constant`` policy's length; for a draft and
+    a target on different devices. ``force``: also where they share one."""
+
     @field_validator("pre_verify")
     @classmethod
     def _has_something_to_verify(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -162,6 +167,8 @@ class DraftTable(ModelTable):
             raise ValueError(
                 "cannot draft for a draft of trees: set tree = 0 in the table above, or leave this one out"
             )
+        if draft is not None and draft.parallel:
+            raise ValueError("cannot be parallel: only the draft that the target verifies can")
         return draft
 
     @model_validator(mode="before")
@@ -175,6 +182,25 @@ class DraftTable(ModelTable):
         if "model" in info.data and (kind == "lookup") != (info.data["model"] == LOOKUP):
             raise ValueError(f"does not fit model = {info.data['model']!r}; a lookup has no model")
         return kind
+
+    @field_validator("parallel")
+    @classmethod
+    def _drafts_fixed_blocks(cls, parallel: Parallel | None, info: ValidationInfo) -> Parallel | None:
+        policy = info.data.get("policy")
+        if parallel and policy is not None and not policy.setting.fixed_length:
+            raise ValueError(
+                'needs policy name = "constant": while the target verifies all the time, there is nothing for '
+                f"{policy.name} to decide"
+            )
+        if parallel and info.data.get("leaves") is not None:
+            raise ValueError("needs a draft without leaves")
+        if parallel and info.data.get("tree") is not None:
+            raise ValueError("needs a draft of chains: set tree = 0")
+        if parallel and info.data.get("draft") is not None:
+            raise ValueError("needs a draft that no other model drafts for")
+        if parallel and info.data.get("kind") == "lookup":
+            raise ValueError("needs a draft model: copying from the text takes no time that could be hidden")
+        return parallel or None
 
     @field_validator("leaves", "tree", "head", "draft")
     @classmethod
@@ -197,12 +223,14 @@ class DraftTable(ModelTable):
     def own_setting(self) -> Setting:
         """The setting of this level alone."""
         tree = None if self.tree is None else TreeSize(self.tree, self.tree_beams)
-        return replace(self.policy.setting, once=self.pre_verify == "once", leaves=self.leaves, tree=tree)
+        once = self.pre_verify == "once"
+        return replace(self.policy.setting, once=once, leaves=self.leaves, tree=tree, parallel=self.parallel)
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
         """The same models with another setting; models below the setting's last level get the policy ``none``."""
         policy = PolicyTable(name=setting.policy, **setting.all_values)
-        changed: dict[str, Any] = {"policy": policy, "leaves": setting.leaves, "tree": None}
+        shape = {"leaves": setting.leaves, "tree": None, "parallel": setting.parallel}
+        changed: dict[str, Any] = {"policy": policy, **shape}
         if setting.tree is not None:
             changed |= {"tree": setting.tree.tokens, "tree_beams": setting.tree.beams}
         if setting.head is not None:

@@ -12,6 +12,7 @@ from specctl.decoding import round as one_round
 from specctl.decoding import verification
 from specctl.decoding.sampling import Sampling, draw
 from specctl.decoding.verification import Verdict, verify, verify_greedy, verify_on_device
+from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
 
 BONUS, CORRECTION = ExtraToken.BONUS, ExtraToken.CORRECTION
@@ -196,3 +197,32 @@ def test_the_host_and_a_device_come_to_the_same_verdict(seed: int, count: int, s
     tokens = draw(drafted, seeded(seed + 1))
     found = verify(tokens, drafted, target, seeded(seed + 2))
     assert found == verify_on_device(tokens, drafted, target, seeded(seed + 2))
+
+
+@pytest.mark.usefixtures("somewhere")
+@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("kept", [(True,), (False,), (True, True, True), (True, False, True)])
+def test_without_a_row_behind_the_draft_nothing_follows_it(kept: tuple[bool, ...], verification: Verification) -> None:
+    tokens, drafted, target = forced(*kept)
+    whole = verify(tokens, drafted, target, seeded(0), verification)
+    found = verify(tokens, drafted, target[:-1], seeded(0), verification)
+    if all(kept):
+        assert found == replace(whole, extra=None, kind=None)
+        assert verify_greedy(tokens.tolist(), target[:-1].argmax(-1).tolist()) == Verdict(len(kept), None, None)
+    else:
+        assert found == whole
+        assert verify_greedy(tokens.tolist(), target[:-1].argmax(-1).tolist()) == replace(whole, chances=None)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from(["token", "block"]))
+@settings(deadline=None, derandomize=True)
+def test_without_a_row_behind_the_draft_host_and_device_agree(
+    seed: int, count: int, verification: Verification
+) -> None:
+    rows = torch.randn(2, count, 40, generator=seeded(seed))
+    target, drafted = Sampling(1.0).probs(rows[0]), Sampling(1.0).probs(rows.mean(0))
+    tokens = draw(drafted, seeded(seed + 1))
+    found = verify(tokens, drafted, target, seeded(seed + 2), verification)
+    there = verify_on_device(tokens, drafted, target, seeded(seed + 2), verification)
+    assert replace(found, chances=None) == replace(there, chances=None)
+    assert found.chances == pytest.approx(there.chances, abs=1e-4)

@@ -1,7 +1,7 @@
 import pytest
 
 from specctl.errors import ProfileError, UsageError
-from specctl.observing.candidate import candidate_record
+from specctl.observing.candidate import candidate_of, candidate_record
 from specctl.observing.field import competing_drafts, field_of
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
@@ -131,3 +131,31 @@ def test_every_candidate_competes_with_trees_too() -> None:
     with_tree = Profile(target=ModelTable(model="t"), draft=draft("a").model_copy(update={"tree": 9}))
     shapes = [one.label for one in field_of(competing_drafts([with_tree], [PolicyTable(name="svip")], [1])).candidates]
     assert shapes == ["none", "svip(tree=9)", "svip(leaves=1)"]
+
+
+def in_parallel() -> DraftTable:
+    return DraftTable(model="a", policy=PolicyTable(name="constant"), parallel=True)
+
+
+def test_a_draft_in_parallel_is_compared_with_simple_policies_in_turns() -> None:
+    profile = Profile(target=ModelTable(model="big"), draft=in_parallel())
+    field = field_of(competing_drafts([profile], []))
+    assert [one.label for one in field.candidates] == ["none", "constant(parallel)", "constant", "heuristic"]
+    assert [one.parallel for one in field.candidates] == [False, True, False, False]
+    assert [table.model for table in field.drafts] == ["a"]
+
+
+def test_of_the_policies_named_only_those_of_fixed_length_stay_parallel() -> None:
+    profile = Profile(target=ModelTable(model="big"), draft=in_parallel())
+    policies = [PolicyTable(name="constant", draft_length=2), PolicyTable(name="svip")]  # type: ignore[call-arg]
+    field = field_of(competing_drafts([profile], policies))
+    assert [one.label for one in field.candidates] == ["none", "constant:draft_length=2(parallel)", "svip"]
+
+
+@pytest.mark.parametrize("parallel", [True, "force"])
+def test_a_results_file_knows_who_was_parallel(parallel: bool | str) -> None:
+    table = in_parallel().model_copy(update={"parallel": parallel})
+    (_, found) = field_of([table]).candidates
+    assert candidate_of(candidate_record(found)) == found
+    assert found.setting is not None
+    assert found.setting.parallel == parallel

@@ -22,6 +22,7 @@ from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.cores import CoreTime
 from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
+from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import Threads, choose
@@ -86,6 +87,18 @@ class Pair:
     def lower(self) -> "Pair":
         """The pair in which the first draft is the target of the drafts below it."""
         return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:], above=())
+
+    def devices(self, draft: int | None) -> frozenset[str]:
+        """The devices on which the weights of a draft are, or of the target for None."""
+        runner = self.target if draft is None else self.drafts[draft]
+        found = {str(runner.device)}
+        if draft is None or not isinstance(runner, StateReader | LookupRunner):
+            before = self.drafts[:draft] if draft is not None else ()
+            place = 0 if draft is None else 1 + sum(not isinstance(one, StateReader | LookupRunner) for one in before)
+            # What onnxruntime runs has no weights in torch.
+            weights = [weight for model in self.models[place : place + 1] for weight in model.parameters()]
+            found |= {str(weight.device) for weight in weights if not weight.is_meta}
+        return frozenset(found)
 
     @property
     def preparing_seconds(self) -> float | None:

@@ -1,0 +1,185 @@
+"""Drafting and verifying at the same time, on two devices: PEARL (Liu et al., arXiv 2408.11850).
+
+While the target reads the draft tokens that wait for it, the draft writes the next K behind them, as if all of them
+will be accepted. A target pass over M waiting tokens gives its distribution at each of them and at the place behind,
+where the first new draft token stands, so it verifies M + 1 tokens:
+
+- All are accepted: the other K - 1 new tokens wait for the next pass, which goes on from there.
+- One is rejected: the target's correction takes its place and whatever was drafted behind it is discarded.
+
+The paper's pre-verify mode is the pass for which nothing waits (M = 0) and its post-verify mode any other (M = K - 1).
+There is no bonus token: the draft has been at that place already. Each token is verified once, by coins of its own;
+the published code tosses one coin for two tokens, so that what it samples does not follow the target's distribution.
+"""
+
+from collections.abc import Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.round import NOTHING, judge
+from specctl.decoding.sampling import Sampling, offspring
+from specctl.errors import ProfileError
+from specctl.models.loading.pair import Pair
+from specctl.models.running.engines import engine_name
+from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.waiting import wait
+from specctl.policies import Setting
+from specctl.records import Round, StopReason
+
+
+class ParallelDrafter(ModelDrafter):
+    """A draft model that `specctl.decoding.loop.decode` lets draft on a thread of its own while its verifier reads.
+
+    Its draws come from a generator of its own, also where verifier and draft are on one device: what a seed gives must
+    not depend on which of the two is quicker.
+    """
+
+    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
+        super().begin(sampling, eos, None if generator is None else offspring(generator, self.runner.device))
+
+
+class ParallelRounds:
+    """The rounds of one sequence; each is one target pass with the drafting that went on meanwhile.
+
+    A round's ``steps`` are the draft tokens whose fate it decided: those that were verified and, after a rejection, all
+    that were discarded unread. So over the rounds of a sequence that was not ended from outside every draft token
+    counts once.
+
+    Args:
+        target, drafter: with caches that hold any prefix of the prompt but its last token.
+        prompt: at least one id.
+        end: the most tokens of the text, prompt included.
+        sampling: how tokens are drawn.
+        eos: ids that end the sequence.
+        generator: for the target's draws, on its device.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        drafter: ParallelDrafter,
+        prompt: Sequence[int],
+        end: int,
+        sampling: Sampling,
+        eos: Set[int],
+        generator: torch.Generator | None,
+    ) -> None:
+        self._target, self._drafter = target, drafter
+        self._sampling, self._eos, self._generator = sampling, eos, generator
+        self._text, self._settled, self._end = list(prompt), len(prompt), end
+        self._waiting = NOTHING  # the draft tokens of the text that are not settled
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Round]:
+        index = 0
+        try:
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as thread:
+                while self._settled < self._end and not self._ended:
+                    yield self._round(index, thread)
+                    index += 1
+        finally:
+            # Whatever happened, the thread has written its block and ended: nothing else uses the caches.
+            self._target.rollback(self._settled)
+            self._drafter.rollback(self._settled)
+
+    def _round(self, index: int, thread: ThreadPoolExecutor) -> Round:
+        waiting, room = len(self._waiting.tokens), self._end - len(self._text)
+        idle = StopReason.EOS if waiting and self._text[-1] in self._eos else StopReason.BUDGET if not room else None
+        # Without a new token the pass need not read the last waiting one.
+        verified, last = (waiting + 1, None) if idle is None else (waiting, -1)
+        began = perf_counter()
+        drafting = None if idle else thread.submit(_timed_draft, self._drafter, self._text, room)
+        forward = self._target.extend(self._text[self._target.length : last], keep=verified)
+        wait(self._target.device)  # costs nothing: the draft is needed next
+        passed = perf_counter()
+        block, busy = (NOTHING, 0.0) if drafting is None else drafting.result()
+        drafted = perf_counter()
+        draft = _joined(self._waiting, block)
+        verdict, _ = judge(_part(draft, slice(verified)), forward, self._sampling, self._generator)
+        judged = perf_counter()
+        steps = draft.steps[:verified] if verdict.extra is None else draft.steps
+        round_ = Round(
+            index=index,
+            steps=tuple(replace(step, index=number) for number, step in enumerate(steps, start=1)),
+            accepted=verdict.accepted,
+            extra=verdict.extra,
+            extra_kind=verdict.kind,
+            stop=idle or block.stop,
+            threshold=block.threshold,
+            draft_seconds=drafted - passed,
+            verify_seconds=passed - began + judged - drafted,
+            total_seconds=judged - began,
+            chances=verdict.chances,
+            overlap_seconds=max(0.0, busy - (drafted - passed)),
+        )
+        self._text += block.tokens
+        self._settled += verdict.accepted
+        self._target.rollback(self._settled)
+        if verdict.extra is None:
+            self._waiting = _part(draft, slice(verified, None))
+        else:
+            self._drafter.rollback(self._settled)
+            self._text[self._settled :] = [verdict.extra]
+            self._settled += 1
+            self._waiting = NOTHING
+        self._ended = self._text[self._settled - 1] in self._eos
+        return round_
+
+
+def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
+    """Raise ProfileError if a draft cannot write while the target reads.
+
+    Args:
+        pair: loaded models.
+        setting: its policy, and whether the two may share a device.
+        draft: its index.
+    """
+    if not setting.fixed_length:
+        raise ProfileError(
+            "[draft] parallel: while the target verifies all the time, there is nothing for "
+            f"{setting.policy} to decide",
+            "take constant, or leave out parallel",
+        )
+    if isinstance(pair.drafts[draft], StateReader):
+        raise ProfileError(
+            "[draft] parallel: a draft head drafts from what the target has read, so it has to wait for it",
+            "leave out parallel",
+        )
+    if any(engine_name(runner).startswith("graph") for runner in (pair.target, pair.drafts[draft])):
+        raise ProfileError(
+            "[draft] parallel: CUDA captures no graph while another thread uses it",
+            'set engine = "static" or "eager", or leave out parallel',
+        )
+    shared = pair.devices(None) & pair.devices(draft)
+    if shared and setting.parallel != "force":
+        raise ProfileError(
+            f"[draft] parallel: target and draft share {min(shared)}, where they would slow each other down",
+            'name another with device = "..." in [target] or [draft], leave out parallel, or set parallel = "force" to '
+            "do it all the same",
+        )
+
+
+def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float]:
+    """A draft of at most ``room`` tokens behind ``text``, and the seconds it took."""
+    began = perf_counter()
+    with torch.inference_mode():  # each thread has a mode of its own
+        draft = drafter.draft(text, room)
+    return draft, perf_counter() - began
+
+
+def _joined(first: Draft, second: Draft) -> Draft:
+    """One draft of two, the second behind the first."""
+    if not first.tokens or not second.tokens:
+        return first if first.tokens else second
+    probs = None if first.probs is None or second.probs is None else torch.cat([first.probs, second.probs])
+    return Draft([*first.tokens, *second.tokens], probs, (*first.steps, *second.steps), second.stop)
+
+
+def _part(draft: Draft, part: slice) -> Draft:
+    """Some of a draft's tokens."""
+    probs = None if draft.probs is None else draft.probs[part]
+    return Draft(draft.tokens[part], probs, draft.steps[part], draft.stop)

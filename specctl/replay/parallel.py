@@ -1,0 +1,127 @@
+"""Drafting in parallel on a trace: the steps of PEARL (arXiv 2408.11850), and their time on two devices. No torch here.
+
+What verification reads is the same as in turns, token after token to the first rejected one, so the text is cut into
+*stretches*: from where the draft begins afresh to the token that the target corrects, or to the end of the text. A
+stretch of V tokens, V - 1 of them accepted, takes
+
+    1 + ceil((V - 1) / K)   steps in parallel: the first verifies one token, each further one K more
+    ceil(V / (K + 1))       rounds in turns: each verifies K tokens and adds one
+
+of blocks of K tokens, and both write V tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+from specctl.errors import UsageError
+from specctl.replay.costs import CostTable
+from specctl.replay.grid import DraftGrid
+from specctl.replay.traces import Trace
+
+
+def stretches(trace: Trace) -> list[int]:
+    """V of each stretch of a trace.
+
+    Raises:
+        UsageError: the trace is a draft head's, which cannot draft while its verifier reads.
+    """
+    if isinstance(trace.draft, DraftGrid):
+        raise UsageError("a draft head drafts from what the target has read, so never in parallel")
+    return cut([place for place, accepted in enumerate(trace.draft.accepted) if not accepted], len(trace.tokens))
+
+
+def cut(rejected: Iterable[int], end: int) -> list[int]:
+    """V of each stretch of a text of ``end`` tokens, from the places at which the draft token is rejected."""
+    borders = [0, *(place + 1 for place in rejected), end]
+    return [after - before for before, after in pairwise(borders) if after > before]
+
+
+def parallel_steps(stretch: int, block: int) -> int:
+    """Target passes for a stretch of V tokens, in parallel with blocks of K."""
+    return 1 + ceil((stretch - 1) / block)
+
+
+def rounds_in_turns(stretch: int, block: int) -> int:
+    """Target passes for a stretch of V tokens, in turns with blocks of K: the policy ``constant``, greedily."""
+    return ceil(stretch / (block + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """How long texts would take with one draft length.
+
+    Attributes:
+        parallel: whether target and draft work at the same time, else in turns.
+        block: K, the tokens that the draft writes in each step.
+        ratio: whether K is t_target / t_draft, rounded; else it is the fastest.
+        steps, tokens: target passes, and tokens of the texts.
+        milliseconds: of all steps.
+    """
+
+    parallel: bool
+    block: int
+    ratio: bool
+    steps: int
+    tokens: int
+    milliseconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1e3 * self.tokens / self.milliseconds
+
+
+class TwoDevices:
+    """The time of steps in which the draft writes K tokens while the target reads, each on a device of its own.
+
+    A step takes as long as the slower of both and as it takes to synchronise them: max(K t_draft, t_target(M)) + sync,
+    M = 1 in the first step of a stretch and K in every other. That neither slows the other down is an assumption, and
+    so is ``sync_ms``.
+
+    Args:
+        costs: times of the draft, and of target passes by width, on the devices that they are to have.
+        sync_ms: milliseconds to synchronise the two, in every step.
+        widest: the widest target pass that was measured.
+    """
+
+    def __init__(self, costs: CostTable, sync_ms: float, widest: int) -> None:
+        self._seconds = costs.clock(())
+        self.sync_ms, self.widest = sync_ms, widest
+
+    def simulate(self, stretches: Sequence[int]) -> list[Simulated]:
+        """In turns with the fastest K, in parallel with K = t_target / t_draft, and in parallel with the fastest K.
+
+        Args:
+            stretches: V of each, at least one.
+        """
+        blocks = range(1, self.widest + 1)
+        turns = min((self._in_turns(stretches, block) for block in blocks[: self.widest - 1]), key=_time, default=None)
+        draft, target = self._draft_ms(1), self._target_ms(1)
+        ratio = min(max(1, round(target / draft)), self.widest) if draft else self.widest
+        both = [
+            self._in_parallel(stretches, ratio, ratio=True),
+            min((self._in_parallel(stretches, block) for block in blocks), key=_time),
+        ]
+        return both if turns is None else [turns, *both]
+
+    def _in_parallel(self, stretches: Iterable[int], block: int, *, ratio: bool = False) -> Simulated:
+        steps = [parallel_steps(stretch, block) for stretch in stretches]
+        first, other = (max(self._draft_ms(block), self._target_ms(width)) + self.sync_ms for width in (1, block))
+        ms = len(steps) * first + (sum(steps) - len(steps)) * other
+        return Simulated(True, block, ratio, sum(steps), sum(stretches), ms)
+
+    def _in_turns(self, stretches: Iterable[int], block: int) -> Simulated:
+        rounds = sum(rounds_in_turns(stretch, block) for stretch in stretches)
+        ms = rounds * (self._draft_ms(block) + self._target_ms(block + 1))
+        return Simulated(False, block, False, rounds, sum(stretches), ms)
+
+    def _draft_ms(self, tokens: int) -> float:
+        return 1e3 * self._seconds(0, tokens)[0]
+
+    def _target_ms(self, width: int) -> float:
+        return 1e3 * self._seconds(0, width - 1)[1]
+
+
+def _time(simulated: Simulated) -> float:
+    return simulated.milliseconds
