@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from specctl import __main__ as entry
+from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.conversation.slash import SLASHES
 from specctl.policies import POLICIES
 from specctl.profile.embedded import model_path
@@ -240,6 +241,12 @@ def test_settings_are_those_of_the_policies() -> None:
         }
         shown = re.sub(r", (?=\w+ = )", "\n", written[name].replace("(none)", ""))
         assert tomllib.loads(shown) == defaults, name
+
+
+def test_the_papers_policies_are_those_that_bench_runs() -> None:
+    rows = next(rows for headings, rows in tables(ROOT / "docs/bench.md") if headings == ["candidate", "settings of"])
+    written = {name: row[1] for row in rows for name in quoted(row[0])}
+    assert written == {entrant.label: entrant.source for entrant in PAPERS} | PEERS
 
 
 def test_every_slash_command_is_listed_as_help_shows_it() -> None:
