@@ -32,8 +32,8 @@ class Bandit(Rule):
     A policy observes the rounds that it drafted and no others: a length or threshold that adapts is moved by how its
     own drafts fared. Which policy drafts depends on earlier rounds alone, so the output keeps the target's
     distribution. ``arms`` are policies as ``--policy`` names them; each keeps the token at which it stops.
-    ``max_draft`` is the longest draft of any. ``carry_over`` keeps the rewards from one sequence to the next; what the
-    arms themselves keep is up to their own settings.
+    ``max_draft`` is the longest draft of any. ``carry_over`` keeps the rewards from one sequence to the next, so that
+    when sampling a seed's text depends on the sequences before it; what the arms keep is up to their own settings.
     """
 
     arms: Annotated[tuple[str, ...], MinLen(2)] = TRAINING_FREE
