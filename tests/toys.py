@@ -387,6 +387,7 @@ STOPPING: dict[str, dict[str, object]] = {
     "max-confidence": {"threshold": 0.5, "eps": 0.3},
     "adaedl": {"threshold": 0.3, "eps": 0.3},
     "specdec++": {"threshold": 0.6},
+    "bandit": {"arms": ("svip:c=1.0,threshold=1.2", "max-confidence:threshold=0.5,eps=0.3", "heuristic")},
 }
 
 

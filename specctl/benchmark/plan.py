@@ -1,6 +1,6 @@
 """How a benchmark is to be run. No torch here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,13 @@ class Plan:
         lengths: token limits; every prompt is run to each of them.
         repeats: how often every prompt is run.
         oracle: whether to compute the bounds of greedy decoding.
+        papers: where the papers' policies are compared, which of them the pair cannot run, and why.
     """
 
     lengths: Sequence[int]
     repeats: int = 1
     oracle: bool = False
+    papers: Mapping[str, str] | None = None
 
 
 def require_same(old: Header, profile: Profile, field: Field, suite: Suite, plan: Plan, path: Path) -> None:

@@ -84,6 +84,7 @@ def run_benchmark(
         repeats=plan.repeats,
         lengths=list(plan.lengths),
         oracle=plan.oracle,
+        papers=None if plan.papers is None else dict(plan.papers),
         drafts=names,
     )
     results = earlier or RunSet(header)

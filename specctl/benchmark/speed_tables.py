@@ -20,7 +20,7 @@ def speed_table(digest: Digest) -> Table:
             show_interval(summary.speedup and summary.speedup.of_totals),
             show_interval(summary.speedup and summary.speedup.of_prompts),
             number(summary.latency.ttft_ms and summary.latency.ttft_ms.mean, 1),
-            _count_differing(digest, summary.candidate),
+            count_differing(digest, summary.candidate),
         )
         for summary in digest.overall
     )
@@ -152,7 +152,8 @@ def _rates(summary: Summary) -> tuple[str, ...]:
     )
 
 
-def _count_differing(digest: Digest, candidate: str) -> str:
+def count_differing(digest: Digest, candidate: str) -> str:
+    """In how many runs greedy tokens differ from the baseline's; unknown when sampling."""
     if digest.compared is None:
         return UNKNOWN
     return str(sum(run.candidate == candidate for run, _ in digest.differing))

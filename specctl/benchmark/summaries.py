@@ -26,6 +26,7 @@ class Summary:
     Attributes:
         prompts, runs: number that the candidate finished.
         speedup: None if the baseline finished none of these prompts.
+        draft_rate: forward passes of the first draft for each generated token; None if nothing was drafted.
         acceptance_rate, redundancy, draft_length, accepted_length: None if nothing was drafted.
         draft_length, accepted_length: over the rounds in which a draft ran.
         nodes, leaf_rate: tokens verified, over the same rounds, and the share of them in which a leaf was accepted;
@@ -44,6 +45,7 @@ class Summary:
     acceptance_rate: float | None
     mean_acceptance_length: float | None
     verification_rate: float | None
+    draft_rate: float | None
     discard_rate: float | None
     redundancy: float | None
     draft_length: Spread | None
@@ -73,7 +75,9 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
     metrics = metrics_of(counted)
     drafting = [round_ for run in counted for round_ in run.rounds if round_.stop is not None]
     seen, drafted = metrics.rounds > 0, metrics.drafted > 0
-    passes = sum(turn.target_forwards for run in counted for turn in run.turns)
+    turns = [turn for run in counted for turn in run.turns]
+    passes = sum(turn.target_forwards for turn in turns)
+    draft_passes = sum(turn.draft_forwards for turn in turns)
     return Summary(
         candidate=runs[0].candidate,
         prompts=len({run.prompt for run in runs}),
@@ -85,6 +89,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
         mean_acceptance_length=metrics.mean_acceptance_length if seen else None,
         # The passes of a peer are counted by hooks on the models, since its rounds are not visible.
         verification_rate=passes / metrics.generated_tokens if passes and metrics.generated_tokens else None,
+        draft_rate=draft_passes / metrics.generated_tokens if draft_passes and metrics.generated_tokens else None,
         discard_rate=metrics.discard_rate if seen else None,
         redundancy=1 - metrics.acceptance_rate if drafted else None,
         draft_length=_spread([round_.drafted for round_ in drafting]),

@@ -5,6 +5,7 @@ from typing import Any
 
 from specctl.benchmark.cost_tables import cost_table, level_table, parallel_table
 from specctl.benchmark.digest import Digest
+from specctl.benchmark.paper_table import paper_table
 from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
 from specctl.benchmark.verdict import verdict
 from specctl.observing.results import OF_HIERARCHIES, RESULTS, as_record
@@ -18,6 +19,7 @@ def tables(digest: Digest) -> list[Table]:
     """All tables that the results can fill, in reading order."""
     return [
         speed_table(digest),
+        *([paper_table(digest)] if digest.results.header.papers is not None else []),
         latency_table(digest),
         drafting_table(digest),
         share_table(digest),

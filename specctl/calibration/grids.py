@@ -21,6 +21,7 @@ SIMPLEST = (
     "self-verify",
     "adaedl",
     "cost-optimal",
+    "bandit",
     "confidence",
     "specdec++",
 )

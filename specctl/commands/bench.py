@@ -1,11 +1,11 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from specctl.commands.bench_results import show_comparison, show_results
 from specctl.commands.benching import run_field
 from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.options import (
@@ -37,10 +37,6 @@ from specctl.commands.options import (
 )
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
-from specctl.terminal.output import tell, write_out
-
-if TYPE_CHECKING:
-    from specctl.observing.results import RunSet
 
 
 def bench(
@@ -57,6 +53,14 @@ def bench(
             "The baseline none always runs.",
         ),
     ] = None,
+    papers: Annotated[
+        bool,
+        typer.Option(
+            "--papers",
+            help="Also measure the policies of the papers with their papers' settings, and transformers' assisted "
+            "generation, as far as the pair can run them.",
+        ),
+    ] = False,
     leaves: Annotated[
         list[str] | None,
         typer.Option(
@@ -166,7 +170,7 @@ def bench(
     """Compare the speed of policies with each other and with the target alone, taking turns prompt by prompt."""
     if compare is not None:
         _require_alone(ctx, "compare", "json_", "quiet")
-        _compare(*compare, json_)
+        show_comparison(*compare, json_)
         return
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
@@ -178,12 +182,13 @@ def bench(
         if from_ is not None:
             open_report(outputs, report)
             outputs.folder("answers", spec_bench_out, ANSWER_FILES)
-            _show(read_results(from_), report, spec_bench_out, json_, quiet, sync_ms)
+            show_results(read_results(from_), report, spec_bench_out, json_, quiet, sync_ms)
             return
         if resume and output is None:
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
         from rich.console import Console
 
+        from specctl.benchmark.lineup import lineup
         from specctl.benchmark.plan import Plan
         from specctl.observing.field import competing_drafts, field_of
         from specctl.peers.launch import launches, paths_by_peer
@@ -209,6 +214,10 @@ def bench(
         competing = competing_drafts(profiles, policies, *shapes)
         prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, profiles[0].sampling.seed)
         peers = [parse_peer(text) for text in peer or []]
+        left_out = None
+        if papers:
+            line = lineup(profiles[0], oracle=oracle)
+            competing, peers, left_out = [*competing, *line.tables], [*peers, *line.peers], line.left_out
         folders = paths_by_peer("--peer-models", peer_models or [], peers)
         programs = paths_by_peer("--peer-program", peer_program or [], peers)
         field = field_of(competing, peers, launches(peers, folders, programs))
@@ -224,7 +233,7 @@ def bench(
             raise UsageError("--oracle is a bound for chains", "leave it out, or the trees")
         if oracle:
             require_models(field.drafts[:1], "--oracle", "leave it out, or name a profile with a draft model first")
-        plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle)
+        plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle, left_out)
         for each in found:
             spare_profile(outputs, each)
         file = outputs.file("output", output, resumed=resume)
@@ -232,7 +241,7 @@ def bench(
         outputs.folder("answers", spec_bench_out, ANSWER_FILES)
         shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
         results = run_field(profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head)
-        _show(results, report, spec_bench_out, json_, quiet, sync_ms)
+        show_results(results, report, spec_bench_out, json_, quiet, sync_ms)
 
 
 def _require_alone(ctx: typer.Context, option: str, *allowed: str) -> None:
@@ -251,53 +260,3 @@ def _lengths(text: str | None) -> list[int]:
     if any(length < 1 for length in lengths):
         raise UsageError(f"--lengths {text} is not a list of positive numbers", "e.g. --lengths 128,256,512")
     return sorted(set(lengths))
-
-
-def _compare(a: Path, b: Path, as_document: bool) -> None:
-    from rich.console import Console
-
-    from specctl.benchmark.comparison import compare_files
-    from specctl.benchmark.comparison_tables import comparison_json, comparison_tables
-    from specctl.files import write_line
-    from specctl.reporting.console import cell, print_tables
-
-    comparison = compare_files(a, b)
-    if as_document:
-        write_line(sys.stdout, comparison_json(comparison))
-        return
-    console = Console()
-    print_tables(console, comparison_tables(comparison))
-    if not console.is_terminal:
-        write_out("")
-    for compared in comparison.candidates:
-        console.print(cell(compared.verdict, "bold"), soft_wrap=True)
-
-
-def _show(
-    results: "RunSet", report: Path | None, answers: Path | None, as_document: bool, quiet: bool, sync_ms: float
-) -> None:
-    from rich.console import Console
-
-    from specctl.benchmark import tables
-    from specctl.benchmark.digest import digest
-    from specctl.benchmark.verdict import verdict
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
-
-    whole = digest(results, sync_ms)
-    if as_document:
-        write_line(sys.stdout, tables.as_json(whole))
-    else:
-        print_tables(Console(), tables.tables(whole))
-        write_out(verdict(whole))
-    written: list[Path] = []
-    if report is not None:
-        from specctl.benchmark.report import write_report
-
-        written += write_report(whole, report)
-    if answers is not None:
-        from specctl.benchmark.spec_bench import write_answers
-
-        written += write_answers(results, answers)
-    for path in written if not quiet else []:
-        tell(f"wrote {path}")

@@ -26,6 +26,7 @@ def run_field(
     foreign_head: bool,
 ) -> "RunSet":
     """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish."""
+    from specctl.benchmark.lineup import left_out_lines
     from specctl.benchmark.plan import require_same
     from specctl.observing.results import BASELINE, RESULTS, read_results
     from specctl.peers.names import ASSISTED
@@ -39,6 +40,8 @@ def run_field(
         earlier = read_results(output.path)
         require_same(earlier.header, profile, field, suite, plan, output.path)
     expected = len(suite.prompts) * len(field.candidates) * sum(plan.lengths) * plan.repeats
+    for line in left_out_lines(plan.papers or {}):
+        note(console, line)
     with ExitStack() as stack:
         processes = {
             label: stack.enter_context(PeerProcess(label, launch.command)) for label, launch in field.launches.items()

@@ -54,7 +54,7 @@ class TreeDrafter(ModelDrafter):
         self.size = size
         self._tree = BeamTree()
         self._places = {ROOT: 0}  # the number of each token that was read, among those of the runner's tree
-        self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the law at each of them
+        self._known: dict[int, tuple[float, float]] = {}  # entropy and top probability of the law at each of them
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
@@ -89,7 +89,7 @@ class TreeDrafter(ModelDrafter):
         found = self._laws_of(forward)
         if self._previous is not None:
             laws = zip(found.signals["entropy"], found.signals["top_prob"], strict=True)
-            self._known |= dict(zip(beams, laws, strict=True))
+            self._known.update(zip(beams, laws, strict=True))
         numbers = {"token": found.ids[0][0], **{name: values[0] for name, values in found.signals.items()}}
         if self._head is not None:
             numbers["accept_prob"] = self._accept_prob(beams[0], forward)

@@ -156,6 +156,7 @@ class Header(Facts):
         candidates: the candidates of the benchmark.
         repeats, lengths: how often every prompt is run, and with which token limits.
         oracle: whether `RunSet.oracle` is wanted.
+        papers: of a comparison of the papers' policies, those that the pair could not run, by name, and why.
         drafts: names of the loaded draft models; empty for a single draft.
     """
 
@@ -166,6 +167,7 @@ class Header(Facts):
     repeats: int
     lengths: list[int]
     oracle: bool = False
+    papers: dict[str, str] | None = None
     drafts: list[str] = field(default_factory=list)
 
     def candidate(self, label: str) -> Candidate:

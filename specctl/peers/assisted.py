@@ -9,11 +9,15 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from specctl.errors import UsageError
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.found import find_head
 from specctl.models.loading.hushing import hushed
+from specctl.models.loading.memory import load_config
 from specctl.models.loading.pair import Pair
 from specctl.peers.completion import completion_of
 from specctl.peers.names import ASSISTED
-from specctl.profile.schema import SamplingTable
+from specctl.peers.process import PeerError
+from specctl.profile.schema import DraftTable, ModelTable, SamplingTable
 from specctl.records import Completion, Round
 
 
@@ -39,6 +43,23 @@ class _Counter:
 
     def _seen(self, *_: object) -> None:
         self.count += 1
+
+
+def pairing_obstacle(target: ModelTable, draft: DraftTable) -> str | None:
+    """Why transformers cannot pair a draft with a target, as the end of a sentence, told from their files alone.
+
+    Raises:
+        ModelError: a model cannot be found.
+    """
+    if draft.is_lookup or find_head("draft", draft, ("target", target)) is not None:
+        return "transformers drafts with a whole model only"
+    widths = [
+        load_config(locate(table, role), table.trust_remote_code).get_text_config(decoder=True).vocab_size
+        for role, table in (("target", target), ("draft", draft))
+    ]
+    if widths[0] == widths[1]:
+        return None
+    return f"transformers needs logits of equal width, and these have {widths[0]} and {widths[1]} columns"
 
 
 class AssistedPeer:
@@ -79,6 +100,7 @@ class AssistedPeer:
 
         Raises:
             RecordError: the prompt leaves no room in the context.
+            PeerError: transformers does not run these models so.
         """
         target, draft = self._pair.models[:2]
         eos = sorted(self._pair.eos)
@@ -98,7 +120,10 @@ class AssistedPeer:
         with hushed():
             began = perf_counter()
             ids = torch.tensor([prompt], device=self._pair.target.device)
-            output = generate(ids, assistant_model=draft, generation_config=config, streamer=streamer)
+            try:
+                output = generate(ids, assistant_model=draft, generation_config=config, streamer=streamer)
+            except (NotImplementedError, ValueError) as error:  # for example of a model with a recurrent state
+                raise PeerError(f"transformers' assisted generation cannot run this pair: {error}") from error
             tokens = output[0, len(prompt) :].tolist()
             ended = perf_counter()
         target_passes, draft_passes = (

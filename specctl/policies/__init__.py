@@ -13,7 +13,7 @@ from specctl.policies.base import (
     StoppingPolicy,
 )
 from specctl.policies.drafting import collect_phase, draft_phase
-from specctl.policies.registry import POLICIES
+from specctl.policies.known import POLICIES
 from specctl.policies.setting import NONE, Setting, nested
 
 __all__ = [

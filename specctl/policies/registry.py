@@ -1,4 +1,4 @@
-"""Every stopping policy by its name in profiles, flags and files."""
+"""The stopping policies that decide by themselves, by name."""
 
 from specctl.policies.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.base import Rule
@@ -10,7 +10,7 @@ from specctl.policies.self_verify import SelfVerify
 from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
 
-POLICIES: dict[str, type[Rule]] = {
+RULES: dict[str, type[Rule]] = {
     "none": NoDraft,
     "constant": Constant,
     "heuristic": Heuristic,

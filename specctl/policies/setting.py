@@ -1,12 +1,13 @@
 """A setting: which policy stops each draft, and with what values."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from specctl.policies.base import Signal, StoppingPolicy
+from specctl.policies.known import POLICIES
 from specctl.policies.leaves import Leaves
-from specctl.policies.registry import POLICIES
 from specctl.policies.trees import TreeSize
 
 Parallel = bool | Literal["force"]
@@ -51,7 +52,7 @@ class Setting:
         A policy that this version does not know, for example from an older results file, keeps all its settings.
         """
         name = table["name"]
-        given = {key: value for key, value in table.items() if key != "name"}
+        given = {key: _value(value) for key, value in table.items() if key != "name"}
         defaults = _defaults(name) if name in POLICIES else {}
         known = [(key, given.pop(key)) for key in defaults if key in given]
         return cls(name, (*(pair for pair in known if pair[1] != defaults[pair[0]]), *given.items()))
@@ -180,10 +181,17 @@ def _defaults(policy: str) -> dict[str, Any]:
     return {item.name: item.default for item in fields(POLICIES[policy]) if item.init}  # type: ignore[arg-type]
 
 
+def _value(value: Any) -> Any:
+    """A value as the policy has it: files have lists in the place of tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _text(value: Any) -> str:
     """A value as ``--policy`` accepts it; a float in the shortest form that is still the same number."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return json.dumps(value, separators=(",", ":"))
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
     return str(value)

@@ -1,34 +1,20 @@
 """Values from outside the profile file: the environment, ``--set`` and flags."""
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specctl.errors import ProfileError
-from specctl.nesting import too_deep
+from specctl.policies.text import parse_value
 from specctl.profile.layers import Layer
 from specctl.profile.schema import LOOKUP, LOOKUP_POLICY
 from specctl.profile.wording import Key, dotted
 
 ENVIRONMENT_PREFIX = "SPECCTL_"
-_LONGEST_NUMBER = 20
-"""Characters of an integer of 64 bits."""
 _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG"}
 PAIR_POLICY = "cost-optimal"
 """The policy of a pair without a profile: it has no threshold to find for the pair, and where drafting does not pay it
 drafts next to nothing."""
 _FLAG_NAMES = {"target.model": "--target", "draft.model": "--draft"}
-
-
-def parse_value(text: str) -> Any:
-    """A text as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    if too_deep(parsed) or (len(text) > _LONGEST_NUMBER and isinstance(parsed.get("value"), int)):
-        return text
-    return parsed["value"] if parsed.keys() == {"value"} else text
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:

@@ -2,9 +2,9 @@
 
 import dataclasses
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from specctl.policies import POLICIES
 
@@ -23,12 +23,18 @@ def settings_model(policy: str) -> type[BaseModel]:
     cls = POLICIES[policy]
     hints = get_type_hints(cls, include_extras=True)
     fields: dict[str, Any] = {
-        field.name: (hints[field.name], _default(field))
+        field.name: (_from_toml(hints[field.name]), _default(field))
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]
         if field.init and not field.name.startswith("_")
     }
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return create_model(f"{cls.__name__}Settings", __config__=config, **fields)
+
+
+def _from_toml(hint: Any) -> Any:
+    """A field's type as a table has it: TOML knows lists, a setting is a tuple, which can be hashed."""
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return Annotated[hint, Field(strict=False)] if get_origin(bare) is tuple else hint
 
 
 def _default(field: "dataclasses.Field[Any]") -> Any:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specctl.errors import ProfileError
+from specctl.policies.text import policy_table
 from specctl.profile.discovery import (
     DEFAULT_PROFILE,
     HERE,
@@ -21,7 +22,7 @@ from specctl.profile.discovery import (
 )
 from specctl.profile.document import Document, read
 from specctl.profile.layers import Layer, Layers
-from specctl.profile.overrides import environment_layer, flag_layer, pair_layer, pair_name, parse_value, set_layer
+from specctl.profile.overrides import environment_layer, flag_layer, pair_layer, pair_name, set_layer
 from specctl.profile.replaced_models import outdated, replaced_models
 from specctl.profile.schema import Profile
 from specctl.profile.validation import check_policy, validate
@@ -155,13 +156,10 @@ def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
     Raises:
         ProfileError: the text has another form, or the policy or its settings are wrong.
     """
-    name, _, settings = text.partition(":")
-    policy: dict[str, Any] = {"name": name.strip()}
-    for setting in settings.split(",") if settings else []:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip() or key.strip() == "name":
-            raise ProfileError(f"{place} {text}: expected NAME:KEY=VALUE,...", "For example: svip:threshold=0.4")
-        policy[key.strip()] = parse_value(value.strip())
+    try:
+        policy = policy_table(text)
+    except ValueError as error:
+        raise ProfileError(f"{place} {text}: {error}", "For example: svip:threshold=0.4") from error
     check_policy(policy, f"{place} {text}")
     return policy
 

@@ -1,6 +1,6 @@
 """From a merged table to a `Profile`, or to a list of every mistake in the table."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails
 
 from specctl.errors import ProfileError
 from specctl.policies import LOOKUP_SIGNALS, POLICIES
+from specctl.policies.text import policy_table
 from specctl.profile.lookup import unoffered
 from specctl.profile.policy_settings import setting_names, settings_model
 from specctl.profile.schema import DEFAULT_POLICY, LOOKUP, LOOKUP_POLICY, Profile
@@ -72,12 +73,24 @@ def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
         settings = settings_model(name).model_validate(given).model_dump()
     except ValidationError as error:
         return _mistakes(error, given, key, lambda unknown: _unknown_setting(name, unknown[-1]))
+    if wrong := list(_wrong_arms(settings.get("arms", ()))):
+        return {(*key, "arms"): "; ".join(wrong)}
     try:
         POLICIES[name](**settings)
     except ValueError as error:
         return {key: str(error)}
     draft["policy"] = {"name": name, **settings}
     return {}
+
+
+def _wrong_arms(arms: Iterable[str]) -> Iterator[str]:
+    """The mistakes in policies that are named in one word each."""
+    for arm in arms:
+        try:
+            mistakes = _complete_policy({"policy": policy_table(arm)}, ())
+        except ValueError as error:
+            mistakes = {(): str(error)}
+        yield from (f"{shown(arm)}: {dotted(key)}{': ' if key else ''}{what}" for key, what in mistakes.items())
 
 
 def _unread(draft: dict[str, Any], key: Key) -> Mistakes:
@@ -135,6 +148,10 @@ def _value_message(detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if "valid dictionary" in message:
         message = "must be a table"
+    elif "valid tuple" in message:
+        message = "must be a list"
+    elif detail["type"] == "too_short":
+        message = f"must have at least {detail['ctx']['min_length']} entries"
     value = detail["input"]
     if detail["type"] == "literal_error" and isinstance(value, str):
         expected = detail["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
@@ -185,5 +202,5 @@ def _all_keys(model: type[BaseModel], at: Key = ()) -> Iterator[Key]:
 
 
 def _listing(mistakes: Mistakes, place: Callable[[Key], str], name: str) -> str:
-    lines = [f"{place(key)}: {dotted(key)}: {message}" for key, message in mistakes.items()]
+    lines = [": ".join(filter(None, (place(key), dotted(key), message))) for key, message in mistakes.items()]
     return lines[0] if len(lines) == 1 else "\n  ".join([f"{name}: {len(lines)} mistakes", *lines])

@@ -80,6 +80,7 @@ def test_the_document_ranks_every_policy(folder):
         "adaedl",
         "self-verify",
         "cost-optimal",
+        "bandit",
         "specdec++",
     }
     assert document["signal_bound"]["policy"]["name"] == "signal bound"

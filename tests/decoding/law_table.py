@@ -78,6 +78,11 @@ SETTINGS: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"threshold": 0.7}, "policy"),
         ({"threshold": 0.4, "max_draft": 3}, "policy max_draft"),
     ],
+    # Of three rounds, the third is drafted by whichever arm the first two speak for.
+    "bandit": [
+        ({"arms": ("max-confidence:adapt=false,threshold=0.5", "constant:draft_length=1")}, "policy max_draft"),
+        ({"arms": ("heuristic", "svip:threshold=0.37"), "max_draft": 2, "carry_over": False}, "policy max_draft"),
+    ],
     # Learned from all sequences so far.
     "cost-optimal": [
         ({"use_head": True, "cost_ratio": 0.5}, "policy"),
@@ -201,6 +206,11 @@ HIERARCHIES = [
         "both learn what pays",
         (("cost-optimal", {"max_draft": 2}), ("cost-optimal", {"max_draft": 2})),
         "max_draft eos / budget eos",
+    ),
+    Hierarchy(
+        "both choose a policy each round",
+        tuple(("bandit", {"arms": ("svip:threshold=0.37", "constant:draft_length=2")}) for _ in range(2)),
+        "policy max_draft eos / policy budget eos",
     ),
     Hierarchy(
         "full, tight caps",

@@ -12,8 +12,9 @@ import os
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from specctl import __main__ as entry
+from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.conversation.slash import SLASHES
 from specctl.policies import POLICIES
 from specctl.profile.embedded import model_path
@@ -232,12 +234,19 @@ def test_settings_are_those_of_the_policies() -> None:
     rows = next(rows for headings, rows in tables(ROOT / "docs/profiles.md") if headings[0] == "name")
     written = {quoted(row[0])[0]: row[1] for row in rows}
     for name, policy in POLICIES.items():
-        defaults = [
-            f"{field.name} = {str(field.default).lower() if isinstance(field.default, bool) else field.default}"
+        defaults = {
+            field.name: list(field.default) if isinstance(field.default, tuple) else field.default
             for field in fields(policy)
-            if field.init and field.default is not MISSING
-        ]
-        assert sorted(written[name].split(", ")) == sorted(defaults or ["(none)"]), name
+            if field.init
+        }
+        shown = re.sub(r", (?=\w+ = )", "\n", written[name].replace("(none)", ""))
+        assert tomllib.loads(shown) == defaults, name
+
+
+def test_the_papers_policies_are_those_that_bench_runs() -> None:
+    rows = next(rows for headings, rows in tables(ROOT / "docs/bench.md") if headings == ["candidate", "settings of"])
+    written = {name: row[1] for row in rows for name in quoted(row[0])}
+    assert written == {entrant.label: entrant.source for entrant in PAPERS} | PEERS
 
 
 def test_every_slash_command_is_listed_as_help_shows_it() -> None:

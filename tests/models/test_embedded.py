@@ -91,9 +91,10 @@ def test_greedy_text_is_that_of_generate(pair: Pair, said: list[int], policy: st
 @pytest.mark.parametrize("policy", [name for name in WITHOUT_FORESIGHT if name != "cost-optimal"])
 def test_a_record_is_the_same_after_others_as_alone(pair: Pair, policy: str) -> None:
     sampling = SamplingTable(max_new_tokens=LENGTH, temperature=1.0, seed=3)
-    stream = answerer(pair, policy, sampling)
+    anew = {"carry_over": False} if policy == "bandit" else {}
+    stream = answerer(pair, policy, sampling, **anew)
     after_others = [stream.answer(record)[0] for record in RECORDS]
-    alone = [answerer(pair, policy, sampling).answer(record)[0] for record in RECORDS]
+    alone = [answerer(pair, policy, sampling, **anew).answer(record)[0] for record in RECORDS]
     assert [completion.tokens for completion in after_others] == [completion.tokens for completion in alone]
     assert [len(completion.rounds) for completion in after_others] == [len(completion.rounds) for completion in alone]
 

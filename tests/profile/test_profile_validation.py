@@ -173,6 +173,32 @@ def test_a_policy_that_reads_a_heads_prediction_needs_a_head(mistakes):
     assert "there is no embedded head 'haed' (known: draft-head, eagle3-head)" in line
 
 
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ('["svip"]', 'draft.policy.arms: ["svip"] must have at least 2 entries'),
+        ("svip", 'draft.policy.arms: "svip" must be a list'),
+        ('["svip", 3]', "draft.policy.arms.1: 3 must be a string"),
+        ('["svip", "adaedl:treshold=1"]', 'arms: "adaedl:treshold=1": treshold: unknown setting of adaedl; did you'),
+        ('["svip", "adaedl:threshold=2"]', '"adaedl:threshold=2": threshold: 2 must be'),
+        ('["svip", "adaedl:7"]', '"adaedl:7": expected NAME:KEY=VALUE,...'),
+        ('["svip", "vip"]', 'arms: "vip": name: "vip" is not a policy; did you mean \'svip\'?'),
+        ('["svip", "none"]', "draft.policy: none cannot be an arm: it never drafts"),
+        ('["svip", "bandit"]', "draft.policy: bandit cannot be an arm"),
+        ('["svip", "svip:keep_trigger=false"]', "cannot be an arm: an arm keeps the token at which it stops"),
+    ],
+)
+def test_the_arms_of_a_bandit(mistakes, arms, message):
+    (line,) = mistakes(overrides=["policy.name=bandit", f"policy.arms={arms}"])
+    assert message in line
+
+
+def test_an_arm_that_reads_a_heads_prediction_needs_a_head(mistakes):
+    policy = '[draft.policy]\nname = "bandit"\narms = ["svip", "specdec++"]\n'
+    (line,) = mistakes(f'[target]\nmodel = "m"\n[draft]\nmodel = "n"\n{policy}')
+    assert "draft.head: is required by the policy bandit" in line
+
+
 def test_the_least_draft_cannot_be_longer_than_the_longest(mistakes):
     (line,) = mistakes(overrides=["policy.name=specdec++", "policy.min_draft=9", "policy.max_draft=4"])
     assert "min_draft = 9 is more than max_draft = 4" in line

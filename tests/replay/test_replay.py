@@ -53,6 +53,10 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     "adaedl": [{"threshold": 0.3, "eps": 0.3, "max_draft": 12}, {"keep_trigger": False}],
     "self-verify": [{"max_draft": 12}],
     "specdec++": [{"threshold": h, "min_draft": low, "max_draft": 12} for h in (0.3, 0.6, 0.8) for low in (1, 3)],
+    "bandit": [
+        {"max_draft": 12},
+        {"arms": ("svip:c=1.0,threshold=1.2", "constant:draft_length=3", "specdec++"), "max_draft": 12},
+    ],
     "cost-optimal": [{"max_draft": 12}, {"max_draft": 5, "carry_over": False}],
 }
 # Every round takes these seconds, so that a policy that learns from times plays alike live and in replay.

@@ -139,6 +139,7 @@ POLICIES_ALONE = [
     ("adaedl", {"threshold": 0.62}, "policy"),
     ("self-verify", {}, "policy"),
     ("specdec++", {"threshold": 0.6, "min_draft": 1}, "policy"),
+    ("bandit", {"arms": ("svip:c=1.0,threshold=0.8", "constant:draft_length=1"), "carry_over": False}, "policy"),
     ("cost-optimal", {"cost_ratio": 0.5, "carry_over": False}, "policy"),
 ]
 

@@ -10,10 +10,10 @@ from made_traces import SIGNALS, flat_costs, traces
 from specctl.calibration.grids import grid
 from specctl.calibration.search import score, score_oracle, score_signal_bound
 from specctl.policies import POLICIES
+from specctl.policies.bandit import Bandit
 from specctl.replay.bound import best_stopping
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet
-from tools.comparison.bandit import Bandit, paper_arms
 from tools.comparison.regimes import made_up, regimes, useless
 from tools.comparison.standings import MIXED, NEW, compare, early_share
 from tools.comparison.tables import comparison_tables
@@ -73,8 +73,7 @@ def test_a_clock_gives_the_times_that_rounds_are_priced_with() -> None:
 
 
 def test_the_bandit_plays_every_arm_and_then_mostly_the_best() -> None:
-    arms = [POLICIES["constant"](draft_length=length) for length in (1, 20)]
-    bandit = Bandit(arms)
+    bandit = Bandit(arms=("constant:draft_length=1", "constant:draft_length=20"))
     found = replay(bandit, traces(2, 30).traces, EOS)
     lengths = [length for one in found for length in one.drafted]
     assert {1, 20} <= set(lengths)
@@ -108,10 +107,6 @@ def test_every_policy_is_compared_on_every_part() -> None:
     assert len(changing.rows) == len(found.changing) == 4
     assert len(guards.rows) == len(regimes())
     assert all(len(row) == len(table.columns) for table in (speeds, changing, guards) for row in table.rows)
-
-
-def test_the_bandit_declares_every_signal_of_its_arms() -> None:
-    assert all(arm.signals <= Bandit(paper_arms()).signals for arm in paper_arms())
 
 
 def test_the_comparison_runs_from_a_trace_file(tmp_path) -> None:

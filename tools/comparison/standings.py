@@ -14,11 +14,11 @@ from specctl.replay.oracle import oracle
 from specctl.replay.play import Replay, replay, rounds
 from specctl.replay.trace_files import TraceSet
 from specctl.replay.traces import Trace
-from tools.comparison.bandit import Bandit, paper_arms
 from tools.comparison.regimes import made_up, regimes, useless
 
 MIXED = "mixed"
 NEW = Setting("cost-optimal")
+BANDIT = Setting("bandit")
 EARLY = 50
 """Rounds after which learning should be over."""
 
@@ -31,7 +31,7 @@ class Standing:
         best: label of the fastest setting of the other policies on this part.
         fixed: tokens/s of that setting.
         paper: tokens/s of the fastest among the papers' default settings.
-        bandit: tokens/s of the bandit over the papers' policies.
+        bandit: tokens/s of the policy `bandit`, which chooses among the papers' policies.
         none: tokens/s of the target alone.
         own: tokens/s of `cost-optimal`, starting from nothing.
         one_step, bound: tokens/s of the best rule on the signals with a one-step look-ahead, and with the whole value
@@ -76,7 +76,7 @@ def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
     some = traces.traces
     # These policies carry nothing over between sequences and do not depend on costs: one replay serves all parts.
     settings = grid("all", kind, frozenset(traces.header.signals))
-    others = [setting for setting in settings if setting.policy != NEW.policy]
+    others = [setting for setting in settings if setting.policy not in (NEW.policy, BANDIT.policy)]
     papers = [row for row, setting in enumerate(others) if not setting.values and setting.policy != "none"]
     replays = [replay(setting.build(), some, eos) for setting in others]
     names = [*dict.fromkeys(trace.category for trace in some)]
@@ -102,7 +102,7 @@ def compare(traces: TraceSet, kind: Grid = "dense") -> Comparison:
                     best=others[int(sums.argmin())].label,
                     fixed=tokens / float(sums.min()),
                     paper=tokens / float(sums[papers].min()),
-                    bandit=speed(Bandit(paper_arms())),
+                    bandit=speed(BANDIT.build()),
                     none=tokens / float(sums[others.index(Setting("none"))]),
                     own=speed(NEW.build()),
                     one_step=speed(best_stopping(here, costs, one_step=True)),

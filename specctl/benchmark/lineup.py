@@ -1,0 +1,104 @@
+"""Which of the papers' policies a pair can run, told before a model is loaded."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from specctl.benchmark.papers import PAPERS, PEERS, Entrant
+from specctl.errors import UsageError
+from specctl.peers.names import PeerSetting, parse_peer
+from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Signal, nested
+from specctl.profile.schema import DraftTable, Profile
+
+LACKING = {
+    "accept_prob": "the profile names no head that predicts acceptance",
+    "next_accept_prob": "the draft predicts nothing of its next token",
+}
+"""Why a signal cannot be read; without an entry, because a lookup has no distribution."""
+
+
+@dataclass(slots=True)
+class Lineup:
+    """The papers' policies on a pair.
+
+    Attributes:
+        tables: a draft table for each policy that the pair can run.
+        peers: transformers' assisted generation, where it can run the pair.
+        left_out: what cannot run, by label, and why.
+    """
+
+    tables: list[DraftTable] = field(default_factory=list)
+    peers: list[PeerSetting] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def lineup(profile: Profile, *, oracle: bool = False) -> Lineup:
+    """The papers' policies on the drafts of a profile, and transformers' own assisted generation.
+
+    Args:
+        profile: names the models and heads.
+        oracle: whether the runs are compared with bounds, which hold for drafts without leaves.
+
+    Raises:
+        ModelError: a draft cannot be found.
+        UsageError: the profile has no draft.
+    """
+    draft = profile.draft
+    if draft is None:
+        raise UsageError("--papers has no draft to stop", "name a profile with a draft, or add --draft MODEL")
+    offered = _offered(profile, draft)
+    found = Lineup()
+    for entrant in PAPERS:
+        if why := _obstacle(entrant, profile, draft, offered, oracle):
+            found.left_out[entrant.label] = why
+        elif entrant.at_every_level:
+            found.tables.append(draft.stopped_by(nested([entrant.setting] * len(draft.levels))))
+        else:
+            alone = draft.model_copy(update={"draft": None, "pre_verify": None})
+            found.tables.append(alone.stopped_by(entrant.setting))
+    from specctl.peers.assisted import pairing_obstacle
+
+    if why := pairing_obstacle(profile.target, draft):
+        found.left_out |= dict.fromkeys(PEERS, why)
+    else:
+        found.peers += map(parse_peer, PEERS)
+    return found
+
+
+def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
+    """One line for each reason, with all that it keeps out."""
+    for why in dict.fromkeys(left_out.values()):
+        yield f"left out, because {why}: {', '.join(name for name, reason in left_out.items() if reason == why)}"
+
+
+def _offered(profile: Profile, draft: DraftTable) -> frozenset[Signal]:
+    """The signals that a policy of the first draft, drafting alone, can read."""
+    if draft.is_lookup:
+        return LOOKUP_SIGNALS
+    from specctl.models.loading.found import find_head
+
+    head = find_head("draft", draft, ("target", profile.target))
+    signals = {*DISTRIBUTION_SIGNALS}
+    if draft.head is not None:
+        signals.add("accept_prob")
+    if head is not None and head.foresees:
+        signals.add("next_accept_prob")
+    return frozenset(signals)
+
+
+def _obstacle(
+    entrant: Entrant, profile: Profile, draft: DraftTable, offered: frozenset[Signal], oracle: bool
+) -> str | None:
+    """Why the pair cannot run it, as the end of a sentence; None if it can."""
+    if entrant.at_every_level:
+        if draft.draft is None:
+            return "the profile has one draft"
+        offered -= {"entropy"} if any(level.is_lookup for level in draft.levels) else set()
+    for signal in sorted(entrant.setting.signals - offered):
+        return LACKING.get(signal, "a lookup has no distribution")
+    if entrant.leaves is not None and draft.is_lookup:
+        return "a lookup knows no other tokens"
+    if entrant.leaves is not None and profile.deterministic:
+        return "deterministic passes read chains"
+    if entrant.leaves is not None and oracle:
+        return "--oracle is a bound for drafts without leaves"
+    return None

@@ -1,0 +1,47 @@
+"""A policy in one word, ``NAME:KEY=VALUE,...``: as flags name it, and as the arms of a bandit are named."""
+
+import tomllib
+from typing import Any
+
+from specctl.nesting import too_deep
+
+_LONGEST_NUMBER = 20
+"""Characters of an integer of 64 bits."""
+
+
+def parse_value(text: str) -> Any:
+    """A text as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    if too_deep(parsed) or (len(text) > _LONGEST_NUMBER and isinstance(parsed.get("value"), int)):
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def policy_table(text: str) -> dict[str, Any]:
+    """The name and the given settings of a policy, for example of ``svip:threshold=0.4,max_draft=20``, unchecked.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    name, _, settings = text.partition(":")
+    table: dict[str, Any] = {"name": name.strip()}
+    for setting in _parts(settings) if settings else []:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip() or key.strip() == "name":
+            raise ValueError("expected NAME:KEY=VALUE,...")
+        table[key.strip()] = parse_value(value.strip())
+    return table
+
+
+def _parts(settings: str) -> list[str]:
+    """The settings between commas; a comma within a list separates none."""
+    parts: list[str] = []
+    for piece in settings.split(","):
+        if parts and parts[-1].count("[") > parts[-1].count("]"):
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    return parts
