@@ -160,7 +160,7 @@ class _Drafting:
             verify_seconds=verifying,
             total_seconds=drafting + verifying,
             inner=tuple(drafted.inner),
-            chances=draft.verified_chances(start, accepted + (not full)),
+            chances=draft.verified_chances(start, len(steps), accepted + (not full)),
         )
 
 
