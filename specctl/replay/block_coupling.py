@@ -1,7 +1,7 @@
-"""Draft tokens of a text that is already written, verified as a block: token after token, though a block is judged whole.
+"""Draft tokens of a text that is already written, verified as a block: one by one, though a block is judged whole.
 
-Block verification keeps i tokens or more with probability w_i, given the first i tokens (`specctl.decoding.acceptance`).
-What has been drafted and kept is the text, so given the next token x of the text, the draft's next token
+Block verification keeps i tokens or more with probability w_i, given the first i (`specctl.decoding.acceptance`). What
+has been drafted and kept is the text, so given the next token x of the text, the draft's next token
 
 - is x and kept too with probability min(w_i p(x), q(x)) / (w_i p(x)), and w_(i+1) = min(w_i p(x) / q(x), 1);
 - or is not kept. It is then independent of x, as is all that the draft draws after it. Beyond i tokens none is kept, so

@@ -18,6 +18,7 @@ from specctl.replay.detours import Detours
 from specctl.replay.steps import DraftSteps, draft_steps
 from specctl.replay.tails import HELD, Tail
 
+
 @dataclass(slots=True)
 class _Rounds:
     """The rounds that keep all their tokens so far with the same w.
@@ -199,9 +200,7 @@ class BlockReading:
         sequence = [*self.prompt, *self.text]
         continue_branches(self.draft, sequence, starts, first, length, choose, hidden=bool(self.heads))
 
-    def _draw(
-        self, branches: Sequence[Tail], forward: Forward, rows: Sequence[int], chosen: torch.Tensor
-    ) -> None:
+    def _draw(self, branches: Sequence[Tail], forward: Forward, rows: Sequence[int], chosen: torch.Tensor) -> None:
         """The next token of some branches, at their rows of a pass; noted in ``chosen`` ``(B,)`` too."""
         logits = forward.logits[rows]  # (R, V)
         drawn = draw(self.sampling.probs(logits), sibling(self.generator, logits.device))  # (R,)

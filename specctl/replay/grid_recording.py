@@ -9,12 +9,14 @@ from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid import BlockChances, DraftGrid
+from specctl.replay.grid import DraftGrid
 from specctl.replay.starts import ReadText, Starts, starts_of
 from specctl.replay.steps import DraftSteps, draft_steps
 from specctl.replay.tails import HELD, Tail
+
 
 def read_grid(
     target: Runner,
@@ -122,9 +124,9 @@ class _Row:
 
     def end_block(self) -> None:
         """The newest token is the first that a block does not keep."""
-        rest = [part.pop() for part in (self.tokens, self.values, self.chances, self.passing)]
-        token, values, weight, passing = rest
-        self.tail = Tail(self.position, self.room - len(self.tokens), self.eos, [token], [values], [weight], [passing])
+        token, values, weight, passing = self.tokens.pop(), self.values.pop(), self.chances.pop(), self.passing.pop()
+        room = self.room - len(self.tokens)
+        self.tail = Tail(self.position, room, self.eos, [token], [values], [weight], [passing])
 
     def finish(self) -> None:
         """Take in the tail."""
