@@ -89,33 +89,36 @@ def draw_unkept(
     """Draw the tokens behind one that is not kept, from max(q - w p, 0), with few passes of the verifier.
 
     q alone says how the draft would go on, so it goes on first, and speculative sampling makes the draft's tokens those
-    of the distribution that is wanted: the longest beginning that passes, and one token more.
+    of the distribution that is wanted: the longest beginning that passes, and one token more if it is not all of them.
 
     Args:
-        drafted: ``(C - 1,)`` int64, drawn from the first of ``draft_probs``.
-        draft_probs, verifier_probs: q and p, ``(C, V)`` float32, before each of these tokens and after the last.
+        drafted: ``(C,)`` int64, drawn from ``draft_probs``, at least one.
+        draft_probs, verifier_probs: q and p at each of them, ``(C, V)`` float32.
         weight: w after the newest token.
         generator: on the device of the arrays.
     """
-    places = len(draft_probs)
-    ratios = _of(drafted, verifier_probs) / _of(drafted, draft_probs).clamp_min(TINY)  # (C - 1,)
+    ratios = _of(drafted, verifier_probs) / _of(drafted, draft_probs).clamp_min(TINY)  # (C,)
     weights = list(accumulate(ratios.tolist(), lambda w, ratio: min(w * ratio, 1.0), initial=weight))
-    above = verifier_probs * torch.tensor(weights, dtype=torch.float32, device=verifier_probs.device)[:, None]  # (C, V)
-    surplus = (above - draft_probs).clamp_min(0).sum(-1)  # (C,)
+    before = torch.tensor(weights[:-1], dtype=torch.float32, device=verifier_probs.device)  # (C,)
+    above = verifier_probs * before[:, None]  # (C, V)
+    passing = _passing(weights[:-1], (above - draft_probs).clamp_min(0).sum(-1).tolist())
     wanted = (draft_probs - above).clamp_min(0)  # (C, V)
     wanted /= wanted.sum(-1, keepdim=True).clamp_min(TINY)
-    verdict = verify(drafted, draft_probs[: places - 1], wanted, generator)
-    count, last = verdict.accepted, verdict.extra
-    ratio = float(verifier_probs[count, last]) / max(float(draft_probs[count, last]), TINY)
+    # What comes after all of them is not asked for, so any distribution will do.
+    verdict = verify(drafted, draft_probs, torch.cat([wanted, torch.eye(1, wanted.shape[1]).to(wanted)]), generator)
+    count = verdict.accepted
+    if count == len(drafted):
+        return Unkept(drafted.tolist(), weights[1:], passing)
+    ratio = float(verifier_probs[count, verdict.extra]) / max(float(draft_probs[count, verdict.extra]), TINY)
     return Unkept(
-        [*drafted[:count].tolist(), last],
+        [*drafted[:count].tolist(), verdict.extra],
         [*weights[1 : count + 1], min(weights[count] * ratio, 1.0)],
-        _passing(weights[: count + 1], surplus[: count + 1].tolist()),
+        passing[: count + 1],
     )
 
 
-def _of(tokens: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:  # (T,), (at least T, V) -> (T,)
-    return probs[: len(tokens)].gather(1, tokens[:, None])[:, 0]
+def _of(tokens: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:  # (T,), (T, V) -> (T,)
+    return probs.gather(1, tokens[:, None])[:, 0]
 
 
 def _passing(weights: Sequence[float], surplus: Sequence[float]) -> list[float]:

@@ -57,7 +57,7 @@ class Tail:
         return [*self.tokens, *self.drafted[:-1]]
 
     def settle(self, verifier_probs: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> None:
-        """Draw which of the drafted tokens stand, and the one behind them; the others are dropped.
+        """Draw which of the drafted tokens stand, and the one in the place of the first that does not.
 
         Args:
             verifier_probs: ``(C, V)`` at each of the C drafted tokens.
@@ -66,7 +66,7 @@ class Tail:
         """
         device = verifier_probs.device
         logits = torch.stack(self.logits)  # (C, V)
-        drafted = torch.tensor(self.drafted[:-1], dtype=torch.int64, device=device)  # (C - 1,)
+        drafted = torch.tensor(self.drafted, device=device)  # (C,)
         draft_probs = sampling.probs(logits).to(device)
         found = draw_unkept(drafted, draft_probs, verifier_probs, self.weights[-1], sibling(generator, device))
         count = len(found.tokens)
