@@ -1,7 +1,7 @@
-"""The coupling by which block verification is recorded token after token, in fractions, against the paper's algorithm.
+"""The coupling by which block verification is recorded token by token, in fractions, against the paper's algorithm.
 
-Models here are functions of the tokens before, so nothing that a draft passes is forgotten: the draft's tokens, how many
-are kept and the token behind them have jointly the law of the paper, whatever decides how long the draft is.
+Models here look at all tokens before. The draft's tokens, how many are kept and the token behind them have jointly the
+law of the paper, whatever decides how long the draft is.
 """
 
 from collections.abc import Callable, Iterator

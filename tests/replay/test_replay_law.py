@@ -221,8 +221,16 @@ def without_weights(right: Callable[..., InBlocks], *args: Any) -> InBlocks:
     return right(written, draft, target, [1.0] * len(weights), *rest)
 
 
-@pytest.mark.parametrize("toy", IN_BLOCKS[:2], ids=str)
-@pytest.mark.parametrize("wrong", ["tails", "weights"])
+LOOKING: list[Part] = [
+    ("cost-optimal", {"cost_ratio": 0.5, "carry_over": False}, False),
+    ("specdec++", {"threshold": 0.4, "min_draft": 1}, False),
+    ("svip", {"c": 1.0, "threshold": 0.75}, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("toy", "wrong"), [(IN_BLOCKS[0], "tails"), (IN_BLOCKS[0], "weights"), (IN_BLOCKS[1], "weights")], ids=str
+)
 def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if wrong == "tails":
         monkeypatch.setattr(tails, "draw_unkept", as_the_draft_goes_on)
@@ -231,9 +239,7 @@ def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pyte
             monkeypatch.setattr(module, "draw_in_blocks", partial(without_weights, block_coupling.draw_in_blocks))
     traces.cache_clear()
     try:
-        part: Part = ("constant", {"draft_length": 3}, False)
-        looks: Part = (*SVIP, False)
-        assert max(compared(toy, [one], BLOCK, BLOCK)[0] for one in (part, looks, PAIRS)) > 1000 * EXACT
+        assert max(compared(toy, [one], BLOCK, BLOCK)[0] for one in LOOKING) > 1000 * EXACT
     finally:
         traces.cache_clear()
 
