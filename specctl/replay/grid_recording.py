@@ -1,7 +1,7 @@
 """Reads a finished text with a draft head: what it would draft in the round that begins at each position."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,9 +13,9 @@ from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid import DraftGrid
+from specctl.replay.grid_rows import Row
 from specctl.replay.starts import ReadText, Starts, starts_of
-from specctl.replay.steps import DraftSteps, draft_steps
-from specctl.replay.tails import HELD, Tail
+from specctl.replay.tails import HELD
 
 
 def read_grid(
@@ -57,93 +57,6 @@ def read_grid(
     return reading.grid(rounds, rooms, draft.longest)
 
 
-@dataclass(slots=True, eq=False)
-class _Row:
-    """The row of one start, as it grows.
-
-    Attributes:
-        start: position in the text.
-        room: the most tokens that it may have.
-        eos: ids behind which no token can follow.
-        tokens: the draft tokens so far.
-        values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction.
-        accepted: how many tokens are accepted before the first that is rejected.
-        chances: when sampling, the probability of accepting each judged token; of tokens verified as a block, w.
-        passing: of tokens verified as a block, h before each.
-        rejected: whether a token is rejected.
-        tail: of tokens verified as a block, the rejected one and those behind it.
-        foreseen: what the draft predicts, after each token, for the next; empty if it does not.
-    """
-
-    start: int
-    room: int
-    eos: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    values: list[list[float]] = field(default_factory=list)
-    accepted: int = 0
-    chances: list[float] = field(default_factory=list)
-    passing: list[float] = field(default_factory=list)
-    rejected: bool = False
-    tail: Tail | None = None
-    foreseen: list[float] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.tokens) + (0 if self.tail is None else len(self.tail.tokens) + len(self.tail.drafted))
-
-    def __getitem__(self, place: int) -> int:
-        if place < len(self.tokens) or self.tail is None:
-            return self.tokens[place]
-        return [*self.tail.tokens, *self.tail.drafted][place - len(self.tokens)]
-
-    @property
-    def position(self) -> int:
-        """Of the next token."""
-        return self.start + len(self)
-
-    @property
-    def full(self) -> bool:
-        """Whether no further token may follow."""
-        if self.tail is not None:
-            return self.tail.full
-        return len(self.tokens) == self.room or (bool(self.tokens) and self.tokens[-1] in self.eos)
-
-    @property
-    def newest(self) -> list[float]:
-        """The values of the newest token."""
-        if self.tail is None:
-            return self.values[-1]
-        return (self.tail.drafted_values or self.tail.values)[-1]
-
-    def draft(self, token: int, values: list[float], logits: torch.Tensor) -> None:
-        """Note the next token, which the draft drew from these logits ``(V,)``."""
-        if self.tail is not None:
-            self.tail.draft(token, values, logits)
-        else:
-            self.tokens.append(token)
-            self.values.append(values)
-
-    def end_block(self) -> None:
-        """The newest token is the first that a block does not keep."""
-        token, values, weight, passing = self.tokens.pop(), self.values.pop(), self.chances.pop(), self.passing.pop()
-        room = self.room - len(self.tokens)
-        self.tail = Tail(self.position, room, self.eos, [token], [values], [weight], [passing])
-
-    def finish(self) -> None:
-        """Take in the tail."""
-        if self.tail is not None:
-            self.tokens += self.tail.tokens
-            self.values += self.tail.values
-            self.chances += self.tail.weights
-            self.passing += self.tail.passing
-            self.tail = None
-
-    def steps(self, heads: Iterable[str]) -> DraftSteps:
-        """The tokens with their signals and the predictions of heads of these names."""
-        names = list(heads)
-        columns = list(map(list, zip(*self.values, strict=True))) or [[] for _ in (*DISTRIBUTION_SIGNALS, *names)]
-        return replace(draft_steps(self.tokens, columns, names), next_accept_prob=self.foreseen or None)
-
-
 @dataclass(frozen=True, slots=True)
 class GridReading:
     """Draws tokens and verdicts from the draft's logits and notes them in rows.
@@ -174,7 +87,7 @@ class GridReading:
             rooms: for the first positions, the most tokens of each row; those that are not 0 stand in a row.
             longest: of `DraftGrid`.
         """
-        rows = [_Row(start, room, self.eos) for start, room in enumerate(rooms)]
+        rows = [Row(start, room, self.eos) for start, room in enumerate(rooms)]
         starting = [row for row in rows if row.room]
         block = self.sampling.in_blocks
         at_once = min(rounds.at_once, max(1, HELD // max(rooms, default=1))) if block else rounds.at_once
@@ -198,7 +111,7 @@ class GridReading:
             blocks=[BlockChances(row.chances, row.passing) for row in rows] if block else None,
         )
 
-    def _run(self, rounds: Starts, group: Sequence[_Row], unfinished: Sequence[_Row]) -> None:
+    def _run(self, rounds: Starts, group: Sequence[Row], unfinished: Sequence[Row]) -> None:
         """Run rounds of a group to their ends; tokens that they have are drafted once more, not drawn."""
         alive, place = list(group), 0
         forward = rounds.first([row.start for row in group])
@@ -215,14 +128,14 @@ class GridReading:
             alive = [alive[number] for number in going]
             forward = rounds.further(going, [row[place - 1] for row in alive])
 
-    def _over(self, row: _Row) -> bool:
+    def _over(self, row: Row) -> bool:
         """Whether no token can follow, for now."""
         return row.full or (not row.rejected and row.position >= len(self.text))
 
-    def _finished(self, row: _Row) -> bool:
+    def _finished(self, row: Row) -> bool:
         return self._over(row) and (not row.foreseen or len(row.foreseen) == len(row))
 
-    def _draw(self, rows: Sequence[_Row], place: int, forward: Forward, rounds: Starts) -> None:
+    def _draw(self, rows: Sequence[Row], place: int, forward: Forward, rounds: Starts) -> None:
         """The token of each row at a place, drawn where the row has none yet.
 
         Args:
@@ -241,7 +154,7 @@ class GridReading:
                 if len(row.foreseen) == place:
                     row.foreseen.append(value)
 
-    def _extend(self, rows: Sequence[_Row], forward: Forward) -> None:
+    def _extend(self, rows: Sequence[Row], forward: Forward) -> None:
         """Draw the next token of B rows, which have equally many."""
         judged = [number for number, row in enumerate(rows) if not row.rejected]
         logits = forward.logits
@@ -261,7 +174,7 @@ class GridReading:
                 row.end_block()
 
     def _sampled(
-        self, rows: Sequence[_Row], logits: torch.Tensor, judged: Sequence[int]
+        self, rows: Sequence[Row], logits: torch.Tensor, judged: Sequence[int]
     ) -> tuple[torch.Tensor, list[bool]]:
         """Drawn tokens ``(B,)``, and the verdicts on those of the rows without a rejected token."""
         assert self.coins is not None
@@ -290,7 +203,7 @@ class GridReading:
             chosen[others] = draw(probs[others], sibling(self.generator, logits.device))
         return chosen, verdicts
 
-    def _columns(self, rows: Sequence[_Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
+    def _columns(self, rows: Sequence[Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
         """The signals ``(B,)`` of the chosen tokens, and the heads' predictions for the tokens before them."""
         columns = list(read_signals(forward.logits, chosen).values())
         if not self.heads:
@@ -302,7 +215,7 @@ class GridReading:
         previous = torch.tensor([row.newest[:count] for row in rows], device=forward.hidden.device)  # (B, 3)
         return columns + [head.accept_prob(forward.hidden, previous) for head in self.heads.values()]
 
-    def _settle(self, row: _Row) -> None:
+    def _settle(self, row: Row) -> None:
         """Have the verifier read what the draft alone drafted behind a token that a block does not keep."""
         if row.tail is None or not row.tail.drafted:
             return
