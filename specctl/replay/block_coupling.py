@@ -15,8 +15,8 @@ w_K over q is w_(K-1) - Z_(K-1), so that of 1 - w_K, times 1 - h_(K-1) = (1 - w_
 the policy stops, by whatever it has seen till then, it is the draft of a live round with what is kept of it.
 
 Each round begins with w = 1, so a trace holds what is kept of a round from each position. Such rounds may share coins
-and what follows a token that is not kept: the rounds of one replay cover disjoint positions, and what they share belongs
-to one position.
+and what follows a token that is not kept: the rounds of one replay cover disjoint positions, and what they share
+belongs to one position.
 """
 
 from collections.abc import Sequence
