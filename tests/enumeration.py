@@ -22,7 +22,7 @@ from specctl.decoding import hierarchy, reading, tree_verification, verification
 from specctl.decoding import round as one_round
 from specctl.profile.schema import Verification
 from specctl.records import Round
-from specctl.replay import coupling, grid_recording, recording
+from specctl.replay import block_coupling, block_recording, coupling, grid_recording, recording
 
 Outcome = TypeVar("Outcome")
 DRAFTING, VERIFYING = 1.0, 3.0
@@ -124,8 +124,11 @@ def doors(chance: Chance) -> Iterator[None]:
         patch.object(coupling, "draw", draw),
         patch.object(recording, "draw", draw),
         patch.object(grid_recording, "draw", draw),
+        patch.object(block_recording, "draw", draw),
         patch.object(recording, "draw_draft_tokens", coins.draw_draft_tokens),
         patch.object(grid_recording, "draw_draft_tokens", coins.draw_draft_tokens),
+        patch.object(block_coupling, "draw_draft_tokens", coins.draw_draft_tokens),
+        patch.object(block_coupling, "verify", coins.verify),
     ):
         yield
 

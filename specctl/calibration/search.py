@@ -8,6 +8,7 @@ from specctl.calibration.choice import Choice, choose
 from specctl.calibration.contest import settings_replayed
 from specctl.calibration.scores import Score, score, score_oracle, score_signal_bound
 from specctl.policies import NONE, Setting
+from specctl.profile.schema import Verification
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
 from specctl.statistics.intervals import Interval
@@ -43,6 +44,7 @@ class Calibration:
         baseline: none, on the prompts chosen on.
         families: by policies and head, the scores of all replayed settings on the prompts chosen on.
         chosen_on, reported_on: prompt ids; equal if there were too few prompts to hold some out.
+        verification: how replayed draft tokens were verified; None in greedy decoding.
         warnings: what a reader has to know before trusting the outcome.
     """
 
@@ -56,6 +58,7 @@ class Calibration:
     families: dict[str, list[Score]]
     chosen_on: list[str]
     reported_on: list[str]
+    verification: Verification | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -160,6 +163,7 @@ def search(
         families=families,
         chosen_on=chosen_on,
         reported_on=reported_on,
+        verification=traces.verification,
         warnings=warnings,
     )
 

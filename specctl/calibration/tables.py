@@ -52,6 +52,7 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
         "fastest": found.choice.fastest.setting.table,
         "share_of_resamples": round(found.choice.share, 4),
         "candidates": found.candidates,
+        "verification": found.verification,
         "held_out": found.held_out,
         "chosen_on": found.chosen_on,
         "reported_on": found.reported_on,
@@ -75,6 +76,9 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
     }
 
 
+_VERIFIED = {None: "", "token": ", draft tokens verified one by one", "block": ", drafts verified as blocks"}
+
+
 def _ranking(found: Calibration) -> Table:
     bounds = [found.oracle] if found.signal_bound is None else [found.signal_bound, found.oracle]
     rows = tuple(_row(entry, found) for entry in [*found.ranking, *bounds])
@@ -94,8 +98,8 @@ def _ranking(found: Calibration) -> Table:
         ),
         rows,
         note=f"{DEFINITIONS} Predicted on {len(found.reported_on)} {where}; {found.candidates} settings were replayed "
-        f"on {len(found.chosen_on)}. The chosen setting (*) was within the noise of the fastest in "
-        f"{found.choice.share:.0%} of resamples.",
+        f"on {len(found.chosen_on)}{_VERIFIED[found.verification]}. The chosen setting (*) was within the noise of the "
+        f"fastest in {found.choice.share:.0%} of resamples.",
     )
 
 

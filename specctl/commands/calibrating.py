@@ -74,10 +74,14 @@ def calibrate_one(
     old = asked.old if replays_old else None
     with progress.counting("settings", asked.most(old)) as advance:
         found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
-    if own.sampling.temperature > 0 and own.sampling.verification == "block":
+    if traces.verification not in (None, own.sampling.verification):
+        played, runs = (
+            {"token": "one by one", "block": "as a block"}[each]
+            for each in (traces.header.verification, own.sampling.verification)
+        )
         found.warnings.append(
-            "predictions are of draft tokens verified one by one; live runs verify them as a block, which keeps more "
-            "of them (sampling.verification)"
+            f"predictions are of draft tokens verified {played}, and live runs verify them {runs} "
+            "(sampling.verification): more are kept as a block"
         )
     measured: list[Measured] = []
     if verify and pair is not None:

@@ -5,12 +5,13 @@ never wait for a device. Below, p and q are the verifier's and the draft's proba
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from specctl.decoding.block_chances import kept_in_turn
 from specctl.decoding.host import TINY, Floats
 
 
@@ -65,11 +66,7 @@ def by_block(
     weights, chances = passing(target_of, draft_of, draft_probs, target_probs)
     tossed = enumerate(zip(coins, chances, strict=True), start=1)
     accepted = max((number for number, (coin, chance) in tossed if coin < chance), default=0)
-    # Fewer than i tokens are kept if neither these i nor a longer beginning passes: a product from the end.
-    fewer = [*accumulate(reversed(chances), lambda failed, chance: failed * (1 - chance), initial=1.0)][:0:-1]
-    at_least = [1.0, *(1 - failed for failed in fewer)]  # of 0 to K tokens
-    each = [kept / before if before else 0.0 for before, kept in pairwise(at_least)]
-    return Kept(accepted, weights[accepted], each)
+    return Kept(accepted, weights[accepted], kept_in_turn(chances))
 
 
 def passing(

@@ -44,6 +44,11 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether drawn tokens are verified as a block."""
+        return not self.greedy and self.verification == "block"
+
+    @property
     def plain(self) -> bool:
         """Whether the processed distribution is the softmax of the raw logits."""
         return self.temperature == 1 and not self.filters

@@ -88,8 +88,8 @@ class TreeDrafter(ModelDrafter):
         beams, forward = self._passed(pending, index)
         found = self._laws_of(forward)
         if self._previous is not None:
-            laws = zip(found.signals["entropy"], found.signals["top_prob"], strict=True)
-            self._known.update(zip(beams, laws, strict=True))
+            entropies, tops = found.signals["entropy"], found.signals["top_prob"]
+            self._known.update(zip(beams, zip(entropies, tops, strict=True), strict=True))
         numbers = {"token": found.ids[0][0], **{name: values[0] for name, values in found.signals.items()}}
         if self._head is not None:
             numbers["accept_prob"] = self._accept_prob(beams[0], forward)

@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def takes_turns_in_chains(self) -> bool:
-        """Whether its passes come one after the other and its draft's read one token each, so that they can be priced."""
+        """Whether its passes come one after the other, each of the draft's over one token, and so can be priced."""
         return not self.drafts_trees and not self.parallel
 
     @property

@@ -22,7 +22,7 @@ from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording import read_sequence, verification_replayed
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 
@@ -59,7 +59,8 @@ def collect_traces(
     """
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
-    header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads))
+    verification = verification_replayed(Sampling.of(profile.sampling), len(pair.drafts))
+    header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads), verification)
     traces = TraceSet(header)
     if output is not None and earlier is not None:
         _require_same(earlier.header, header, output.path)

@@ -21,7 +21,8 @@ from functools import cached_property
 
 from specctl.errors import UsageError
 from specctl.records import DraftStep
-from specctl.replay.steps import DraftSteps, Judged, too_short
+from specctl.replay.block_chances import BlockChances
+from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class DraftGrid:
         chances: when sampling, for each position, the probability of accepting each token of the row up to the first
             that is rejected, this one included, once those before it are accepted; None in greedy decoding and below
             another draft.
+        blocks: when sampling with block verification, what the chances of each row follow from; else None.
         late: below another draft, the rounds that begin where this draft has not read the newest token but one.
     """
 
@@ -43,6 +45,7 @@ class DraftGrid:
     runs: list[int]
     longest: int | None = None
     chances: list[list[float]] | None = None
+    blocks: list[BlockChances] | None = None
     late: "DraftGrid | None" = None
 
     @property
@@ -83,20 +86,19 @@ class DraftGrid:
             steps.append(row.step(len(steps), len(steps) + 1))
         return steps[index - 1]
 
-    def verified_chances(self, start: int, count: int) -> tuple[float, ...] | None:
-        """`chances` of the first ``count`` tokens of a round, which are those that verification judges."""
-        return None if self.chances is None else tuple(self.chances[start][:count])
+    def verified_chances(self, start: int, drafted: int, judged: int) -> tuple[float, ...] | None:
+        """`specctl.records.Round.chances` of a round of ``drafted`` tokens, of which verification judged the first."""
+        if self.blocks is not None:
+            return self.blocks[start].of_round(drafted)[:judged]
+        return None if self.chances is None else tuple(self.chances[start][:judged])
 
     def judged(self) -> Iterator[Judged]:
         """For every start the tokens that verification judges: to the first that is rejected."""
         for start, (row, run) in enumerate(zip(self.rows, self.runs, strict=True)):
-            count = min(run + 1, len(row))
-            accepted = [number < run for number in range(count)]
-            outcomes = list(map(float, accepted)) if self.chances is None else self.chances[start]
-            # A head predicts for a token once it is fed, so its prediction stands at the step after.
-            after: list[float | None] = [] if row.accept_prob is None else [*row.accept_prob[1 : count + 1]]
-            after += [None] * (count - len(after))
-            yield Judged(row[:count], accepted, outcomes, range(1, count + 1), after)
+            if self.blocks is not None:
+                yield judged_in_round(row, run, self.blocks[start].as_last(min(run + 1, len(row))))
+            else:
+                yield judged_in_round(row, run, None if self.chances is None else self.chances[start])
 
     @cached_property
     def _steps(self) -> dict[int, list[DraftStep]]:

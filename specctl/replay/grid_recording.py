@@ -1,7 +1,7 @@
 """Reads a finished text with a draft head: what it would draft in the round that begins at each position."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -9,10 +9,13 @@ from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.replay.block_chances import BlockChances
+from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid import DraftGrid
+from specctl.replay.grid_rows import Row
 from specctl.replay.starts import ReadText, Starts, starts_of
-from specctl.replay.steps import DraftSteps, draft_steps
+from specctl.replay.tails import HELD
 
 
 def read_grid(
@@ -54,44 +57,6 @@ def read_grid(
     return reading.grid(rounds, rooms, draft.longest)
 
 
-@dataclass(slots=True)
-class _Row:
-    """The row of one start, as it grows.
-
-    Attributes:
-        start: position in the text.
-        room: the most tokens that it may have.
-        tokens: the draft tokens so far.
-        values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction.
-        accepted: how many tokens are accepted before the first that is rejected.
-        chances: when sampling, the probability of accepting each judged token.
-        rejected: whether a token is rejected.
-        ended: whether no further token can follow.
-        foreseen: what the draft predicts, after each token, for the next; empty if it does not.
-    """
-
-    start: int
-    room: int
-    tokens: list[int] = field(default_factory=list)
-    values: list[list[float]] = field(default_factory=list)
-    accepted: int = 0
-    chances: list[float] = field(default_factory=list)
-    rejected: bool = False
-    ended: bool = False
-    foreseen: list[float] = field(default_factory=list)
-
-    @property
-    def position(self) -> int:
-        """Of the next token."""
-        return self.start + len(self.tokens)
-
-    def steps(self, heads: Iterable[str]) -> DraftSteps:
-        """The tokens with their signals and the predictions of heads of these names."""
-        names = list(heads)
-        columns = list(map(list, zip(*self.values, strict=True))) or [[] for _ in (*DISTRIBUTION_SIGNALS, *names)]
-        return replace(draft_steps(self.tokens, columns, names), next_accept_prob=self.foreseen or None)
-
-
 @dataclass(frozen=True, slots=True)
 class GridReading:
     """Draws tokens and verdicts from the draft's logits and notes them in rows.
@@ -122,90 +87,138 @@ class GridReading:
             rooms: for the first positions, the most tokens of each row; those that are not 0 stand in a row.
             longest: of `DraftGrid`.
         """
-        rows = [_Row(start, room) for start, room in enumerate(rooms)]
+        rows = [Row(start, room, self.eos) for start, room in enumerate(rooms)]
         starting = [row for row in rows if row.room]
-        for begin in range(0, len(starting), rounds.at_once):
-            alive = starting[begin : begin + rounds.at_once]
-            self.verifier.forget(alive[0].start)
-            forward = rounds.first([row.start for row in alive])
-            while True:
-                self._draw(alive, forward, rounds)
-                going = [number for number, row in enumerate(alive) if not row.ended]
-                if not going:
-                    break
-                alive = [alive[number] for number in going]
-                forward = rounds.further(going, [row.tokens[-1] for row in alive])
+        block = self.sampling.in_blocks
+        at_once = min(rounds.at_once, max(1, HELD // max(rooms, default=1))) if block else rounds.at_once
+        for begin in range(0, len(starting), at_once):
+            group = starting[begin : begin + at_once]
+            self.verifier.forget(group[0].start)
+            unfinished = group
+            while unfinished:
+                self._run(rounds, group, unfinished)
+                for row in unfinished:
+                    self._settle(row)
+                unfinished = [row for row in unfinished if not self._finished(row)]
+            for row in group:
+                row.finish()
+        sampled = not self.sampling.greedy
         return DraftGrid(
             [row.steps(self.heads) for row in rows],
             [row.accepted for row in rows],
             longest,
-            None if self.sampling.greedy else [row.chances for row in rows],
+            [row.chances for row in rows] if sampled and not block else None,
+            blocks=[BlockChances(row.chances, row.passing) for row in rows] if block else None,
         )
 
-    def _draw(self, rows: Sequence[_Row], forward: Forward, rounds: Starts) -> None:
-        """The next token of each row.
+    def _run(self, rounds: Starts, group: Sequence[Row], unfinished: Sequence[Row]) -> None:
+        """Run rounds of a group to their ends; tokens that they have are drafted once more, not drawn."""
+        alive, place = list(group), 0
+        forward = rounds.first([row.start for row in group])
+        while True:
+            self._draw(alive, place, forward, rounds)
+            place += 1
+            going = [
+                number
+                for number, row in enumerate(alive)
+                if row in unfinished and (place < len(row) or not self._over(row))
+            ]
+            if not going:
+                return
+            alive = [alive[number] for number in going]
+            forward = rounds.further(going, [row[place - 1] for row in alive])
+
+    def _over(self, row: Row) -> bool:
+        """Whether no token can follow, for now."""
+        return row.full or (not row.rejected and row.position >= len(self.text))
+
+    def _finished(self, row: Row) -> bool:
+        return self._over(row) and (not row.foreseen or len(row.foreseen) == len(row))
+
+    def _draw(self, rows: Sequence[Row], place: int, forward: Forward, rounds: Starts) -> None:
+        """The token of each row at a place, drawn where the row has none yet.
 
         Args:
             rows: B rows.
+            place: number of the token in its round, from 0.
             forward: logits ``(B, V)`` behind the token, and the hidden states of the token before it.
             rounds: gave the pass.
         """
+        numbers = [number for number, row in enumerate(rows) if len(row) == place]
+        if numbers:
+            hidden = None if forward.hidden is None else forward.hidden[numbers]
+            self._extend([rows[number] for number in numbers], Forward(forward.logits[numbers], hidden))
+        tokens = torch.tensor([row[place] for row in rows], device=forward.logits.device)
+        if (foreseen := rounds.foresee(tokens)) is not None:
+            for row, value in zip(rows, foreseen.tolist(), strict=True):
+                if len(row.foreseen) == place:
+                    row.foreseen.append(value)
+
+    def _extend(self, rows: Sequence[Row], forward: Forward) -> None:
+        """Draw the next token of B rows, which have equally many."""
         judged = [number for number, row in enumerate(rows) if not row.rejected]
         logits = forward.logits
         if self.sampling.greedy:
             chosen = logits.argmax(-1)  # (B,)
             drawn = chosen.tolist()
             verdicts = [drawn[number] == self.text[rows[number].position] for number in judged]
-            chances: list[float] = []
         else:
-            chosen, verdicts, chances = self._sampled(rows, logits, judged)
+            chosen, verdicts = self._sampled(rows, logits, judged)
         columns = torch.stack(self._columns(rows, forward, chosen), dim=1).tolist()  # B times 3 and one for each head
-        for row, token, values in zip(rows, chosen.tolist(), columns, strict=True):
-            row.tokens.append(token)
-            row.values.append(values)
-        if (foreseen := rounds.foresee(chosen)) is not None:
-            for row, value in zip(rows, foreseen.tolist(), strict=True):
-                row.foreseen.append(value)
+        for row, token, values, own in zip(rows, chosen.tolist(), columns, logits, strict=True):
+            row.draft(token, values, own)
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
             row.accepted += fine
             row.rejected = not fine
-        for row, chance in zip((rows[number] for number in judged), chances, strict=False):
-            row.chances.append(chance)
-        for row in rows:
-            over = not row.rejected and row.position >= len(self.text)
-            row.ended = len(row.tokens) == row.room or row.tokens[-1] in self.eos or over
+            if row.rejected and self.sampling.in_blocks:
+                row.end_block()
 
     def _sampled(
-        self, rows: Sequence[_Row], logits: torch.Tensor, judged: Sequence[int]
-    ) -> tuple[torch.Tensor, list[bool], list[float]]:
-        """Drawn tokens ``(B,)``, and of the rows without a rejected token the verdicts and their probabilities."""
+        self, rows: Sequence[Row], logits: torch.Tensor, judged: Sequence[int]
+    ) -> tuple[torch.Tensor, list[bool]]:
+        """Drawn tokens ``(B,)``, and the verdicts on those of the rows without a rejected token."""
         assert self.coins is not None
         probs = self.sampling.probs(logits)
         chosen = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
         verdicts: list[bool] = []
-        chances: list[float] = []
         if judged:
             positions = [rows[number].position for number in judged]
             above = self.verifier.probs(positions)
             written = torch.tensor([self.text[position] for position in positions], device=above.device)
-            generator = sibling(self.generator, above.device)
-            tokens, found, chances_ = draw_draft_tokens(
-                written, probs[judged].to(above.device), above, generator, self.coins[positions].to(above.device)
-            )
+            generator, coins = sibling(self.generator, above.device), self.coins[positions].to(above.device)
+            own = probs[judged].to(above.device)
+            if self.sampling.in_blocks:
+                weights = [rows[number].chances[-1] if rows[number].chances else 1.0 for number in judged]
+                found = draw_in_blocks(written, own, above, weights, generator, coins)
+                tokens, verdicts, chances = torch.tensor(found.tokens), found.kept, found.weights
+                for number, passing in zip(judged, found.passing, strict=True):
+                    rows[number].passing.append(passing)
+            else:
+                tokens, fine, chances_ = draw_draft_tokens(written, own, above, generator, coins)
+                verdicts, chances = fine.tolist(), chances_.tolist()
             chosen[judged] = tokens.to(chosen.device)
-            verdicts, chances = found.tolist(), chances_.tolist()
+            for number, chance in zip(judged, chances, strict=True):
+                rows[number].chances.append(chance)
         if others := [number for number, row in enumerate(rows) if row.rejected]:
             chosen[others] = draw(probs[others], sibling(self.generator, logits.device))
-        return chosen, verdicts, chances
+        return chosen, verdicts
 
-    def _columns(self, rows: Sequence[_Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
+    def _columns(self, rows: Sequence[Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
         """The signals ``(B,)`` of the chosen tokens, and the heads' predictions for the tokens before them."""
         columns = list(read_signals(forward.logits, chosen).values())
         if not self.heads:
             return columns
-        if not rows[0].tokens:  # no draft token precedes the first
+        if not len(rows[0]):  # no draft token precedes the first
             return columns + [torch.ones_like(columns[0])] * len(self.heads)
         assert forward.hidden is not None
         count = len(DISTRIBUTION_SIGNALS)
-        previous = torch.tensor([row.values[-1][:count] for row in rows], device=forward.hidden.device)  # (B, 3)
+        previous = torch.tensor([row.newest[:count] for row in rows], device=forward.hidden.device)  # (B, 3)
         return columns + [head.accept_prob(forward.hidden, previous) for head in self.heads.values()]
+
+    def _settle(self, row: Row) -> None:
+        """Have the verifier read what the draft alone drafted behind a token that a block does not keep."""
+        if row.tail is None or not row.tail.drafted:
+            return
+        above = self.verifier.probs_behind(row.tail.position, row.tail.to_read, len(row.tail.drafted))
+        row.tail.settle(above, self.sampling, self.generator)
+        del row.foreseen[len(row) - 1 :]  # the newest may be another token than the one drafted

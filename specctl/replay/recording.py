@@ -13,6 +13,8 @@ from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.profile.schema import Verification
+from specctl.replay.block_recording import BlockReading
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid_below import ReadBelow
 from specctl.replay.grid_recording import read_grid
@@ -46,13 +48,22 @@ def read_sequence(
         UsageError: the pair cannot be recorded, see `require_recordable`.
     """
     require_recordable(len(pair.drafts), any(isinstance(draft, StateReader) for draft in pair.drafts))
+    sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
     if isinstance(draft := pair.drafts[0], StateReader):
         heads = pair.named_heads[0]
         return read_grid(pair.target, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:
         runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
+    if sampling.in_blocks:
+        heads, verifier = pair.named_heads[0], pair.target
+        return BlockReading(verifier, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos).read()
     reading = _Reading(pair, depth, sampling, generator)
     return reading.read(0, prompt, output, output, limit - 2)
+
+
+def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
+    """How replayed draft tokens are verified: as in live runs, but in a hierarchy one by one."""
+    return "block" if sampling.in_blocks and drafts == 1 else "token"
 
 
 def require_recordable(drafts: int, has_draft_head: bool) -> None:

@@ -14,6 +14,7 @@ from specctl.models.draft_heads.side_by_side import SideBySide
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.models.running.watching import States
+from specctl.replay.detours import Detours
 
 TOKENS = 128
 """Tokens of the blocks in one pass, whose logits are held at once."""
@@ -29,7 +30,10 @@ class Starts(Protocol):
     at_once: int
 
     def first(self, starts: Sequence[int]) -> Forward:
-        """The pass over the newest token of a round at each of B consecutive starts: logits ``(B, V)``."""
+        """The pass over the newest token of a round at each of B consecutive starts: logits ``(B, V)``.
+
+        They go on where those of the last call ended, or are the same once more.
+        """
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
         """The pass over the next token of each round that goes on.
@@ -162,6 +166,7 @@ class ReadText:
             self._pending.append((0, {layer: known[layer][: self._known] for layer in layers}))
         self._first = 0  # position of the first distribution that is held
         self._probs: torch.Tensor | None = None  # (W, V)
+        self._detours = Detours(runner, [*prompt, *text])
 
     def states(self, end: int) -> Iterator[tuple[int, States]]:
         """The states of all places before ``end`` that were not asked for yet, in parts, each with its first place."""
@@ -185,6 +190,10 @@ class ReadText:
             next(self._passes)
         return self._probs[[position - self._first for position in positions]]
 
+    def probs_behind(self, position: int, tokens: Sequence[int], count: int) -> torch.Tensor:
+        """The distributions ``(count, V)`` behind the last of some tokens that follow the text up to a position."""
+        return self._sampling.probs(self._detours.behind(len(self._prompt) + position, tokens, count))
+
     def forget(self, position: int) -> None:
         """Forget the distributions before a position."""
         if self._probs is not None:
@@ -201,6 +210,7 @@ class ReadText:
         read = [self._prompt[-1], *self._text[:-1]]
         for start in range(0, len(read), CHUNK):
             part = read[start : start + CHUNK]
+            self._detours.come_back(len(self._prompt) - 1 + start)
             forward = self._runner.extend(part, keep=0 if self._sampling.greedy else len(part))
             self._note(forward, len(part))
             if not self._sampling.greedy:

@@ -101,6 +101,23 @@ class Judged(NamedTuple):
     predictions: Sequence[float | None]
 
 
+def judged_in_round(row: DraftSteps, run: int, outcomes: Sequence[float] | None) -> Judged:
+    """The tokens of a round that verification judges: to the first that is rejected.
+
+    Args:
+        row: the tokens of the round, and perhaps further ones.
+        run: how many of them are accepted.
+        outcomes: of `Judged`; None in greedy decoding.
+    """
+    count = min(run + 1, len(row))
+    accepted = [number < run for number in range(count)]
+    # A head predicts for a token once it is fed, so its prediction stands at the step after.
+    after: list[float | None] = [] if row.accept_prob is None else [*row.accept_prob[1 : count + 1]]
+    after += [None] * (count - len(after))
+    known = list(map(float, accepted)) if outcomes is None else outcomes
+    return Judged(row[:count], accepted, known, range(1, count + 1), after)
+
+
 def too_short(index: int) -> UsageError:
     """The error for a trace that was recorded for drafts of fewer than ``index`` tokens."""
     return UsageError(

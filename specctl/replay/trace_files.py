@@ -12,7 +12,7 @@ from specctl.files import Content, LineFormat
 from specctl.observing.findings import Skipped
 from specctl.observing.results import of_request
 from specctl.policies import Signal
-from specctl.profile.schema import Profile
+from specctl.profile.schema import Profile, Verification
 from specctl.prompts.suites import Suite
 from specctl.replay.costs import CostTable
 from specctl.replay.traces import Trace
@@ -28,6 +28,7 @@ class TraceHeader:
         signals: the signals that were recorded.
         provenance: profile, suite, sampling, devices and versions.
         heads: names of the draft's heads; empty if only the profile's own head was recorded, or none.
+        verification: how replayed draft tokens are verified, where they are drawn.
     """
 
     depth: int
@@ -35,6 +36,7 @@ class TraceHeader:
     signals: list[Signal]
     provenance: dict[str, Any]
     heads: list[str] = field(default_factory=list)
+    verification: Verification = "token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class TraceSet:
         """Prompt ids in the order in which they were run."""
         return list(dict.fromkeys(trace.prompt for trace in self.traces))
 
+    @property
+    def verification(self) -> Verification | None:
+        """How replayed draft tokens are verified; None in greedy decoding, where it makes no difference."""
+        sampled = self.header.provenance.get("sampling", {}).get("temperature", 0.0) > 0
+        return self.header.verification if sampled else None
+
     def of(self, prompts: Iterable[str], head: str | None = None) -> list[Trace]:
         """The traces of some prompts, with the predictions of a head of the draft; None for the profile's own head."""
         wanted = set(prompts)
@@ -107,7 +115,7 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
 
 TRACES = LineFormat(
     Content.TRACE,
-    3,
+    4,
     TraceHeader,
     {
         "prompt": Annotated[TracedPrompt, BeforeValidator(_from_earlier)],

@@ -25,6 +25,7 @@ from typing import Annotated, TypeVar
 from pydantic import AliasChoices, Field
 
 from specctl.records import DraftStep
+from specctl.replay.blocks import DraftBlocks
 from specctl.replay.grid import DraftGrid
 from specctl.replay.steps import DraftSteps, Judged, too_short
 
@@ -102,9 +103,9 @@ class DraftAlong:
             raise too_short(index)
         return branch.step(after, index)
 
-    def verified_chances(self, start: int, count: int) -> tuple[float, ...] | None:
-        """`chances` of the first ``count`` tokens of a round, which are those that verification judges."""
-        return None if self.chances is None else tuple(self.chances[start : start + count])
+    def verified_chances(self, start: int, drafted: int, judged: int) -> tuple[float, ...] | None:  # noqa: ARG002
+        """`chances` of the first tokens of a round, which are those that verification judged, however many it has."""
+        return None if self.chances is None else tuple(self.chances[start : start + judged])
 
     def judged(self) -> Iterator[Judged]:
         """The draft token at every position of the text, as if each were the first of a draft."""
@@ -171,7 +172,7 @@ def _shifted(trunk: Mapping[int, _T], branch: Mapping[int, _T], first: int) -> d
     }
 
 
-Drafted = DraftAlong | DraftGrid
+Drafted = DraftAlong | DraftBlocks | DraftGrid
 """What a draft drafts along the target's text. Replay asks both for `step`, `accepted_runs` and `verified_chances`."""
 
 

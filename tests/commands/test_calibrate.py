@@ -93,6 +93,19 @@ def test_the_document_ranks_every_policy(folder):
     assert not any("one by one" in warning for warning in document["warnings"]), "greedy decoding verifies alike"
 
 
+def test_when_sampling_the_verification_of_the_profile_is_replayed(folder, tmp_path):
+    options = ["--policy", "constant", "--grid", "paper", "--no-verify", "--json"]
+    trace = tmp_path / "blocks.jsonl"
+    result = calibrate("-i", folder / "prompts.jsonl", "-n", 12, "-t", 1, *options, "--trace", trace)
+    document = json.loads(result.stdout)
+    assert document["verification"] == "block"
+    assert not any("predictions are of" in warning for warning in document["warnings"])
+    result = calibrate("-t", 1, "-n", 12, "--verification", "token", *options, "--from", trace)
+    document = json.loads(result.stdout)
+    assert document["verification"] == "block"
+    assert any("verified as a block, and live runs verify them one by one" in one for one in document["warnings"])
+
+
 def test_the_profile_extends_the_old_one_and_records_its_provenance(folder):
     document = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
     table = tomllib.loads((folder / "fast.toml").read_text(encoding="utf-8"))

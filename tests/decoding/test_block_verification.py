@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from block_in_fractions import Rows, in_fractions
 from enumeration import COINS, law_of, tossing, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,6 @@ from specctl.profile.schema import Verification
 
 BLOCK = replace(PLAIN, verification="block")
 EXACT, BIASED = 3e-7, 3e-4
-Rows = list[list[Fraction]]
 
 
 @pytest.fixture(params=[True, False], ids=["on the host", "as on a device"])
@@ -41,28 +41,6 @@ def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Both ways to come to a verdict."""
     if not request.param:
         monkeypatch.setattr(verification, "on_host", lambda _: False)
-
-
-def in_fractions(tokens: Sequence[int], draft: Rows, target: Rows) -> dict[tuple[int, int], Fraction]:
-    """Algorithm 2 as it is printed: the probability of each number of accepted tokens with each extra token."""
-    count = len(tokens)
-    weights = [Fraction(1)]
-    for token, q, p in zip(tokens, draft, target, strict=False):
-        weights.append(min(weights[-1] * p[token] / q[token], Fraction(1)))
-    law: dict[tuple[int, int], Fraction] = {}
-    left = Fraction(1)  # no longer beginning passed
-    for kept in range(count, -1, -1):
-        if kept == count:
-            row, chance = target[kept], weights[kept]
-        else:
-            row = [max(weights[kept] * p - q, Fraction(0)) for p, q in zip(target[kept], draft[kept], strict=True)]
-            bottom = sum(row) + 1 - weights[kept]
-            chance = Fraction(1) if not kept else sum(row, Fraction(0)) / bottom if bottom else Fraction(1)
-        if reached := left * chance:
-            total = sum(row)
-            law |= {(kept, token): reached * weight / total for token, weight in enumerate(row) if weight}
-        left *= 1 - chance
-    return law
 
 
 def a_block(seed: int) -> tuple[list[int], Rows, Rows]:

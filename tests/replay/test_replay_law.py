@@ -6,9 +6,10 @@ rejected, and where drafts go on after a rejected one.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from traced import pair_of, trace_of
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.records import Round, StopReason
+from specctl.replay import block_coupling, block_recording, grid_recording, tails
+from specctl.replay.block_coupling import InBlocks, Unkept
 from specctl.replay.grid import DraftGrid
 from specctl.replay.play import Player, play
 from specctl.replay.traces import DraftAlong, Trace
@@ -28,6 +31,7 @@ from specctl.replay.traces import DraftAlong, Trace
 EXACT = 3e-7
 """Probabilities are float32 in the program."""
 PLAIN = Sampling(temperature=1.0)
+BLOCK = replace(PLAIN, verification="block")
 PROMPT = (1, 1)
 
 
@@ -39,19 +43,25 @@ class Toy:
         drafts: how many.
         limit: tokens to generate.
         depth: the longest draft that is recorded; None for the limit.
+        ends: whether there is an end of sequence.
     """
 
     drafts: int
     vocabulary: int
     limit: int
     depth: int | None = None
+    ends: bool = field(default=True, kw_only=True)
+
+    @property
+    def eos(self) -> frozenset[int]:
+        return frozenset({EOS}) if self.ends else frozenset()
 
     def pair(self) -> Pair:
         target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
         middle = related_table(target, 9, noise=0.8)
         tables = [middle, related_table(middle, 5, noise=0.8)][: self.drafts]
         heads = [toy_head(logits, 5 + level) for level, logits in enumerate(tables)]
-        return pair_of(TableRunner(target), *map(TableRunner, tables), eos=frozenset({EOS}), heads=heads)
+        return pair_of(TableRunner(target), *map(TableRunner, tables), eos=self.eos, heads=heads)
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class HeadToy(Toy):
         draft = ToyDraftHead(related_table(target, 9, noise=0.5), 3, noise=0.8, longest=self.longest)
         runner = StateTable(target)
         runner.watch(draft.layers)
-        return pair_of(runner, draft, eos=frozenset({EOS}), heads=[toy_head(target, 5)])
+        return pair_of(runner, draft, eos=self.eos, heads=[toy_head(target, 5)])
 
 
 @dataclass(frozen=True)
@@ -91,16 +101,19 @@ STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
 ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
 STATES_BELOW = HeadBelowToy(2, 2, 4)
 LATE = HeadBelowToy(2, 2, 5, depth=3)
+# Where rounds are verified as blocks, every round that may begin has tokens of its own behind those that are kept.
+IN_BLOCKS = [Toy(1, 2, 4, ends=False), HeadToy(1, 2, 4, ends=False), HeadToy(1, 3, 3), HeadToy(1, 2, 4, longest=2)]
+LONGER_BLOCKS = Toy(1, 3, 4)
 
 
 @cache
-def traces(toy: Toy) -> list[tuple[Trace, float]]:
+def traces(toy: Toy, sampling: Sampling = PLAIN) -> list[tuple[Trace, float]]:
     """Every trace there may be, with its probability."""
     pair = toy.pair()
 
     def trace() -> Trace:
-        tokens = said(pair, PROMPT, toy.limit, PLAIN)
-        return trace_of(pair, PROMPT, tokens, toy.limit, toy.depth or toy.limit, PLAIN)
+        tokens = said(pair, PROMPT, toy.limit, sampling)
+        return trace_of(pair, PROMPT, tokens, toy.limit, toy.depth or toy.limit, sampling)
 
     return list(walk(trace))
 
@@ -112,8 +125,15 @@ def first_two(rounds: Sequence[Round]) -> Hashable:
     )
 
 
-def assert_same_law(toy: Toy, parts: Sequence[Part]) -> set[Hashable]:
+def assert_same_law(toy: Toy, parts: Sequence[Part], sampling: Sampling = PLAIN) -> set[Hashable]:
     """Returns the reasons for which the first two rounds stop."""
+    difference, stops = compared(toy, parts, sampling, sampling)
+    assert difference < EXACT
+    return stops
+
+
+def compared(toy: Toy, parts: Sequence[Part], recorded: Sampling, running: Sampling) -> tuple[float, set[Hashable]]:
+    """How far the laws are from each other, and the reasons for which the first two rounds stop."""
     pair = toy.pair()
     alone = len(parts) == 1
 
@@ -122,11 +142,11 @@ def assert_same_law(toy: Toy, parts: Sequence[Part]) -> set[Hashable]:
         return first_two(list(play(team, trace, pair.eos)))
 
     clocks = None if alone else shared_clock
-    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, toy.limit, PLAIN)), clocks))
-    found = law_of((replayed(trace), probability) for trace, probability in traces(toy))
+    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, toy.limit, running)), clocks))
+    found = law_of((replayed(trace), probability) for trace, probability in traces(toy, recorded))
     assert sum(found.values()) == pytest.approx(1)
-    assert largest_difference(found, expected) < EXACT
-    return {played[2] for outcome in expected for played in outcome}  # type: ignore[attr-defined]
+    stops = {played[2] for outcome in expected for played in outcome}  # type: ignore[attr-defined]
+    return largest_difference(found, expected), stops
 
 
 SVIP = ("svip", {"c": 1.0, "threshold": 0.8})
@@ -162,18 +182,83 @@ def test_replayed_rounds_of_a_draft_head_have_the_law_of_live_ones(
     assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
 
 
-def test_so_have_rounds_replayed_from_traces_as_chance_makes_them() -> None:
+DROPPING = ("max-confidence", {"threshold": 0.6, "adapt": False, "keep_trigger": False}, "policy")
+
+
+@pytest.mark.parametrize(("name", "settings", "stop"), [*POLICIES_ALONE, DROPPING], ids=str)
+def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings: dict[str, object], stop: str) -> None:
+    stops = set()
+    for toy in IN_BLOCKS:
+        stops |= assert_same_law(toy, [(name, settings, False)], BLOCK)
+    assert stops >= {StopReason.BUDGET, StopReason.EOS, StopReason(stop)}
+
+
+@pytest.mark.slow
+def test_so_have_longer_blocks_that_may_end() -> None:
+    for name, settings, _ in [*POLICIES_ALONE, DROPPING]:
+        assert_same_law(LONGER_BLOCKS, [(name, settings, False)], BLOCK)
+
+
+PAIRS: Part = ("constant", {"draft_length": 2}, False)
+
+
+@pytest.mark.parametrize("toy", IN_BLOCKS[:2], ids=str)
+def test_a_trace_of_tokens_verified_one_by_one_is_none_of_blocks(toy: Toy) -> None:
+    """Or the comparisons above might see nothing."""
+    assert compared(toy, [PAIRS], PLAIN, BLOCK)[0] > 1000 * EXACT
+    assert compared(toy, [PAIRS], BLOCK, PLAIN)[0] > 1000 * EXACT
+
+
+def as_the_draft_goes_on(
+    drafted: torch.Tensor, _: torch.Tensor, __: torch.Tensor, weight: float, ___: object
+) -> Unkept:
+    """Wrong: what is not kept is no longer a draw of the draft."""
+    return Unkept(drafted.tolist(), [weight] * len(drafted), [weight] * len(drafted))
+
+
+def without_weights(right: Callable[..., InBlocks], *args: Any) -> InBlocks:
+    """Wrong: each token is judged as if its round began with it."""
+    written, draft, target, weights, *rest = args
+    return right(written, draft, target, [1.0] * len(weights), *rest)
+
+
+LOOKING: list[Part] = [
+    ("cost-optimal", {"cost_ratio": 0.5, "carry_over": False}, False),
+    ("specdec++", {"threshold": 0.4, "min_draft": 1}, False),
+    ("svip", {"c": 1.0, "threshold": 0.75}, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("toy", "wrong"), [(IN_BLOCKS[0], "tails"), (IN_BLOCKS[0], "weights"), (IN_BLOCKS[1], "weights")], ids=str
+)
+def test_blocks_drawn_wrongly_are_caught(toy: Toy, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if wrong == "tails":
+        monkeypatch.setattr(tails, "draw_unkept", as_the_draft_goes_on)
+    else:
+        for module in (block_recording, grid_recording):
+            monkeypatch.setattr(module, "draw_in_blocks", partial(without_weights, block_coupling.draw_in_blocks))
+    traces.cache_clear()
+    try:
+        assert max(compared(toy, [one], BLOCK, BLOCK)[0] for one in LOOKING) > 1000 * EXACT
+    finally:
+        traces.cache_clear()
+
+
+CHANCE = [(HeadToy(1, 2, 4), PLAIN, 3000), (HeadToy(1, 3, 3), BLOCK, 1500), (Toy(1, 3, 4), BLOCK, 2000)]
+
+
+@pytest.mark.parametrize(("toy", "sampling", "count"), CHANCE, ids=str)
+def test_so_have_rounds_replayed_from_traces_as_chance_makes_them(toy: Toy, sampling: Sampling, count: int) -> None:
     """Above, a test draws for every start on its own; here the program does, with one coin for each position."""
-    toy = HeadToy(1, 2, 4)
-    pair, parts = toy.pair(), [("constant", {"draft_length": 2}, False)]
+    pair, parts = toy.pair(), [PAIRS]
 
     def play_one(seed: int) -> Hashable:
-        tokens = said(pair, PROMPT, toy.limit, PLAIN, seed)
-        trace = trace_of(pair, PROMPT, tokens, toy.limit, toy.limit, PLAIN, seed + (1 << 20))
+        tokens = said(pair, PROMPT, toy.limit, sampling, seed)
+        trace = trace_of(pair, PROMPT, tokens, toy.limit, toy.limit, sampling, seed + (1 << 20))
         return first_two(list(play([Player(policies(parts)[0])], trace, pair.eos)))
 
-    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, toy.limit, PLAIN))))
-    count = 3000
+    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, toy.limit, sampling))))
     found = Counter(play_one(seed) for seed in range(count))
     assert found.keys() <= expected.keys()
     likely = [outcome for outcome, probability in expected.items() if probability * count >= 5]

@@ -40,6 +40,7 @@ class SideBySide:
         self._owners = self._lengths  # by draft token in the cache, the number of its round
         self._own = self._rows  # (B, H)
         self._step = 0
+        self._begun: ChainPass | None = None  # of the pass over the rounds' newest tokens
 
     def witness(self, states: States) -> None:
         """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
@@ -51,7 +52,7 @@ class SideBySide:
 
         Args:
             lengths: B consecutive numbers of tokens, those that the rounds begin after, which go on where the last
-                ones ended. The states of all but the last of these tokens have been given.
+                ones ended, or are the same once more. The states of all but the last of these tokens have been given.
             hidden: whether hidden states are wanted.
 
         Returns:
@@ -60,9 +61,11 @@ class SideBySide:
         for layer in self._layers:
             layer.crop(len(self._owners))
         end = lengths[-1]
-        while end - self._read > PIECE:  # in pieces that keep masks small; all that the rounds need is in the last
-            self._read_text(min(self._read + PIECE, lengths[0] - 1), 1)
-        found = self._read_text(end, len(lengths))
+        if self._begun is None or end != self._read:
+            while end - self._read > PIECE:  # in pieces that keep masks small; all that the rounds need is in the last
+                self._read_text(min(self._read + PIECE, lengths[0] - 1), 1)
+            self._begun = self._read_text(end, len(lengths))
+        found = self._begun
         self._lengths = torch.tensor(lengths, device=self._device)
         self._rounds = torch.arange(len(lengths), device=self._device)
         self._owners, self._step = self._rounds[:0], 0
