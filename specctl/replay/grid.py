@@ -15,11 +15,15 @@ draft goes on. After a block of which the target accepts every token, the middle
 and the target has written one more. The head then begins its round without the state of that place: `DraftGrid.late`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from specctl.errors import UsageError
+from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.steps import DraftSteps, Judged, too_short
 
@@ -37,6 +41,7 @@ class DraftGrid:
             that is rejected, this one included, once those before it are accepted; None in greedy decoding and below
             another draft.
         late: below another draft, the rounds that begin where this draft has not read the newest token but one.
+        disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
     rows: list[DraftSteps]
@@ -44,6 +49,7 @@ class DraftGrid:
     longest: int | None = None
     chances: list[list[float]] | None = None
     late: "DraftGrid | None" = None
+    disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
 
     @property
     def begun_late(self) -> "DraftGrid":
@@ -64,6 +70,17 @@ class DraftGrid:
             self._by_head[name] = replace(self, rows=[row.of_head(name) for row in self.rows])
         return self._by_head[name]
 
+    def of_disco(self, levels: Sequence[DiscoHead | None]) -> "DraftGrid":
+        """This object with a DISCO head, the only one of ``levels`` there is a draft for."""
+        (own,) = levels
+        if own is None:
+            return self
+        if own not in self._by_disco:
+            self._by_disco[own] = replace(
+                self, disco=own, late=None if self.late is None else self.late.of_disco([own])
+            )
+        return self._by_disco[own]
+
     @cached_property
     def accepted_runs(self) -> list[int]:
         """From each of the N positions and from the end, the number of draft tokens in a row that are accepted."""
@@ -80,7 +97,7 @@ class DraftGrid:
         if index > len(row):
             raise too_short(index)
         while len(steps) < index:
-            steps.append(row.step(len(steps), len(steps) + 1))
+            steps.append(row.step(len(steps), len(steps) + 1, self.disco))
         return steps[index - 1]
 
     def verified_chances(self, start: int, count: int) -> tuple[float, ...] | None:
@@ -96,7 +113,7 @@ class DraftGrid:
             # A head predicts for a token once it is fed, so its prediction stands at the step after.
             after: list[float | None] = [] if row.accept_prob is None else [*row.accept_prob[1 : count + 1]]
             after += [None] * (count - len(after))
-            yield Judged(row[:count], accepted, outcomes, range(1, count + 1), after)
+            yield Judged.of(row[:count], accepted, outcomes, range(1, count + 1), after, self.disco)
 
     @cached_property
     def _steps(self) -> dict[int, list[DraftStep]]:
@@ -104,4 +121,8 @@ class DraftGrid:
 
     @cached_property
     def _by_head(self) -> "dict[str, DraftGrid]":
+        return {}
+
+    @cached_property
+    def _by_disco(self) -> "dict[DiscoHead, DraftGrid]":
         return {}

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
 from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid import DraftGrid
@@ -18,7 +18,7 @@ from specctl.replay.steps import DraftSteps, draft_steps
 def read_grid(
     target: Runner,
     draft: StateReader,
-    heads: Mapping[str, AcceptanceHead],
+    heads: Mapping[str, TrainedHead],
     prompt: Sequence[int],
     text: Sequence[int],
     limit: int,
@@ -35,7 +35,7 @@ def read_grid(
     Args:
         target: the verifier; its cache is read anew.
         draft: what drafts from its states.
-        heads: the draft's acceptance heads by name, the one that it usually uses first.
+        heads: the draft's trained heads by name, the one that it usually uses first.
         prompt: at least one id.
         text: N ids, at least one.
         limit: the token limit under which the text was generated.
@@ -45,7 +45,7 @@ def read_grid(
         eos: ids that end a sequence.
     """
     verifier = ReadText(target, draft.layers, prompt, text, sampling)
-    rounds = starts_of(draft, verifier, [*prompt, *text], len(prompt), hidden=bool(heads))
+    rounds = starts_of(draft, verifier, [*prompt, *text], len(prompt), hidden=bool(state_heads(heads)))
     depth = depth if draft.longest is None else min(depth, draft.longest)
     coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
     # The last position under the limit is left to the verifier.
@@ -62,7 +62,7 @@ class _Row:
         start: position in the text.
         room: the most tokens that it may have.
         tokens: the draft tokens so far.
-        values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction.
+        values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction, then what DISCO heads read.
         accepted: how many tokens are accepted before the first that is rejected.
         chances: when sampling, the probability of accepting each judged token.
         rejected: whether a token is rejected.
@@ -102,7 +102,7 @@ class GridReading:
         sampling: as in decoding.
         generator: draws draft tokens, and tosses coins.
         coins: ``(N,)`` uniform in [0, 1), which decide the verdict at each position; None when greedy.
-        heads: the draft's acceptance heads by name.
+        heads: the draft's trained heads by name.
         eos: ids that end a sequence.
     """
 
@@ -111,7 +111,7 @@ class GridReading:
     sampling: Sampling
     generator: torch.Generator
     coins: torch.Tensor | None
-    heads: Mapping[str, AcceptanceHead]
+    heads: Mapping[str, TrainedHead]
     eos: frozenset[int]
 
     def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> DraftGrid:
@@ -136,7 +136,7 @@ class GridReading:
                 alive = [alive[number] for number in going]
                 forward = rounds.further(going, [row.tokens[-1] for row in alive])
         return DraftGrid(
-            [row.steps(self.heads) for row in rows],
+            [row.steps(state_heads(self.heads)) for row in rows],
             [row.accepted for row in rows],
             longest,
             None if self.sampling.greedy else [row.chances for row in rows],
@@ -159,7 +159,7 @@ class GridReading:
             chances: list[float] = []
         else:
             chosen, verdicts, chances = self._sampled(rows, logits, judged)
-        columns = torch.stack(self._columns(rows, forward, chosen), dim=1).tolist()  # B times 3 and one for each head
+        columns = torch.stack(self._columns(rows, forward, chosen), dim=1).tolist()  # B rows
         for row, token, values in zip(rows, chosen.tolist(), columns, strict=True):
             row.tokens.append(token)
             row.values.append(values)
@@ -199,13 +199,15 @@ class GridReading:
         return chosen, verdicts, chances
 
     def _columns(self, rows: Sequence[_Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
-        """The signals ``(B,)`` of the chosen tokens, and the heads' predictions for the tokens before them."""
+        """The signals ``(B,)`` of the chosen tokens, the heads' predictions for the tokens before them, and what DISCO
+        heads read."""
         columns = list(read_signals(forward.logits, chosen).values())
-        if not self.heads:
-            return columns
+        tops = list(read_top_probs(forward.logits).unbind(-1)) if disco_heads(self.heads) else []
+        if not (heads := state_heads(self.heads)):
+            return columns + tops
         if not rows[0].tokens:  # no draft token precedes the first
-            return columns + [torch.ones_like(columns[0])] * len(self.heads)
+            return columns + [torch.ones_like(columns[0])] * len(heads) + tops
         assert forward.hidden is not None
         count = len(DISTRIBUTION_SIGNALS)
         previous = torch.tensor([row.values[-1][:count] for row in rows], device=forward.hidden.device)  # (B, 3)
-        return columns + [head.accept_prob(forward.hidden, previous) for head in self.heads.values()]
+        return columns + [head.accept_prob(forward.hidden, previous) for head in heads.values()] + tops

@@ -53,6 +53,7 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     "adaedl": [{"threshold": 0.3, "eps": 0.3, "max_draft": 12}, {"keep_trigger": False}],
     "self-verify": [{"max_draft": 12}],
     "specdec++": [{"threshold": h, "min_draft": low, "max_draft": 12} for h in (0.3, 0.6, 0.8) for low in (1, 3)],
+    "disco": [{"threshold": c, "max_draft": 12} for c in (0.45, 0.5, 0.55)],
     "cost-optimal": [{"max_draft": 12}, {"max_draft": 5, "carry_over": False}],
 }
 # Every round takes these seconds, so that a policy that learns from times plays alike live and in replay.
@@ -163,6 +164,7 @@ SAMPLED = [
     ("adaedl", {"threshold": 0.4, "max_draft": 6}),
     ("self-verify", {"max_draft": 6}),
     ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 6}),
+    ("disco", {"max_draft": 6}),
     ("cost-optimal", {"max_draft": 6, "cost_ratio": 0.4, "carry_over": False}),
 ]
 PLAIN = Sampling(temperature=1.0)
