@@ -119,7 +119,7 @@ def test_a_row_on_the_host_is_read_as_on_a_device(
 def test_suppressed_and_infinite_logits() -> None:
     logits = torch.tensor([0.0, -torch.inf, 1.0, -torch.inf])
     assert read_top_probs(logits)[2:].tolist() == [0.0] * 8
-    assert read_top_probs(torch.tensor([0.0, torch.inf])).isnan().all()
+    assert read_top_probs(torch.tensor([0.0, torch.inf]))[:2].isnan().all()
 
 
 def test_without_being_asked_for_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
