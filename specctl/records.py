@@ -48,6 +48,7 @@ class DraftStep:
         accept_prob: a trained head's acceptance probability for the token fed *before* this one.
         next_accept_prob: a draft head's or a lookup's acceptance probability for the token drafted *after* this one, if
             all before it are accepted, known before it is drawn; 0 where none can follow.
+        own_accept_prob: a DISCO head's acceptance probability for this token, told from its distribution and index.
     """
 
     index: int
@@ -57,6 +58,7 @@ class DraftStep:
     token_prob: float | None = None
     accept_prob: float | None = None
     next_accept_prob: float | None = None
+    own_accept_prob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class TracedStep:
     token_prob: Probability | None = None
     accept_prob: Probability | None = None
     next_accept_prob: Probability | None = None
+    own_accept_prob: Probability | None = None
     leaves: tuple[int, ...] = ()
 
 

@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.disco_head import FEATURES, DiscoHead
 from specctl.models.running.runner import Forward, joined
 from specctl.models.running.trees import path_to
 from specctl.models.running.watching import cut_states
@@ -254,6 +255,19 @@ def random_head(
     return head
 
 
+def toy_disco(seed: int = 0, bias: float = 0.6) -> DiscoHead:
+    """A DISCO head that trusts likely tokens, and each less than the one before it."""
+    tops = (0.5 + torch.rand(3, FEATURES - 2, generator=seeded(seed))).tolist()
+    rows = zip(tops, (-0.1, 0.4, 0.0), (-0.05, 0.25, 0.1), strict=True)
+    hidden = tuple((3 * first, second, *(0.1 * one for one in rest), *last) for (first, second, *rest), *last in rows)
+    return DiscoHead(hidden, (-0.6, 0.1, -0.2), (1.1, -1.0, 0.3), bias)
+
+
+def head_for(policy: StoppingPolicy, head: AcceptanceHead | None) -> AcceptanceHead | DiscoHead | None:
+    """The head, or for a policy that reads a DISCO head's predictions such a head."""
+    return toy_disco() if "own_accept_prob" in policy.signals else head
+
+
 def law(
     logits: torch.Tensor, prompt: Sequence[int], length: int, sampling: Sampling, eos: Set[int]
 ) -> dict[tuple[int, ...], float]:
@@ -388,6 +402,7 @@ STOPPING: dict[str, dict[str, object]] = {
     "adaedl": {"threshold": 0.3, "eps": 0.3},
     "specdec++": {"threshold": 0.6},
     "bandit": {"arms": ("svip:c=1.0,threshold=1.2", "max-confidence:threshold=0.5,eps=0.3", "heuristic")},
+    "disco": {"threshold": 0.5},
 }
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 import torch
-from toys import seeded
+from toys import seeded, toy_disco
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner
+from specctl.models.running.trained_heads import disco_heads
 from specctl.records import Round
 from specctl.replay.recording import read_sequence
 from specctl.replay.traces import Trace
@@ -20,7 +21,11 @@ def pair_of(
     eos: frozenset[int] = frozenset(),
     heads: Sequence[AcceptanceHead | None] | None = None,
 ) -> Pair:
-    named = tuple({} if head is None else {"head": head} for head in heads or [None] * len(drafts))
+    """A pair in which a draft with a head has a DISCO head too."""
+    named = tuple(
+        {} if head is None else {"head": head, "disco": toy_disco(level)}
+        for level, head in enumerate(heads or [None] * len(drafts))
+    )
     return Pair(target, drafts, None, eos, 1 << 20, (), named)  # type: ignore[arg-type]
 
 
@@ -29,7 +34,7 @@ def trace_of(
 ) -> Trace:
     with torch.inference_mode():
         draft = read_sequence(pair, prompt, tokens, limit, depth, sampling, seeded(seed))
-    return Trace(
+    trace = Trace(
         prompt="p",
         category="c",
         turn=0,
@@ -39,6 +44,7 @@ def trace_of(
         draft=draft,
         prefill_ms=0.0,
     )
+    return trace.of_disco([next(iter(disco_heads(named).values()), None) for named in pair.named_heads])
 
 
 def shape(played: Round) -> tuple[object, ...]:

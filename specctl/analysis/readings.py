@@ -10,7 +10,14 @@ from specctl.statistics.intervals import Floats
 
 Ints = npt.NDArray[np.int64]
 
-RISING = {"entropy": -1.0, "top_prob": 1.0, "token_prob": 1.0, "accept_prob": 1.0, "next_accept_prob": 1.0}
+RISING = {
+    "entropy": -1.0,
+    "top_prob": 1.0,
+    "token_prob": 1.0,
+    "accept_prob": 1.0,
+    "next_accept_prob": 1.0,
+    "own_accept_prob": 1.0,
+}
 """The sign of the expected correlation of each signal with acceptance."""
 
 

@@ -14,6 +14,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair
+from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner
 from specctl.observing.answering import answer_each
 from specctl.observing.findings import Skipped
@@ -62,10 +63,10 @@ def read_prompts(
 
 
 def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
-    """A completion read by target and draft, with the predictions of the draft's head where it has one."""
+    """A completion read by target and draft, with the predictions of the draft's head where one reads its states."""
     target, draft, text = pair.target, pair.drafts[0], (completion.prompt, completion.tokens)
     reading = read(target, draft, *text, sampling)
-    if pair.head is None:
+    if not isinstance(pair.head, AcceptanceHead):
         return reading
     drawn = draw_draft_tokens(target, draft, *text, sampling, draft_token_generator(target, completion.seed))
     predicted = predict_acceptance(draft, pair.head, *text, drawn)

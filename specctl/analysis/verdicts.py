@@ -44,6 +44,7 @@ class _Verdicts:
         # A draft head predicts for a token before it is drawn, so its prediction stands at the step before.
         before = [step.next_accept_prob for step in verified[:-1]]
         columns["next_accept_prob"] = [*[None] * (len(verified) - len(before)), *before]
+        columns["own_accept_prob"] = [step.own_accept_prob for step in verified]
         accepted = [float(step.accepted) for step in verified]
         self._add(identity, accepted, [float(round_.accepted - index) for index in range(len(verified))], columns)
         never = round_.steps[round_.accepted + 1 :]
@@ -58,6 +59,7 @@ class _Verdicts:
             columns["accept_prob"] = judged.predictions
             foreseen = judged.steps.next_accept_prob
             columns["next_accept_prob"] = [None] * len(judged.outcomes) if foreseen is None else [None, *foreseen[:-1]]
+            columns["own_accept_prob"] = judged.own_predictions
             runs = run_lengths(np.array(judged.outcomes)).tolist()
             self._add(trace.prompt, list(judged.outcomes), runs, columns)
 
@@ -118,7 +120,8 @@ def _judged(found: _Verdicts) -> Judged:
 def _read(path: Path, found: _Verdicts) -> None:
     content = content_of(path)
     if content is Content.TRACE:
-        for trace in read_trace_set(path).traces:
+        whole = read_trace_set(path)
+        for trace in whole.of(whole.prompts):
             found.add_trace(trace)
     elif content in (Content.ROUNDS, None):
         adapter = TypeAdapter(RoundLine)

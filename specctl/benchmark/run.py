@@ -12,7 +12,7 @@ from specctl.benchmark.bounds import find_bounds
 from specctl.benchmark.plan import Plan
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.loading.pair import Pair
-from specctl.observing.facts import device_name, gather
+from specctl.observing.facts import SCIKIT_LEARN, device_name, gather, scikit_learn
 from specctl.observing.field import Field
 from specctl.observing.findings import Failed
 from specctl.observing.progress import Progress
@@ -20,6 +20,7 @@ from specctl.observing.results import RESULTS, Header, Run, RunSet
 from specctl.observing.round_robin import RoundRobin
 from specctl.outputs import OutputFile
 from specctl.peers.measured import MeasuredPeer
+from specctl.peers.names import MOVING
 from specctl.peers.process import PeerProcess
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
@@ -78,6 +79,8 @@ def run_benchmark(
     for label, peer in peers.items():
         facts.versions[field.launches[label].setting.peer] = peer.version
         facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
+    if any(candidate.peer in MOVING for candidate in field.candidates):
+        facts.versions[SCIKIT_LEARN] = scikit_learn()
     header = Header(
         **asdict(facts),
         candidates=field.candidates,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specctl.benchmark.digest import Digest
+from specctl.benchmark.peer_thresholds import threshold_note
 from specctl.benchmark.summaries import Spread, Summary
 from specctl.records import StopReason
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent, show_interval
@@ -40,7 +41,7 @@ def speed_table(digest: Digest) -> Table:
     expected, done = digest.expected_runs, len(digest.results.runs)
     if expected is not None and done < expected:
         note += f" Unfinished: {done} of {expected} runs."
-    return Table("Speed", columns, rows, note=f"{note}{_machine(digest)}")
+    return Table("Speed", columns, rows, note=f"{note}{_machine(digest)}{threshold_note(digest.results)}")
 
 
 def _machine(digest: Digest) -> str:

@@ -1,6 +1,6 @@
 """The settings that a calibration compares: the profile's own, the candidates, and others for comparison."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -9,12 +9,13 @@ from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Grid, grid, level_grids, with_heads
 from specctl.errors import UsageError
 from specctl.models.loading.found import find_head
-from specctl.models.loading.head_checkpoint import CONFIG
+from specctl.models.loading.head_checkpoint import CONFIG, KIND_SIGNALS, locate_head
 from specctl.models.loading.model import model_tables
-from specctl.policies import NONE, SIGNALS, Setting, Signal
+from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
 from specctl.profile.lookup import require_models
 from specctl.profile.schema import DraftTable, Profile
 from specctl.replay.recording import require_recordable
+from specctl.replay.trace_files import TraceHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +50,29 @@ class Contest:
         return certain + (self.space.most if self.space is not None else 0)
 
 
-def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[str], recorded: Set[str]) -> Contest:
+def contest(
+    draft: DraftTable,
+    policy: str | None,
+    kind: Grid,
+    heads: Sequence[str],
+    recorded: Set[str],
+    computed: Mapping[str, Signal],
+) -> Contest:
     """The settings to compare for a profile and the options of a calibration.
 
     Args:
         draft: the profile's draft table; its head is the first of ``heads`` if these are given.
         policy: name of the policy whose settings are candidates, or ``all``; or one name for each level, separated by
-            commas. None means ``specdec++`` if ``heads`` are given, else the profile's own policies.
+            commas. None means the policy that reads ``heads`` if these are given, else the profile's own policies.
         kind: the grid of settings.
         heads: heads of a single draft to choose among.
         recorded: the signals that a trace contains, or can contain.
+        computed: by the name of each head of the drafts and of ``heads`` the signal that it computes.
 
     Raises:
         UsageError: there is no such policy, the numbers of policies and drafts differ, a policy needs a head and
-            the draft has none, or drafts have leaves, are trees, or go on in parallel.
+            the draft has none of its kind, heads of two kinds are given and no policy, or drafts have leaves, are
+            trees, or go on in parallel.
     """
     if draft.leaves is not None:
         raise UsageError("drafts with leaves cannot be replayed", "calibrate without them: --set draft.leaves=0")
@@ -73,12 +83,13 @@ def contest(draft: DraftTable, policy: str | None, kind: Grid, heads: Sequence[s
             "no policy stops a draft in parallel, so there is none to choose",
             "calibrate drafting in turns: --set draft.parallel=false",
         )
-    names = _policies(policy or ("specdec++" if heads else None), draft)
-    known = [recorded if level.head is not None else recorded - {"accept_prob"} for level in draft.levels]
+    choices = {name: computed[name] for name in heads}
+    names = _policies(policy or (_reader(choices) if heads else None), draft)
+    made = [set(choices.values()) or {computed[level.head]} if level.head else set() for level in draft.levels]
+    known = [recorded - (TRAINED_SIGNALS - trained) for trained in made]
     # What a draft head predicts of its next token is known where it drafts: at the lowest level.
     known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
-    choices: list[str | None] = [*heads] or [None]
-    (old,) = with_heads([draft.setting], choices[:1])
+    old = next(iter(with_heads([draft.setting], choices)), draft.setting)
     _require_known([[one] for one in old.levels], known)
     also_ranked = [] if names == ["all"] else grid("constant", kind, known[0])
     if len(names) == 1 or names[0] == "none":
@@ -117,6 +128,32 @@ def recordable(profile: Profile) -> frozenset[Signal]:
     require_recordable(len(heads), any(heads))
     foreseeing = any(head is not None and head.foresees for head in heads)
     return frozenset(SIGNALS) - (frozenset() if foreseeing else {"next_accept_prob"})
+
+
+def computed_by(draft: DraftTable, heads: Iterable[str], header: TraceHeader | None) -> dict[str, Signal]:
+    """The signal that each head computes, by its name.
+
+    Args:
+        draft: whose heads are meant, at every level.
+        heads: further heads.
+        header: of the trace that is searched, which knows its DISCO heads; None to ask the heads' files.
+
+    Raises:
+        ModelError: a head cannot be found.
+    """
+    names = dict.fromkeys([*heads, *(level.head for level in draft.levels if level.head is not None)])
+    if header is None:
+        return {name: KIND_SIGNALS[locate_head(name).kind] for name in names}
+    disco = {name for level in header.disco for name in level}
+    return {name: "own_accept_prob" if name in disco else "accept_prob" for name in names}
+
+
+def _reader(choices: Mapping[str, Signal]) -> str:
+    """The policy that reads the heads to choose among."""
+    signals = set(choices.values())
+    if len(signals) > 1:
+        raise UsageError("--head names heads of two kinds", "choose one of their policies with --policy, or all")
+    return next(name for name, policy in POLICIES.items() if policy.reads == signals)
 
 
 def heads_in(given: Iterable[str]) -> list[str]:
@@ -181,7 +218,8 @@ def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str
             "draft with a DSpark head that has a confidence head, or choose another policy",
         )
     if policy is not None:
+        kind = " that `specctl train-head --kind disco` made" if policy == "disco" else " that predicts acceptance"
         raise UsageError(
-            f"{policy} needs a head that predicts acceptance",
+            f"{policy} needs a head{kind}",
             "name one with --set draft.head=PATH; if the trace was recorded without it, record a new trace",
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from specctl.calibration.contest import Contest
 from specctl.errors import UsageError
+from specctl.policies import TRAINED_SIGNALS
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
 from specctl.replay.trace_files import TraceHeader, require_same_request
@@ -43,7 +44,7 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
                 f"{path} was recorded with {was.get('model')} as {role}, not {now.get('model')}",
                 "name the profile that it was recorded with",
             )
-        predicts = "accept_prob" in header.signals and now.get("head") is not None
+        predicts = not TRAINED_SIGNALS.isdisjoint(header.signals) and now.get("head") is not None
         if predicts and now["head"] not in (was.get("head"), *header.heads):
             raise UsageError(
                 f"{path} was recorded with {was.get('head')} as the draft's head, not {now['head']}",

@@ -1,12 +1,12 @@
 """The grids of settings that a calibration tries for each policy."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
 from specctl.errors import UsageError
-from specctl.policies import NONE, POLICIES, Setting
+from specctl.policies import NONE, POLICIES, Setting, Signal
 from specctl.profile.model_names import distinct_name
 from specctl.profile.wording import did_you_mean
 
@@ -23,6 +23,7 @@ SIMPLEST = (
     "cost-optimal",
     "bandit",
     "confidence",
+    "disco",
     "specdec++",
 )
 """Policies from the simplest to the most elaborate, by the signals they read and the state they keep."""
@@ -43,14 +44,22 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Setting]:
     return list(dict.fromkeys(Setting.of({"name": policy, **values}) for values in points))
 
 
-def with_heads(candidates: Iterable[Setting], heads: Sequence[str | None]) -> list[Setting]:
-    """For settings that read a head's predictions, one copy for each head; the others unchanged."""
-    known = [head for head in heads if head is not None]
+def with_heads(candidates: Iterable[Setting], heads: Mapping[str, Signal]) -> list[Setting]:
+    """For settings that read a head's predictions, one copy for each head that makes them; the others unchanged.
+
+    Args:
+        candidates: settings of one level.
+        heads: by the name of each head the signal that it computes; empty where nothing is to choose.
+    """
     return [
-        replace(one, head=head, head_label=distinct_name(head, known)) if head is not None else one
+        replace(one, head=head, head_label=distinct_name(head, list(heads))) if head is not None else one
         for one in candidates
-        for head in (heads if one.needs_head else (None,))
+        for head in (_heads_of(one, heads) if one.needs_head and heads else (None,))
     ]
+
+
+def _heads_of(setting: Setting, heads: Mapping[str, Signal]) -> list[str]:
+    return [name for name, signal in heads.items() if signal in setting.signals]
 
 
 def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) -> list[list[Setting]]:
@@ -84,6 +93,8 @@ def _paper(policy: str) -> list[dict[str, Any]]:
             return [{"threshold": value} for value in tenths]
         case "specdec++":
             return [{"threshold": h} for h in (0.1, 0.3, 0.5, 0.7, 0.9)]
+        case "disco":  # its paper tunes the threshold and names no values
+            return [{"threshold": value} for value in tenths]
         case "confidence":
             return [{"threshold": h} for h in (0.2, 0.4, 0.6, 0.8)]
     return [{}]
@@ -109,6 +120,8 @@ def _dense(policy: str) -> list[dict[str, Any]]:
             return [{"max_draft": cap} for cap in range(2, 21)]
         case "confidence":
             return _crossed(threshold=_steps(0.05, 0.95, 0.05), max_draft=caps)
+        case "disco":
+            return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20, LONGEST))
         case "specdec++":
             return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20), min_draft=(1, 2))
     return [{}]

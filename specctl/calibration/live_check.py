@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.loading.pair import Pair
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.trained_heads import TrainedHead
 from specctl.observing.facts import gather
 from specctl.observing.field import Field, field_of
 from specctl.observing.progress import SILENT, Progress
@@ -136,7 +136,7 @@ def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
 
 def _with_heads(pair: Pair, field: Field) -> Pair:
     """The pair with its heads reordered: a candidate that names no head uses the first head of its draft."""
-    own: list[Mapping[str, AcceptanceHead]] = [
+    own: list[Mapping[str, TrainedHead]] = [
         {names[0]: named[names[0]], **named} if names else {}
         for named, names in zip(pair.named_heads, field.heads, strict=False)
     ]

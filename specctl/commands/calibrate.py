@@ -134,7 +134,7 @@ def calibrate(
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
     if against and (trace or from_ or head):
         raise UsageError("--against goes with neither --trace, --from nor --head", "calibrate one profile with these")
-    from specctl.calibration.contest import contest, heads_among, heads_in, recordable
+    from specctl.calibration.contest import computed_by, contest, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
@@ -167,7 +167,8 @@ def calibrate(
         elif traced is not None and TRACES.continues(traced):
             earlier = read_traces(traced.path)
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
-        asked = contest(drafting, policy, grid, heads, recorded)
+        computed = computed_by(drafting, heads, earlier.header if earlier is not None and from_ is not None else None)
+        asked = contest(drafting, policy, grid, heads, recorded, computed)
         prompts = None
         if against:
             rivals = [

@@ -51,7 +51,7 @@ def calibrate_several(
     Raises:
         UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
     """
-    from specctl.calibration.contest import contest, recordable
+    from specctl.calibration.contest import computed_by, contest, recordable
     from specctl.calibration.side_by_side import Entrant, field_of_entrants, predicted, run_live
     from specctl.observing.field import require_one_target
     from specctl.replay.play import replayable
@@ -65,7 +65,8 @@ def calibrate_several(
         own = one.profile.model_copy(update={"sampling": resolved[0].profile.sampling})
         if own.draft is None:
             raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
-        contests.append((own, contest(own.draft, policy, grid, [], recordable(own))))
+        computed = computed_by(own.draft, (), None)
+        contests.append((own, contest(own.draft, policy, grid, [], recordable(own), computed)))
     entrants: list[Entrant] = []
     costs: dict[str, CostTable] = {}
     for one, (own, asked) in zip(resolved, contests, strict=True):

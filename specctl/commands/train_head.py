@@ -1,8 +1,8 @@
-"""`specctl train-head`: train a network on the draft that predicts acceptance, for the policy `specdec++`."""
+"""`specctl train-head`: train a network on the draft that predicts acceptance, for `specdec++` or `disco`."""
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -43,6 +43,10 @@ def train_head(
         Path,
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
     ],
+    kind: Annotated[
+        Literal["specdec++", "disco"],
+        typer.Option(help="What the head reads: the draft's hidden states, or its likeliest tokens' probabilities."),
+    ] = "specdec++",
     profile: ProfileOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -66,10 +70,15 @@ def train_head(
     examples: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Examples of an earlier run; the target is not loaded.")
     ] = None,
-    depth: Annotated[int, typer.Option(min=0, metavar="N", help="Residual blocks; 0 is a linear head.")] = 3,
+    depth: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Residual blocks; 0 is a linear head. Default: 3.")
+    ] = None,
     reject_weight: Annotated[
-        float, typer.Option(metavar="X", help="Weight of a rejection in the loss; an acceptance weighs 1.")
-    ] = 6.0,
+        float | None,
+        typer.Option(
+            metavar="X", help="Weight of a rejection in the loss; an acceptance weighs 1. Default: 6, of disco 1."
+        ),
+    ] = None,
     mix: Annotated[
         float | None,
         typer.Option(
@@ -86,11 +95,18 @@ def train_head(
             help="Let the head read the draft's entropy and probabilities too, unlike in the paper.",
         ),
     ] = False,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data, each with a new mix.")] = 3,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Passes over the data, each with a new mix. Default: 3, of disco 20."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Answers per step.")] = 32,
     lr: Annotated[
-        float, typer.Option(metavar="X", help="Adam's initial learning rate; it falls to 0 along a cosine.")
-    ] = 5e-5,
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Adam's initial learning rate; it falls to 0 along a cosine. Default: 5e-05, of disco 0.01.",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Seed of answers, draft tokens, mixing and the head.")
     ] = 0,
@@ -105,12 +121,13 @@ def train_head(
     progress_: ProgressOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Train a head on the draft that predicts acceptance (SpecDec++), for the policy specdec++.
+    """Train a head on the draft that predicts acceptance, for the policy specdec++ or disco.
 
     The target answers the prompts, the draft drafts a token at every position, and the head learns from the draft's
     hidden states which draft tokens the target accepts. Every tenth prompt is held out to evaluate the head.
 
-    A draft that is itself a head on the target's states drafts rounds along the answers instead.
+    A draft that is itself a head on the target's states drafts rounds along the answers instead; so does every draft
+    for --kind disco, whose head reads the draft's distributions and no states.
 
     Examples:
 
@@ -118,6 +135,10 @@ def train_head(
 
     [cyan]specctl train-head --examples my-head/examples -o sweep --sweep[/]
     """
+    shape = {"--depth": depth, "--mix": mix, "--signals": signals or None, "--sweep": sweep or None}
+    if kind == "disco" and (given := [flag for flag, value in shape.items() if value is not None]):
+        raise UsageError(f"{given[0]} is for heads on hidden states, which --kind disco has not", "leave it out")
+    reject_weight, epochs, lr = _defaults(kind, reject_weight, epochs, lr)
     if reject_weight <= 0 or lr <= 0:
         raise UsageError("--reject-weight and --lr must be more than 0")
     source_flags = DataFlags("examples", examples, examples_only, suite, data, input_)
@@ -149,21 +170,32 @@ def train_head(
         if on_head and mix is not None:
             raise UsageError("--mix is for draft models: a draft head reads its own tokens", "leave it out")
         if examples is not None:
-            source = workshop.open_examples(examples, headless, progress)
+            source = workshop.open_examples(examples, headless, progress, kind)
             if not resume:
                 workshop.OUTPUT.start_over(output)
         else:
             prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-            source = workshop.collect_examples(output, headless, prompts, progress, resume=resume)
+            source = workshop.collect_examples(output, headless, prompts, progress, resume=resume, kind=kind)
             for identity, reason in source.folder.left_out.items():
                 warn(f"prompt {identity} is left out: {reason}")
         if examples_only:
             return
+        depth = None if kind == "disco" else 3 if depth is None else depth
         recipes = sweep_recipes() if sweep else [Recipe(depth, reject_weight)]
-        default = 0.0 if on_head else MIX
+        default = 0.0 if on_head or kind == "disco" else MIX
         schedule = Schedule(default if mix is None else mix, epochs, batch_size, lr, seed, signals)
         evaluations = workshop.train_heads(output, source, recipes, schedule, progress)
     _show(evaluations, sweep, json_)
+
+
+def _defaults(kind: str, reject_weight: float | None, epochs: int | None, lr: float | None) -> tuple[float, int, float]:
+    """The weight of a rejection, the passes and the learning rate: SpecDec++'s own, or some that fit a DISCO head."""
+    weight, passes, rate = (1.0, 20, 1e-2) if kind == "disco" else (6.0, 3, 5e-5)
+    return (
+        weight if reject_weight is None else reject_weight,
+        passes if epochs is None else epochs,
+        rate if lr is None else lr,
+    )
 
 
 def _show(evaluations: list["Evaluation"], sweep: bool, as_json: bool) -> None:

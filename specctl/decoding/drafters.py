@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from specctl.decoding.host import Floats, array, rows_of
-from specctl.decoding.reading import AcceptancePredictor, Reader, packed_signals, step_of, unpack
+from specctl.decoding.reading import AcceptancePredictor, Reader, own_accept_prob, packed_signals, step_of, unpack
 from specctl.decoding.sampling import Sampling, Uniforms, sibling, uniforms
+from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import FusedRunner, Runner, StateReader
 from specctl.models.running.watching import States
@@ -110,6 +111,23 @@ class Drafter(Protocol):
         """Forget all but the first ``length`` tokens of the sequence."""
 
 
+def heads_read(
+    head: AcceptancePredictor | DiscoHead | None, signals: Set[Signal]
+) -> tuple[AcceptancePredictor | None, DiscoHead | None]:
+    """A head as the one on hidden states or as the one on distributions, where its signal is read; else None.
+
+    Raises:
+        ValueError: a signal is read that the head does not compute.
+    """
+    disco = head if isinstance(head, DiscoHead) and "own_accept_prob" in signals else None
+    on_states = head if not isinstance(head, DiscoHead) and "accept_prob" in signals else None
+    if on_states is None and "accept_prob" in signals:
+        raise ValueError("accept_prob needs a head on hidden states")
+    if disco is None and "own_accept_prob" in signals:
+        raise ValueError("own_accept_prob needs a DISCO head")
+    return on_states, disco
+
+
 class ModelDrafter:
     """A draft model that drafts until its stopping policy ends the block.
 
@@ -117,12 +135,13 @@ class ModelDrafter:
         runner: the draft model or draft head.
         policy: asked after each token.
         record: signals to record even if the policy does not read them.
-        head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
+        head: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
+            ``own_accept_prob``, which a DISCO head computes.
         laws: whether drafts keep their `Draft.laws`.
 
     Raises:
-        ValueError: ``accept_prob`` is wanted and there is no head, or ``next_accept_prob`` of a draft that does not
-            predict it.
+        ValueError: a prediction is wanted and there is no head that makes it, or ``next_accept_prob`` of a draft that
+            does not predict it.
     """
 
     def __init__(
@@ -130,7 +149,7 @@ class ModelDrafter:
         runner: Runner,
         policy: StoppingPolicy,
         record: Set[Signal] = frozenset(),
-        head: AcceptancePredictor | None = None,
+        head: AcceptancePredictor | DiscoHead | None = None,
         *,
         laws: bool = False,
     ) -> None:
@@ -138,9 +157,7 @@ class ModelDrafter:
         self.policy = policy
         self._laws = laws
         self._signals = policy.signals | record
-        self._head = head if "accept_prob" in self._signals else None
-        if self._head is None and "accept_prob" in self._signals:
-            raise ValueError("accept_prob needs a head")
+        self._head, self._disco = heads_read(head, self._signals)
         self._foresees = "next_accept_prob" in self._signals
         self._foresee = foresight_of(runner)
         if self._foresees and self._foresee is None:
@@ -155,6 +172,8 @@ class ModelDrafter:
         # In a compiled pass signals cost little, and reading all of them means one pass to compile for all policies.
         reads_all = (self._fused is not None and self._fused.specialises) or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
+        if self._disco is not None:
+            self._read |= {"entropy"}
         self._sampling = Sampling()
         self._take_readers()
         self._eos: Set[int] = frozenset()
@@ -178,7 +197,8 @@ class ModelDrafter:
         self.policy.reset()
 
     def _take_readers(self) -> None:
-        self._reader = Reader(self._sampling, self._read, self._head, self._foresees, self._laws)
+        tops = self._disco is not None
+        self._reader = Reader(self._sampling, self._read, self._head, self._foresees, self._laws, tops)
         self._blind = replace(self._reader, predictor=None)  # of steps without a state to predict from
 
     def prefill(self, sequence: Sequence[int]) -> None:
@@ -242,6 +262,8 @@ class ModelDrafter:
         found = unpack(numbers, reader.fields)
         if self._head is not None and index == 1:
             found["accept_prob"] = 1.0
+        if self._disco is not None:
+            found["own_accept_prob"] = own_accept_prob(self._disco, found, index)
         return step_of(index, found, self._signals)
 
     def observe(self, round_: Round) -> None:

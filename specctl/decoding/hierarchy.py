@@ -4,10 +4,18 @@ from collections.abc import Sequence, Set
 
 import torch
 
-from specctl.decoding.drafters import Draft, Drafter
-from specctl.decoding.reading import AcceptancePredictor, Reading, distribution_signals, fetch_rows, step_of
+from specctl.decoding.drafters import Draft, Drafter, heads_read
+from specctl.decoding.reading import (
+    AcceptancePredictor,
+    Reading,
+    distribution_signals,
+    fetch_rows,
+    own_accept_prob,
+    step_of,
+)
 from specctl.decoding.round import prefill, verified_round
-from specctl.decoding.sampling import Sampling, read_signals, sibling
+from specctl.decoding.sampling import Sampling, read_signals, read_top_probs, sibling
+from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
@@ -33,12 +41,13 @@ class PreVerifiedDrafter:
         policy: asked after each inner round about the tokens it added.
         once: offer the block after a single inner round; the policy then only limits its length.
         record: signals to record even if the policy does not read them.
-        head: predicts acceptance, on the runner's device; needed only for the signal ``accept_prob``.
+        head: predicts acceptance, on the runner's device; needed only for the signals ``accept_prob`` and
+            ``own_accept_prob``.
         laws: whether blocks keep their `Draft.laws`.
 
     Raises:
-        ValueError: ``accept_prob`` is wanted and there is no head; or the middle model is a draft head, which reads
-            the tokens of a block one after the other and so gains nothing by verifying them.
+        ValueError: a prediction is wanted and there is no head that makes it; or the middle model is a draft head,
+            which reads the tokens of a block one after the other and so gains nothing by verifying them.
     """
 
     def __init__(
@@ -49,7 +58,7 @@ class PreVerifiedDrafter:
         *,
         once: bool = False,
         record: Set[Signal] = frozenset(),
-        head: AcceptancePredictor | None = None,
+        head: AcceptancePredictor | DiscoHead | None = None,
         laws: bool = False,
     ) -> None:
         if isinstance(runner, StateReader):
@@ -60,9 +69,7 @@ class PreVerifiedDrafter:
         self._once = once
         self._laws = laws
         self._signals = policy.signals | record
-        self._head = head if "accept_prob" in self._signals else None
-        if self._head is None and "accept_prob" in self._signals:
-            raise ValueError("accept_prob needs a head")
+        self._head, self._disco = heads_read(head, self._signals)
         if "next_accept_prob" in self._signals:
             raise ValueError("a draft that verifies another draft predicts nothing of its next token")
         # (3,) DISTRIBUTION_SIGNALS of the last token collected, for a head that reads them
@@ -146,15 +153,22 @@ class PreVerifiedDrafter:
         found = fetch_rows(self._read(forward, probs, tokens))
         if self._head is not None and first == 1:
             found[0]["accept_prob"] = 1.0  # no draft token precedes it
+        if self._disco is not None:
+            for index, numbers in enumerate(found, start=first):
+                numbers["own_accept_prob"] = own_accept_prob(self._disco, numbers, index)
         return [step_of(first + position, numbers, self._signals) for position, numbers in enumerate(found)]
 
     def _read(self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> Reading:  # (n,) each
         reads_signals = self._head is not None and self._head.reads_signals
-        wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals - {"accept_prob"}
+        wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals & set(DISTRIBUTION_SIGNALS)
         logits, count = forward.logits, len(tokens)
         chosen = torch.tensor(tokens, device=logits.device)
         probs = None if probs is None else probs[:count]
+        if self._disco is not None:
+            wanted |= {"entropy"}
         reading = Reading(chosen, **read_signals(logits[:count], chosen, wanted, probs, self._sampling))
+        if self._disco is not None:
+            reading = reading._replace(top_probs=read_top_probs(logits[:count]))
         if self._head is None or forward.hidden is None:
             return reading
         # The hidden state in a row belongs to the token before it, and so must the signals.

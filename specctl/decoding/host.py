@@ -14,7 +14,7 @@ import torch
 from torch.compiler import is_compiling
 
 from specctl.models.running.runner import Forward
-from specctl.policies import Signal
+from specctl.policies import TOP_PROBS, Signal
 
 TINY = torch.finfo(torch.float32).tiny
 PART = 8192
@@ -108,6 +108,12 @@ class Softmax:
         if "token_prob" in wanted:
             found.append(float(self._weights[token]) / self._whole)
         return found
+
+    def tops(self) -> list[float]:
+        """The `TOP_PROBS` largest probabilities, descending, in float32; 0 for those that V is too small for."""
+        count = min(TOP_PROBS, len(self._weights))
+        best = np.sort(np.partition(self._weights, -count)[-count:])[::-1] / np.float32(self._whole)
+        return [*best.tolist(), *[0.0] * (TOP_PROBS - count)]
 
     def _mean(self) -> float:
         """Of the logits less the largest; those that were suppressed, at -inf, have no share."""

@@ -8,10 +8,14 @@ from typing import NamedTuple, Protocol
 import torch
 
 from specctl.decoding.host import Floats, Softmax, array, picked
-from specctl.decoding.sampling import Sampling, pick, read_signals
+from specctl.decoding.sampling import Sampling, pick, read_signals, read_top_probs
+from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.foresight import Foresee
-from specctl.policies import DISTRIBUTION_SIGNALS, Signal
+from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.records import DraftStep
+
+TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
+"""Names of the largest probabilities in a reading on the host, from the likeliest down."""
 
 
 class AcceptancePredictor(Protocol):
@@ -36,13 +40,14 @@ class AcceptancePredictor(Protocol):
 class Reading(NamedTuple):
     """n tokens with their signals, on the model's device; None for a signal that was not read.
 
-    All fields are ``(n,)`` and have the names of `DraftStep`.
+    All fields but ``top_probs`` are ``(n,)`` and have the names of `DraftStep`.
 
     Attributes:
         token: int64.
         entropy, top_prob, token_prob: float32, of the softmax at temperature 1 that the token comes from.
         accept_prob: float32, the predicted acceptance probability of the token fed before this one.
         next_accept_prob: float32, that of the token drafted after this one.
+        top_probs: ``(n, 10)`` float32, the largest probabilities of that softmax, for a DISCO head.
     """
 
     token: torch.Tensor
@@ -51,6 +56,7 @@ class Reading(NamedTuple):
     token_prob: torch.Tensor | None = None
     accept_prob: torch.Tensor | None = None
     next_accept_prob: torch.Tensor | None = None
+    top_probs: torch.Tensor | None = None
 
 
 def unpack(values: Sequence[float], fields: Sequence[str]) -> dict[str, float]:
@@ -72,8 +78,16 @@ def distribution_signals(reading: Reading) -> torch.Tensor:
 def fetch_rows(reading: Reading) -> list[dict[str, float]]:
     """The reading of n tokens on the host, by token and field, in one transfer."""
     present = {name: value for name, value in zip(reading._fields, reading, strict=True) if value is not None}
-    packed = torch.stack([value.double() for value in present.values()], dim=-1)  # (n, F)
-    return [unpack(row, list(present)) for row in packed.tolist()]
+    tops = present.pop("top_probs", None)
+    columns = [value.double()[:, None] for value in present.values()]
+    packed = torch.cat(columns if tops is None else [*columns, tops.double()], dim=-1)  # (n, F)
+    names = [*present, *(TOP_FIELDS if tops is not None else ())]
+    return [unpack(row, names) for row in packed.tolist()]
+
+
+def own_accept_prob(head: DiscoHead, numbers: Mapping[str, float], index: int) -> float:
+    """A DISCO head's acceptance probability of the ``index``-th token of a round, from its numbers on the host."""
+    return head.own_accept_prob([numbers[name] for name in TOP_FIELDS], numbers["entropy"], index)
 
 
 def step_of(index: int, numbers: Mapping[str, float], wanted: Set[Signal]) -> DraftStep:
@@ -91,6 +105,7 @@ class Reader:
         predictor: predicts acceptance, on the model's device; None for no prediction.
         foresees: whether to read the draft head's own prediction for the next token.
         laws: whether the logits are wanted in greedy decoding.
+        tops: whether to read the largest probabilities, which a DISCO head reads with the entropy.
     """
 
     sampling: Sampling
@@ -98,6 +113,7 @@ class Reader:
     predictor: AcceptancePredictor | None = None
     foresees: bool = False
     laws: bool = False
+    tops: bool = False
 
     @property
     def hidden(self) -> bool:
@@ -109,7 +125,8 @@ class Reader:
         """The F numbers of a reading made with a hidden state where `hidden`, in packed order."""
         signals = [name for name in DISTRIBUTION_SIGNALS if name in self.wanted]
         predictions = {"accept_prob": self.hidden, "next_accept_prob": self.foresees}
-        return ("token", *signals, *(name for name, read in predictions.items() if read))
+        tops = TOP_FIELDS if self.tops else ()
+        return ("token", *signals, *(name for name, read in predictions.items() if read), *tops)
 
     def __call__(
         self,
@@ -143,7 +160,10 @@ class Reader:
             numbers.append(foresee(token))
         if self.laws and probs is None:
             probs = logits.float()
-        return torch.stack([number.double() for number in numbers]), probs
+        packed = torch.stack([number.double() for number in numbers])
+        if self.tops:
+            packed = torch.cat([packed, read_top_probs(logits).double()])
+        return packed, probs
 
     def read_row(
         self,
@@ -159,7 +179,7 @@ class Reader:
         """
         sampling, probs = self.sampling, None
         unfiltered = uniform is not None and not sampling.filters
-        softmax = Softmax(row) if self.wanted or unfiltered else None
+        softmax = Softmax(row) if self.wanted or self.tops or unfiltered else None
         if uniform is None:
             token = int(row.argmax()) if softmax is None else softmax.best
         else:
@@ -173,6 +193,8 @@ class Reader:
             numbers.append(self.predictor.accept_prob(hidden, previous).item())
         if self.foresees and foresee is not None:
             numbers.append(foresee(torch.tensor(token)).item())
+        if self.tops and softmax is not None:
+            numbers += softmax.tops()
         if self.laws and probs is None:
             probs = row
         return numbers, probs

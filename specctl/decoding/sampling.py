@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specctl.decoding.host import TINY, Softmax, argmax, array, filtered, on_host
-from specctl.policies import DISTRIBUTION_SIGNALS, Signal
+from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.profile.schema import SamplingTable, Verification
 
 AT_A_TIME = 64
@@ -167,3 +167,15 @@ def read_signals(
     if "token_prob" in wanted:
         found["token_prob"] = raw.gather(-1, tokens[..., None])[..., 0]
     return found
+
+
+def read_top_probs(logits: torch.Tensor) -> torch.Tensor:  # (..., V) -> (..., TOP_PROBS)
+    """The `TOP_PROBS` largest probabilities of the softmax at temperature 1, descending; float32, 0 where V is less."""
+    if on_host(logits):
+        rows = array(logits.float().reshape(-1, logits.shape[-1]))
+        found = np.array([Softmax(row).tops() for row in rows], dtype=np.float32)
+        return torch.from_numpy(found).reshape(*logits.shape[:-1], TOP_PROBS)
+    scores = logits.float()
+    count = min(TOP_PROBS, scores.shape[-1])
+    best = (scores.topk(count).values - scores.logsumexp(-1, keepdim=True)).exp()
+    return torch.nn.functional.pad(best, (0, TOP_PROBS - count))

@@ -23,8 +23,17 @@ from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of
 from specctl.models.running.trees import tree_obstacle, tree_runner
-from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, POLICIES, Setting, Signal, StoppingPolicy
+from specctl.policies import (
+    DISTRIBUTION_SIGNALS,
+    LOOKUP_SIGNALS,
+    POLICIES,
+    TRAINED_SIGNALS,
+    Setting,
+    Signal,
+    StoppingPolicy,
+)
 from specctl.policies.constant import Constant
 from specctl.policies.leaves import Leaves, leaf_rule
 from specctl.policies.trees import TreeSize
@@ -36,10 +45,10 @@ from specctl.records import Completion, FinishReason, Round
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
     predicted: dict[Signal, bool] = {
-        "accept_prob": any(pair.heads),
         "next_accept_prob": any(isinstance(draft, LookupRunner) or foresight_of(draft) for draft in pair.drafts),
     }
-    return frozenset([*DISTRIBUTION_SIGNALS, *(name for name, known in predicted.items() if known)])
+    trained = {signal_of(head) for heads in pair.named_heads for head in heads.values()}
+    return frozenset([*DISTRIBUTION_SIGNALS, *trained, *(name for name, known in predicted.items() if known)])
 
 
 def build_drafter(
@@ -75,7 +84,7 @@ def build_drafter(
             pair.drafts[draft],
             level.build(),
             level.once,
-            pair.heads[draft] if level.head is None else pair.named_heads[draft][level.head],
+            _head(pair, draft, level),
         )
         for draft, level in zip(drafts, setting.levels, strict=False)
     ]
@@ -86,6 +95,14 @@ def build_drafter(
         return compose(stages, record)
     grows = setting.tree is not None and tree_obstacle(stages[0].runner) is None
     return compose(stages, record, setting.leaves, setting.tree if grows else None)
+
+
+def _head(pair: Pair, draft: int, level: Setting) -> TrainedHead | None:
+    """The head of a draft that a setting reads: the one it names, or the first of the kind that it needs."""
+    named = pair.named_heads[draft] if pair.named_heads else {}
+    if level.head is not None:
+        return named[level.head]
+    return first_for(level.signals, named.values()) or next(iter(named.values()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +119,7 @@ class Stage:
     runner: Runner
     policy: StoppingPolicy
     once: bool = False
-    head: AcceptanceHead | None = None
+    head: TrainedHead | None = None
 
 
 def compose(
@@ -128,8 +145,9 @@ def compose(
     top = stages[0]
     if isinstance(top.runner, LookupRunner):
         return LookupDrafter(top.runner, top.policy, record & LOOKUP_SIGNALS)
-    if top.head is None and "accept_prob" in top.policy.signals:
-        raise ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
+    made: frozenset[Signal] = frozenset() if top.head is None else frozenset({signal_of(top.head)})
+    if missing := (top.policy.signals & TRAINED_SIGNALS) - made:
+        raise _no_prediction(missing, top.head)
     inner = compose(stages[1:], record)
     foreseeing = inner is None and foresight_of(top.runner) is not None
     if not foreseeing and "next_accept_prob" in top.policy.signals:
@@ -137,8 +155,7 @@ def compose(
             "this policy reads what a draft head predicts of its next token, and its draft predicts nothing",
             "draft with a DSpark head that has a confidence head, or choose another policy",
         )
-    if top.head is None:
-        record = record - {"accept_prob"}
+    record = record - (TRAINED_SIGNALS - made)
     if not foreseeing:
         record = record - {"next_accept_prob"}
     drafter: Drafter
@@ -153,6 +170,18 @@ def compose(
             inner, top.runner, top.policy, once=top.once, record=record, head=top.head, laws=leaves is not None
         )
     return drafter if leaves is None else LeafDrafter(drafter, leaf_rule(leaves))
+
+
+def _no_prediction(missing: Set[Signal], head: TrainedHead | None) -> ProfileError:
+    """The error for a policy whose draft has no head, or one of the other kind."""
+    if head is None:
+        return ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
+    wanted, kind = ("DISCO", "disco") if "own_accept_prob" in missing else ("SpecDec++", "specdec++")
+    found = "DISCO" if wanted == "SpecDec++" else "SpecDec++"
+    return ProfileError(
+        f"this policy reads a {wanted} head's predictions, and head in [draft] names a {found} head",
+        f"train one with `specctl train-head --kind {kind}`, or choose another policy",
+    )
 
 
 def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: TreeSize | None = None) -> None:
@@ -186,11 +215,11 @@ def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: 
                 continue
             for predicts in (False, True) if head is not None else (False,):
                 runner.rollback(len(few))
-                record = frozenset[Signal]({"accept_prob"} if predicts else ())
+                record = frozenset[Signal]({signal_of(head)} if predicts and head is not None else ())
                 drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
                 drafter.draft([*few, *few[:2]], budget=2)
-                if predicts and not isinstance(runner, StateReader):
+                if predicts and isinstance(head, AcceptanceHead) and not isinstance(runner, StateReader):
                     runner.extend(few[:2], keep=2, hidden=True)
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)

@@ -9,7 +9,8 @@ import torch
 from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
 from specctl.decoding.drafters import Draft, ModelDrafter
 from specctl.decoding.reading import AcceptancePredictor, step_of
-from specctl.decoding.sampling import read_signals
+from specctl.decoding.sampling import read_signals, read_top_probs
+from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.masks import LARGEST_TREE
 from specctl.models.running.runner import Forward
 from specctl.models.running.trees import TreeRunner, tree_runner
@@ -46,7 +47,7 @@ class TreeDrafter(ModelDrafter):
         policy: StoppingPolicy,
         size: TreeSize,
         record: Set[Signal] = frozenset(),
-        head: AcceptancePredictor | None = None,
+        head: AcceptancePredictor | DiscoHead | None = None,
     ) -> None:
         super().__init__(runner, policy, record, head)
         if self._foresees:
@@ -54,7 +55,7 @@ class TreeDrafter(ModelDrafter):
         self.size = size
         self._tree = BeamTree()
         self._places = {ROOT: 0}  # the number of each token that was read, among those of the runner's tree
-        self._known: dict[int, tuple[float, float]] = {}  # entropy and top probability of the law at each of them
+        self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the law at each of them
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
@@ -88,11 +89,13 @@ class TreeDrafter(ModelDrafter):
         beams, forward = self._passed(pending, index)
         found = self._laws_of(forward)
         if self._previous is not None:
-            entropies, tops = found.signals["entropy"], found.signals["top_prob"]
-            self._known.update(zip(beams, zip(entropies, tops, strict=True), strict=True))
+            for beam, *law in zip(beams, found.signals["entropy"], found.signals["top_prob"], strict=True):
+                self._known[beam] = law
         numbers = {"token": found.ids[0][0], **{name: values[0] for name, values in found.signals.items()}}
         if self._head is not None:
             numbers["accept_prob"] = self._accept_prob(beams[0], forward)
+        if self._disco is not None:
+            numbers["own_accept_prob"] = self._disco.own_accept_prob(found.tops, numbers["entropy"], index)
         self._tree.grow(beams, found.ids, found.logs)
         return step_of(index, numbers, self._signals)
 
@@ -121,12 +124,15 @@ class TreeDrafter(ModelDrafter):
         signals = read_signals(logits[asked], best.indices[asked, 0], self._read)
         # float64 holds ids and probabilities alike
         together = [best.indices.double(), logs, *(values.double() for values in signals.values())]
+        if self._disco is not None:
+            together.append(read_top_probs(logits[:1]).double())
         numbers = iter(torch.cat([part.flatten() for part in together]).tolist())
         (beams, count), read = best.indices.shape, len(best.indices[asked])
         return _Laws(
             [[int(number) for number in islice(numbers, count)] for _ in range(beams)],
             [[*islice(numbers, count)] for _ in range(beams)],
             {name: [*islice(numbers, read)] for name in signals},
+            [*numbers],
         )
 
     def _accept_prob(self, beam: int, forward: Forward) -> float:
@@ -169,8 +175,10 @@ class _Laws(NamedTuple):
         ids: of each beam its k likeliest tokens, the likeliest first.
         logs: their log-probabilities.
         signals: each that was read, of the first beam or of all.
+        tops: the largest probabilities at the first beam, where a DISCO head reads them.
     """
 
     ids: list[list[int]]
     logs: list[list[float]]
     signals: dict[Signal, list[float]]
+    tops: list[float]

@@ -1,1 +1,1 @@
-"""Training acceptance heads (SpecDec++): collecting examples, training, evaluation and reports."""
+"""Training acceptance heads (SpecDec++, DISCO): collecting examples, training, evaluation and reports."""

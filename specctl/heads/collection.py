@@ -1,6 +1,7 @@
 """Collecting examples: the target answers prompts, and the draft drafts along the answers.
 
-A draft model drafts one token at every position, a draft head the rounds of `specctl.heads.rounds.read_rounds`.
+A draft model drafts one token at every position, a draft head the rounds of `specctl.heads.rounds.read_rounds`; for
+DISCO, whose heads read the number of a token in its round, a draft model drafts such rounds too.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter
 from specctl.heads.examples import DataFolder, Example
-from specctl.heads.rounds import read_rounds
+from specctl.heads.model_rounds import read_model_rounds
+from specctl.heads.rounds import RoundTokens, read_rounds
 from specctl.learning.collecting import collect_shards, prompt_facts
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.found import find_head
-from specctl.models.loading.head_checkpoint import stored_weights, weights_hash
+from specctl.models.loading.head_checkpoint import KIND, Kind, stored_weights, weights_hash
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import StateReader
 from specctl.observing.answering import Answered
@@ -38,6 +40,8 @@ def collect(
     policy: Setting,
     prompt_format: PromptFormat,
     advance: Advance = ignored,
+    *,
+    kind: Kind = "specdec++",
 ) -> None:
     """Answer the prompts that the folder has no answers to, and add their examples; see `collect_shards`.
 
@@ -49,6 +53,7 @@ def collect(
         policy: stops the draft while answers are generated; it does not change the answers' distribution.
         prompt_format: turns prompts into ids.
         advance: called after each prompt.
+        kind: of the heads that will read the examples.
     """
 
     def fresh(number: int) -> Answerer:  # noqa: ARG001 - all prompts are answered alike
@@ -56,30 +61,33 @@ def collect(
 
     def examples(found: Answered) -> list[Example]:
         sampling = Sampling.of(found.settings)
-        made = [_example(pair, found.number, each, sampling) for each in found.completions if each.tokens]
+        made = [_example(pair, found.number, each, sampling, kind) for each in found.completions if each.tokens]
         return [example for example in made if example is not None]
 
     collect_shards(folder, prompts, fresh, examples, advance)
 
 
-def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling) -> Example | None:
+def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling, kind: Kind) -> Example | None:
     target, draft, text = pair.target, pair.drafts[0], (completion.prompt, completion.tokens)
     generator = draft_token_generator(target, completion.seed)
-    hidden = None
+    laws = kind == "disco"
+    rounds: RoundTokens | None = None
     if isinstance(draft, StateReader):
-        rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos)
+        rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos, laws=laws)
         if rounds is None:
             return None
-        found, hidden = rounds.drawn, rounds.hidden
-    else:
-        found = draw_draft_tokens(target, draft, *text, sampling, generator)
+    elif laws:
+        rounds = read_model_rounds(target, draft, *text, sampling, generator)
+    found = draw_draft_tokens(target, draft, *text, sampling, generator) if rounds is None else rounds.drawn
     ids, answer = (torch.tensor(part, dtype=torch.int32) for part in text)
     entropy, top_prob, token_prob = found.signals.unbind(1)
     drawn = found.tokens.int(), found.acceptance, entropy, top_prob, token_prob
-    return Example(number, ids, answer, *drawn, hidden)
+    if rounds is None:
+        return Example(number, ids, answer, *drawn)
+    return Example(number, ids, answer, *drawn, rounds.hidden, rounds.top_probs, rounds.index if laws else None)
 
 
-def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
+def describe(profile: Profile, suite: Suite, kind: Kind = "specdec++") -> dict[str, Any]:
     """Everything that the examples depend on; two data sets with equal facts are equal.
 
     Downloads the draft's weights if needed, to hash them.
@@ -89,7 +97,8 @@ def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
     sampling = profile.sampling.model_dump(mode="json")
     tables = {"target": profile.target, "draft": profile.draft}
     quantised = {f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None}
-    kind = {} if head is None else {"draft_head": head.kind.value}
+    drafting = {} if head is None else {"draft_head": head.kind.value}
+    read_by = {} if kind == "specdec++" else {KIND: kind}  # examples without a kind are older than the second one
     return {
         "target": profile.target.model,
         "draft": profile.draft.model,
@@ -99,7 +108,8 @@ def describe(profile: Profile, suite: Suite) -> dict[str, Any]:
         "prompt": profile.prompt.model_dump(mode="json"),
         "policy": profile.draft.policy.model_dump(mode="json"),
         **quantised,
-        **kind,
+        **drafting,
+        **read_by,
     }
 
 

@@ -7,8 +7,10 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from specctl.heads.disco_network import features_of
 from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, mix, states
+from specctl.models.running.disco_head import FEATURES
 
 
 class DraftStates(Protocol):
@@ -63,6 +65,24 @@ class StoredStates:
 
     def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - all in use
         return torch.cat([_stored(example) for example in examples]).to(self.device).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """What DISCO heads read in place of states: the draft's distributions, stored with the examples."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def width(self, examples: Sequence[Example]) -> int:  # noqa: ARG002 - always the same
+        return FEATURES
+
+    def mix(self, examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
+        return [Mixed(each.prompt[:0], torch.ones(len(each.proposals), dtype=torch.bool)) for each in examples]
+
+    def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - all in use
+        return features_of(examples)
 
 
 def _stored(example: Example) -> torch.Tensor:

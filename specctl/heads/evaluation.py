@@ -10,9 +10,8 @@ from scipy.special import expit, xlogy
 from specctl.heads.draft_states import DraftStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import signals
-from specctl.heads.training import Recipe
+from specctl.heads.training import Recipe, Trained
 from specctl.learning.shards import Split
-from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.statistics.association import Bin, auroc
 from specctl.statistics.intervals import Floats
@@ -75,7 +74,7 @@ class Evaluation:
 
 def evaluate(
     draft: DraftStates,
-    heads: Sequence[AcceptanceHead],
+    heads: Sequence[Trained],
     recipes: Sequence[Recipe],
     split: Split[Example],
     share: float,

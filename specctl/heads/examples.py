@@ -25,7 +25,9 @@ class Example:
             distribution after temperature and filters.
         entropy, top_prob, token_prob: ``(N,)`` float32, the draft's signals when it drew Y, as in `DraftStep`.
         hidden: ``(N, H)`` in the draft's dtype, the states after the draft has read Y; None for a draft model, which
-            can read Y again.
+            can read Y again, and for DISCO.
+        top_probs, index: for DISCO, ``(N, 10)`` float32, the draft's largest probabilities when it drew Y, and ``(N,)``
+            int32, the number of Y in its round, from 1; else None. N is then T at most for a draft model too.
     """
 
     number: int
@@ -37,6 +39,8 @@ class Example:
     top_prob: torch.Tensor
     token_prob: torch.Tensor
     hidden: torch.Tensor | None = None
+    top_probs: torch.Tensor | None = None
+    index: torch.Tensor | None = None
 
 
 class DataFolder(ShardFolder[Example]):
@@ -57,18 +61,23 @@ class DataFolder(ShardFolder[Example]):
         if states := [example.hidden for example in items if example.hidden is not None]:
             tensors["draft_lengths"] = torch.tensor([len(state) for state in states], dtype=torch.int32)
             tensors["hidden"] = torch.cat(states)
+        for field in ("top_probs", "index"):
+            if parts := [part for example in items if (part := getattr(example, field)) is not None]:
+                tensors["draft_lengths"] = torch.tensor([len(part) for part in parts], dtype=torch.int32)
+                tensors[field] = torch.cat(parts)
         return tensors
 
     def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Example]:
         answers = tensors["answer_lengths"].tolist()
         texts = parts_of(tensors)
-        # Of a draft head's states, which may be larger than memory, only those in use are read from the file.
-        stored = tensors.get("hidden")
-        drafted = answers if stored is None else tensors["draft_lengths"].tolist()
+        drafted = tensors["draft_lengths"].tolist() if "draft_lengths" in tensors else answers
         columns = [torch.split(tensors[field], drafted) for field in _PER_TOKEN]
-        states: Sequence[torch.Tensor | None] = [None] * len(answers)
-        if stored is not None:
-            states = torch.split(stored, drafted)
-        for index, number in enumerate(tensors["numbers"].tolist()):
-            drawn, accepted, entropy, top_prob, token_prob = (column[index] for column in columns)
-            yield Example(number, *texts[index], drawn, accepted, entropy, top_prob, token_prob, states[index])
+        # Of a draft head's states, which may be larger than memory, only those in use are read from the file.
+        more: list[Sequence[torch.Tensor | None]] = [
+            torch.split(tensors[field], drafted) if field in tensors else [None] * len(answers)
+            for field in ("hidden", "top_probs", "index")
+        ]
+        for place, number in enumerate(tensors["numbers"].tolist()):
+            drawn, accepted, entropy, top_prob, token_prob = (column[place] for column in columns)
+            signals = entropy, top_prob, token_prob
+            yield Example(number, *texts[place], drawn, accepted, *signals, *(column[place] for column in more))

@@ -6,12 +6,14 @@ from typing import Any
 
 from specctl.heads.evaluation import Evaluation, Score
 from specctl.heads.training import Recipe, Schedule
-from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES
+from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, TOP_PROBS
 from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, as_markdown, inert, number
 
 SWEEP_DEPTHS = (0, 1, 2, 3, 4)
 SWEEP_WEIGHTS = (1.0, 3.0, 6.0, 12.0)
 _HEAD = "the head"
+_SPECDEC = "SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715"
+_DISCO = "DISCO: Mamou and others 2024, arXiv 2405.04304"
 
 
 def sweep_recipes() -> list[Recipe]:
@@ -22,11 +24,12 @@ def sweep_recipes() -> list[Recipe]:
 def head_tables(evaluation: Evaluation) -> list[Table]:
     """Tables of one head: scores of the head and of single signals, the verdict, and the head's reliability."""
     weight = evaluation.recipe.reject_weight
+    depth = "" if evaluation.recipe.depth is None else f"depth {evaluation.recipe.depth}, "
     scores = {_HEAD: evaluation.head, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
     rows = tuple((name, *_cells(found)) for name, found in scores.items())
     return [
         Table(
-            f"How well acceptance is predicted (depth {evaluation.recipe.depth}, rejection weight {weight:g})",
+            f"How well acceptance is predicted ({depth}rejection weight {weight:g})",
             ("by", f"KL (nats){DOWN}", f"weighted loss (nats){DOWN}", f"calibration error{DOWN}", f"AUROC{UP}"),
             rows,
             note=f"{DEFINITIONS} {evaluation.tokens} tokens of {evaluation.prompts} prompts that were not used "
@@ -108,9 +111,17 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
     """The model card of the head, in Markdown."""
     sampling, prompts = config["sampling"], config["prompts"]
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in config["seconds"].items())
-    shown = {name: value for name, value in config["training"].items() if name != "signals"}
+    disco = config["training"]["depth"] is None
+    unused = {"signals", "depth", "mix"} if disco else {"signals"}
+    shown = {name: value for name, value in config["training"].items() if name not in unused}
     training = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown.items())
+    policy, paper = ("disco", _DISCO) if disco else ("specdec++", _SPECDEC)
     reads = "the draft's last hidden state"
+    if disco:
+        reads = (
+            f"the {TOP_PROBS} largest probabilities of the draft's distribution behind the token, its entropy, and the "
+            "number of the token in its round"
+        )
     if config["training"]["signals"]:
         signals = ", ".join(SIGNAL_NAMES[name] for name in DISTRIBUTION_SIGNALS)
         reads += f", and the {signals} of the step that drew the token"
@@ -122,9 +133,8 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
         [
             f"# An acceptance head for {config['draft_model']}\n",
             f"Predicts whether {config['target_model']} will accept a token that {config['draft_model']} drafted "
-            "(SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715). Made by `specctl train-head`; for the policy "
-            "`specdec++`, set `head` in `[draft]` to this folder. It belongs to one set of draft weights, SHA-256 "
-            f"`{config['draft_sha256']}`.\n",
+            f"({paper}). Made by `specctl train-head`; for the policy `{policy}`, set `head` in `[draft]` to this "
+            f"folder. It belongs to one set of draft weights, SHA-256 `{config['draft_sha256']}`.\n",
             f"- Data: the target's answers to {prompts['count']} prompts ({prompts['name']}) of at most "
             f"{sampling['max_new_tokens']} tokens, temperature {sampling['temperature']:g}, top-k {sampling['top_k']}.",
             f"- It reads {reads}.",

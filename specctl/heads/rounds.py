@@ -1,4 +1,4 @@
-"""The rounds in which a draft head drafts along an answer, with the states that acceptance heads read in them.
+"""The rounds in which a draft drafts along an answer, with what acceptance heads read in them.
 
 What a draft head drafts at a position depends on where the round began, and so do its hidden states. They come from
 passes over its verifier's states, so they are kept rather than computed again.
@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 import torch
 
 from specctl.decoding.draft_tokens import DraftTokens
-from specctl.decoding.sampling import Sampling, read_signals, sibling
+from specctl.decoding.sampling import Sampling, read_signals, read_top_probs, sibling
 from specctl.models.running.runner import Runner, StateReader
+from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.starts import ReadText, starts_of
 
 LONGEST = 20
-"""The most tokens that a round drafts, as the policy specdec++ does if left alone."""
+"""The most tokens that a round drafts, as the policies specdec++ and disco do if left alone."""
+SIGNALS_END = 1 + len(DISTRIBUTION_SIGNALS)
+"""Where the largest probabilities begin in a token's numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,16 @@ class RoundTokens:
     Attributes:
         drawn: N tokens, in each round up to its first rejected token, this one included.
         hidden: ``(N, H)`` in the draft's dtype, the hidden state after the draft has read each token: what an
-            acceptance head reads in the step after the one that drew it.
+            acceptance head reads in the step after the one that drew it. None where laws are read.
+        top_probs: ``(N, 10)`` float32, the largest probabilities of the distribution behind each token, for DISCO;
+            else None.
+        index: ``(N,)`` int32, the number of each token in its round, from 1.
     """
 
     drawn: DraftTokens
-    hidden: torch.Tensor
+    hidden: torch.Tensor | None
+    top_probs: torch.Tensor | None
+    index: torch.Tensor
 
 
 def read_rounds(
@@ -41,6 +49,8 @@ def read_rounds(
     sampling: Sampling,
     generator: torch.Generator,
     eos: frozenset[int],
+    *,
+    laws: bool = False,
 ) -> RoundTokens | None:
     """Draft the rounds of an answer that end with a rejected token, or with as many tokens as the draft can draft.
 
@@ -48,7 +58,8 @@ def read_rounds(
     a draft accepted as a whole. So a position of the answer has one token at most, as in the data of a draft model,
     and rounds begin where those of a live run do. Within a round the draft has read its own tokens only, which are the
     target's up to the first that is rejected; nothing that follows a rejected token has an acceptance probability. The
-    last token of a round that ends without a rejection is left out, for no policy would have read a state after it.
+    last token of a round that ends without a rejection is left out, for no policy would have read a state after it;
+    where laws are read in place of states it stays.
 
     See `specctl.replay.play.play` for the joint distribution of draft tokens and answer when sampling.
 
@@ -60,14 +71,15 @@ def read_rounds(
         sampling: as the answer was generated.
         generator: on the target's device; draws draft tokens and verdicts when sampling.
         eos: ids that end a sequence.
+        laws: whether to read distributions, for DISCO, and no states.
 
     Returns:
         None if no token is left.
     """
     with torch.inference_mode():
         verifier = ReadText(target, draft.layers, prompt, answer, sampling)
-        running = starts_of(draft, verifier, [*prompt, *answer], len(prompt), hidden=True)
-        drawing = _Drawing(verifier, answer, sampling, generator)
+        running = starts_of(draft, verifier, [*prompt, *answer], len(prompt), hidden=not laws)
+        drawing = _Drawing(verifier, answer, sampling, generator, laws)
         most = LONGEST if draft.longest is None else min(LONGEST, draft.longest)
         chosen: list[_Round] = []
         reached = 0
@@ -88,6 +100,8 @@ def read_rounds(
                     break
                 going = [going[n] for n in kept]
                 forward = running.further(kept, [one.tokens[-1] for one in going])
+                if laws:
+                    continue
                 assert forward.hidden is not None
                 for one, state in zip(going, forward.hidden.cpu(), strict=True):
                     one.states.append(state)
@@ -95,13 +109,16 @@ def read_rounds(
                 if one.start == reached:
                     chosen.append(one)
                     reached += one.accepted + 1
-    rows = [row for one in chosen for row in one.rows[: len(one.states)]]
-    if not rows:
+    counts = [len(one.tokens if laws else one.states) for one in chosen]
+    if not sum(counts):
         return None
-    numbers = torch.tensor(rows)  # (N, 4)
-    tokens = torch.tensor([token for one in chosen for token in one.tokens[: len(one.states)]])
-    states = torch.stack([state for one in chosen for state in one.states])
-    return RoundTokens(DraftTokens(tokens, numbers[:, 0], numbers[:, 1:]), states)
+    numbers = torch.tensor([row for one, count in zip(chosen, counts, strict=True) for row in one.rows[:count]])
+    tokens = torch.tensor([token for one, count in zip(chosen, counts, strict=True) for token in one.tokens[:count]])
+    index = torch.cat([torch.arange(1, count + 1, dtype=torch.int32) for count in counts])
+    drawn = DraftTokens(tokens, numbers[:, 0], numbers[:, 1:SIGNALS_END])  # numbers: (N, 4), or with laws (N, 14)
+    if laws:
+        return RoundTokens(drawn, None, numbers[:, SIGNALS_END:], index)
+    return RoundTokens(drawn, torch.stack([state for one in chosen for state in one.states]), None, index)
 
 
 @dataclass(slots=True)
@@ -111,7 +128,8 @@ class _Round:
     Attributes:
         start: position in the answer.
         tokens: the draft tokens so far.
-        rows: of each token its acceptance probability, then `DISTRIBUTION_SIGNALS`.
+        rows: of each token its acceptance probability, then `DISTRIBUTION_SIGNALS`, then, of laws, the largest
+            probabilities.
         states: ``(H,)`` after each token that the draft has read.
         accepted: how many tokens are accepted.
     """
@@ -140,6 +158,7 @@ class _Drawing:
     answer: Sequence[int]
     sampling: Sampling
     generator: torch.Generator
+    laws: bool
 
     def draw(self, rounds: Sequence[_Round], logits: torch.Tensor) -> None:
         """The next token of B rounds without a rejected token, from the draft's logits ``(B, V)``."""
@@ -158,6 +177,8 @@ class _Drawing:
             tokens, verdicts, acceptance = draw_draft_tokens(written.to(above.device), probs, above, generator)
             tokens = tokens.to(logits.device)
         columns = [acceptance.to(logits.device), *read_signals(logits, tokens).values()]
+        if self.laws:
+            columns += read_top_probs(logits).unbind(-1)
         rows = torch.stack(columns, dim=1).tolist()
         for one, token, fine, row in zip(rounds, tokens.tolist(), verdicts.tolist(), rows, strict=True):
             one.tokens.append(token)

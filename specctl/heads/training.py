@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 from torch.nn.functional import logsigmoid
 
+from specctl.heads.disco_network import DiscoNetwork, new_network
 from specctl.heads.draft_states import DraftStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, acceptance, signals
@@ -17,6 +18,7 @@ from specctl.learning import saved_state
 from specctl.learning.saved_state import SavedState
 from specctl.models.running.acceptance_head import AcceptanceHead
 
+Trained = AcceptanceHead | DiscoNetwork
 MIX = 0.15
 """SpecDec++'s share of the target's tokens in what a draft model reads."""
 
@@ -26,16 +28,16 @@ class Recipe:
     """One head of a training run.
 
     Attributes:
-        depth: D, the number of residual blocks.
+        depth: D, the number of residual blocks; None for a DISCO head, which has none.
         reject_weight: w_rej, the weight of a rejection in the loss; an acceptance has weight 1.
     """
 
-    depth: int = 3
+    depth: int | None = 3
     reject_weight: float = 6.0
 
     @property
     def name(self) -> str:
-        return f"d{self.depth}-w{self.reject_weight:g}"
+        return f"d{self.depth}-w{self.reject_weight:g}" if self.depth is not None else f"w{self.reject_weight:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,10 @@ class Training:
         self._draft, self._schedule, self._examples = draft, schedule, examples
         self._recipes = list(recipes)
         width = draft.width(examples)
-        self.heads = [new_head(width, r, schedule) for r in recipes]
+        self.heads: list[Trained] = [
+            new_network(examples, schedule.seed) if r.depth is None else new_head(width, r.depth, schedule)
+            for r in recipes
+        ]
         for head in self.heads:
             head.to(draft.device).train()
         self._optimizers = [torch.optim.Adam(head.parameters(), lr=schedule.lr) for head in self.heads]
@@ -155,8 +160,8 @@ class Training:
             optimizer.step()
 
 
-def new_head(hidden_size: int, recipe: Recipe, schedule: Schedule) -> AcceptanceHead:
+def new_head(hidden_size: int, depth: int, schedule: Schedule) -> AcceptanceHead:
     """An untrained head; the same seed and depth always give the same weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random.Random(f"head/{schedule.seed}/{recipe.depth}").getrandbits(63))
-        return AcceptanceHead(hidden_size, recipe.depth, reads_signals=schedule.signals)
+        torch.manual_seed(random.Random(f"head/{schedule.seed}/{depth}").getrandbits(63))
+        return AcceptanceHead(hidden_size, depth, reads_signals=schedule.signals)

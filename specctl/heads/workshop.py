@@ -11,7 +11,8 @@ import torch
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.heads.collection import collect, describe, draft_hash
-from specctl.heads.draft_states import DraftStates, ModelStates, StoredStates
+from specctl.heads.disco_network import DiscoNetwork
+from specctl.heads.draft_states import DraftStates, Laws, ModelStates, StoredStates
 from specctl.heads.evaluation import SEQUENCES_AT_ONCE, Evaluation, evaluate
 from specctl.heads.examples import DataFolder
 from specctl.heads.figure import write_reliability
@@ -22,7 +23,7 @@ from specctl.learning.output_folder import STATE, OutputFolder
 from specctl.learning.shards import INDEX
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.found import find_head
-from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, save_head
+from specctl.models.loading.head_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_head, save_weights
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.observing.progress import Progress
@@ -41,7 +42,7 @@ class Source:
 
     Attributes:
         folder: the examples, completely collected.
-        draft: gives the hidden states that the heads read.
+        draft: gives the hidden states that the heads read, or what is read in their place.
     """
 
     folder: DataFolder
@@ -57,13 +58,13 @@ def without_head(profile: Profile) -> Profile:
     return profile.model_copy(update={"draft": plain_draft.without_head(_draft(profile))})
 
 
-def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
+def open_examples(path: Path, profile: Profile, progress: Progress, kind: Kind = "specdec++") -> Source:
     """The examples that an earlier run collected, with a draft model, the only one that is loaded.
 
-    Of a draft head nothing is loaded, for its hidden states are among the examples.
+    Of a draft head nothing is loaded, for its hidden states are among the examples, and for DISCO nothing at all.
 
     Raises:
-        UsageError: the examples cannot be read, or were collected with another draft.
+        UsageError: the examples cannot be read, or were collected with another draft or for heads of another kind.
     """
     draft = _draft(profile)
     with progress.doing(f"loading {draft.model}"):
@@ -74,11 +75,20 @@ def open_examples(path: Path, profile: Profile, progress: Progress) -> Source:
                 f"{path} was collected with another draft ({folder.facts['draft']}) than {draft.model!r}",
                 "collect examples with this draft first",
             )
+        if (collected := folder.facts.get(KIND, "specdec++")) != kind:
+            raise UsageError(
+                f"{path} was collected for heads of the kind {collected}, not {kind}",
+                f"collect examples for this kind, or train with --kind {collected}",
+            )
+        if kind == "disco":
+            return Source(folder, Laws())
         states = _stored_states(draft) if head is not None else ModelStates(load_model(draft, role="draft").model)
     return Source(folder, states)
 
 
-def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Progress, *, resume: bool) -> Source:
+def collect_examples(
+    output: Path, profile: Profile, suite: Suite, progress: Progress, *, resume: bool, kind: Kind = "specdec++"
+) -> Source:
     """The examples of these prompts; missing ones are collected first. The target is loaded only to collect.
 
     Args:
@@ -87,18 +97,19 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
         suite: the prompts.
         progress: receives the stages.
         resume: continue what an earlier run left in the folder, instead of starting over.
+        kind: of the heads that will read the examples.
 
     Raises:
-        UsageError: the folder holds examples of other models, prompts or settings.
+        UsageError: the folder holds examples of other models, prompts or settings, or for another kind of heads.
     """
     draft, path = _draft(profile), output / EXAMPLES
     with progress.doing("hashing the draft's weights"):
-        facts = describe(profile, suite)
+        facts = describe(profile, suite, kind)
     folder = DataFolder.open(path) if resume and (path / INDEX).exists() else None
     if folder is not None:
         folder.require_same(facts)
         if folder.done == folder.prompts:
-            return open_examples(path, profile, progress)
+            return open_examples(path, profile, progress, kind)
     with progress.doing("loading") as say:
         pair = load_pair(
             profile,
@@ -112,8 +123,11 @@ def collect_examples(output: Path, profile: Profile, suite: Suite, progress: Pro
         folder = DataFolder.create(path, facts, len(suite.prompts))
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     with progress.counting("answers", len(suite.prompts), folder.done) as advance:
-        collect(folder, pair, suite.prompts, profile.sampling, draft.policy.setting, prompt_format, advance)
+        settings = profile.sampling, draft.policy.setting
+        collect(folder, pair, suite.prompts, *settings, prompt_format, advance, kind=kind)
     progress.say(f"examples: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
+    if kind == "disco":
+        return Source(folder, Laws())
     return Source(folder, ModelStates(pair.models[1]) if len(pair.models) > 1 else _stored_states(draft))
 
 
@@ -147,7 +161,11 @@ def train_heads(
         folder = output if len(recipes) == 1 else output / evaluation.recipe.name
         config = head_config(evaluation, schedule, source.folder.facts, more)
         write_reliability(evaluation, folder)
-        save_head(folder, head, config, head_card(evaluation, config))  # its last file says that all is written
+        card = head_card(evaluation, config)
+        if isinstance(head, DiscoNetwork):  # the last file says that all is written
+            save_weights(folder, head.weights(), {KIND: "disco", **config}, card)
+        else:
+            save_head(folder, head, config, card)
         progress.say(f"wrote {folder}")
     if len(recipes) > 1:
         write_whole(output / SWEEP, json.dumps(as_document(evaluations), indent=1) + "\n")

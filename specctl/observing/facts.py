@@ -3,7 +3,7 @@
 import platform
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -14,6 +14,8 @@ from specctl.models.running.threads import threads_of
 from specctl.observing.results import Facts, of_request
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
+
+SCIKIT_LEARN = "scikit-learn"
 
 
 def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
@@ -40,6 +42,14 @@ def device_name(device: torch.device, threads: int) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({cpu_name()}, {threads} threads)"
+
+
+def scikit_learn() -> str:
+    """The version of scikit-learn, with which transformers moves the threshold of ``hf-confidence``; else ``none``."""
+    try:
+        return version(SCIKIT_LEARN)
+    except PackageNotFoundError:
+        return "none"
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -59,11 +59,11 @@ class PassMeter:
             for _ in range(4):
                 if self._pair.drafts:
                     self._draft.append(self._time(self._pair.drafts[0], 1))
-                if self._pair.drafts and self._pair.head is not None:
-                    self._with_head.append(self._time(self._pair.drafts[0], 1, self._pair.head))
+                if self._pair.drafts and isinstance(head := self._pair.head, AcceptanceHead):
+                    self._with_head.append(self._time(self._pair.drafts[0], 1, head))
         draft = median(self._draft) if self._draft else 0.0
-        head = median(self._with_head) - draft if self._with_head else None
-        return PassTimes(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), head)
+        more = median(self._with_head) - draft if self._with_head else None
+        return PassTimes(draft, _medians(self._target), tuple(_medians(times) for _, times in self._drafts), more)
 
     def _time(self, runner: Runner, width: int, head: AcceptanceHead | None = None) -> float:
         if runner.length != self._context:

@@ -48,6 +48,8 @@ class Run:
         length: the run's token limit.
         turns: a summary for each turn.
         difference: in greedy decoding, the first difference from the baseline's tokens; None if they are equal.
+        thresholds: of transformers' ``hf-confidence``, for each turn the thresholds of its first and its last draft, or
+            None without a draft; empty for other candidates.
     """
 
     candidate: Annotated[str, Field(validation_alias=AliasChoices("candidate", "entrant"))]
@@ -57,6 +59,7 @@ class Run:
     length: int
     turns: tuple[CompletionSummary, ...]
     difference: Difference | None = None
+    thresholds: tuple[tuple[float, float] | None, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, int, int]:

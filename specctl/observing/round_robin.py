@@ -19,6 +19,7 @@ from specctl.observing.passes import WIDTHS, PassMeter
 from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet
 from specctl.peers.assisted import AssistedPeer
 from specctl.peers.measured import MeasuredPeer
+from specctl.peers.names import MOVING
 from specctl.peers.process import PeerError
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
@@ -160,6 +161,8 @@ class RoundRobin:
         record = prompt.record(number + repeat * len(self._prompts) + 1)
         if lane.peer is not None:
             lane.peer.passes.clear()
+        if isinstance(lane.peer, AssistedPeer):
+            lane.peer.thresholds.clear()
         completions = replace(lane.answerer, settings=settings).answer(record)
         turns = [completion.summary for completion in completions]
         if lane.peer is not None:
@@ -167,7 +170,10 @@ class RoundRobin:
                 replace(turn, target_forwards=target, draft_forwards=draft)
                 for turn, (target, draft) in zip(turns, lane.peer.passes, strict=True)
             ]
-        return Run(lane.candidate.label, prompt.id, prompt.category, repeat, length, tuple(turns))
+        moving = isinstance(lane.peer, AssistedPeer) and lane.candidate.name in MOVING
+        thresholds = tuple(lane.peer.thresholds) if isinstance(lane.peer, AssistedPeer) and moving else ()
+        run = Run(lane.candidate.label, prompt.id, prompt.category, repeat, length, tuple(turns))
+        return replace(run, thresholds=thresholds)
 
     def _compare(self, prompt: SuitePrompt, repeat: int, length: int) -> None:
         """Emit where greedy runs of a prompt first differ from the baseline's, with the gap of the target's logits."""

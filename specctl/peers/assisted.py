@@ -15,7 +15,7 @@ from specctl.models.loading.hushing import hushed
 from specctl.models.loading.memory import load_config
 from specctl.models.loading.pair import Pair
 from specctl.peers.completion import completion_of
-from specctl.peers.names import ASSISTED
+from specctl.peers.names import ASSISTED, MOVING
 from specctl.peers.process import PeerError
 from specctl.profile.schema import DraftTable, ModelTable, SamplingTable
 from specctl.records import Completion, Round
@@ -62,11 +62,27 @@ def pairing_obstacle(target: ModelTable, draft: DraftTable) -> str | None:
     return f"transformers needs logits of equal width, and these have {widths[0]} and {widths[1]} columns"
 
 
+class _Thresholds:
+    """Notes the confidence threshold with which a draft model drafts in each round of transformers' generation."""
+
+    def __init__(self, draft: PreTrainedModel) -> None:
+        self.seen: list[float] = []
+        self._generate: Callable[..., Any] = draft.generate  # type: ignore[assignment]
+        draft.generate = self._noting  # type: ignore[assignment]
+
+    def _noting(self, *arguments: Any, generation_config: GenerationConfig | None = None, **more: Any) -> Any:
+        if (threshold := getattr(generation_config, "assistant_confidence_threshold", None)) is not None:
+            self.seen.append(float(threshold))
+        return self._generate(*arguments, generation_config=generation_config, **more)
+
+
 class AssistedPeer:
     """transformers' assisted generation, with the `generate` method of a `Session`; its rounds are not visible.
 
     Attributes:
         passes: for each completion so far, forward passes of the target and of the draft.
+        thresholds: for each completion so far, the confidence thresholds of its first and of its last draft, which
+            differ where transformers found scikit-learn and moved it; None without a threshold or a draft.
 
     Raises:
         UsageError: the pair has no draft, or transformers cannot pair the draft with the target.
@@ -86,7 +102,9 @@ class AssistedPeer:
             )
         self._pair, self._settings = pair, ASSISTED[name]
         self._counters = [_Counter(model) for model in pair.models[:2]]
+        self._noted = _Thresholds(pair.models[1]) if name in MOVING else None
         self.passes: list[tuple[int, int]] = []
+        self.thresholds: list[tuple[float, float] | None] = []
 
     def generate(
         self,
@@ -114,6 +132,8 @@ class AssistedPeer:
         for key, value in self._settings.items():
             setattr(draft.generation_config, key, value)
         torch.manual_seed(settings.seed + seed_offset)
+        if self._noted is not None:
+            self._noted.seen.clear()
         before = [counter.count for counter in self._counters]
         streamer = _Arrivals()
         generate: Callable[..., torch.Tensor] = target.generate  # type: ignore[assignment]
@@ -130,6 +150,8 @@ class AssistedPeer:
             counter.count - start for counter, start in zip(self._counters, before, strict=True)
         )
         self.passes.append((target_passes, draft_passes))
+        seen = [] if self._noted is None else self._noted.seen
+        self.thresholds.append((seen[0], seen[-1]) if seen else None)
         arrivals = tuple(at - began for at in streamer.times[1:])
         first, seed = arrivals[0] if arrivals else ended - began, settings.seed + seed_offset
         return completion_of(self._pair, prompt, seed, tokens, ended - began, first, arrivals)

@@ -25,6 +25,8 @@ ASSISTED: dict[str, dict[str, Any]] = {
         "assistant_confidence_threshold": 0.4,
     },
 }
+MOVING = frozenset(name for name, values in ASSISTED.items() if values["assistant_confidence_threshold"])
+"""Those whose threshold transformers moves after each round, if it can import scikit-learn; else it stays."""
 NO_DRAFT = "none"
 DEFAULT_WAY = "constant"
 

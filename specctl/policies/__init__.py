@@ -9,6 +9,8 @@ from specctl.policies.base import (
     LOOKUP_SIGNALS,
     SIGNAL_NAMES,
     SIGNALS,
+    TOP_PROBS,
+    TRAINED_SIGNALS,
     Signal,
     StoppingPolicy,
 )
@@ -23,6 +25,8 @@ __all__ = [
     "POLICIES",
     "SIGNALS",
     "SIGNAL_NAMES",
+    "TOP_PROBS",
+    "TRAINED_SIGNALS",
     "Setting",
     "Signal",
     "StoppingPolicy",

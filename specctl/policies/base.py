@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from specctl.records import DraftStep, Round
 
-Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob"]
+Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob", "own_accept_prob"]
 """A field of `DraftStep` that a policy may read."""
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 SIGNAL_NAMES = {
@@ -15,10 +15,15 @@ SIGNAL_NAMES = {
     "token_prob": "drafted token's probability",
     "accept_prob": "predicted acceptance",
     "next_accept_prob": "acceptance predicted before drawing",
+    "own_accept_prob": "acceptance predicted from the distribution",
 }
 """Names of the signals in tables."""
 DISTRIBUTION_SIGNALS: tuple[Signal, ...] = ("entropy", "top_prob", "token_prob")
 """The signals computed from the draft's own distribution, in the order in which an acceptance head reads them."""
+TRAINED_SIGNALS: frozenset[Signal] = frozenset({"accept_prob", "own_accept_prob"})
+"""The signals that an acceptance head computes, each by a kind of head of its own (`train-head`)."""
+TOP_PROBS = 10
+"""How many of the draft's largest probabilities a DISCO head reads."""
 LOOKUP_SIGNALS: frozenset[Signal] = frozenset({"next_accept_prob"})
 """The signals of a draft that copies from the text: it has no distribution."""
 

@@ -5,6 +5,7 @@ from specctl.policies.base import Rule
 from specctl.policies.confidence import ConfidentPrefix
 from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.cost_optimal import CostOptimal
+from specctl.policies.disco import Disco
 from specctl.policies.heuristic import Heuristic
 from specctl.policies.self_verify import SelfVerify
 from specctl.policies.specdec import SpecDecPlusPlus
@@ -19,6 +20,7 @@ RULES: dict[str, type[Rule]] = {
     "adaedl": AdaEdl,
     "self-verify": SelfVerify,
     "specdec++": SpecDecPlusPlus,
+    "disco": Disco,
     "confidence": ConfidentPrefix,
     "cost-optimal": CostOptimal,
 }

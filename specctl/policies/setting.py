@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from specctl.policies.base import Signal, StoppingPolicy
+from specctl.policies.base import TRAINED_SIGNALS, Signal, StoppingPolicy
 from specctl.policies.known import POLICIES
 from specctl.policies.leaves import Leaves
 from specctl.policies.trees import TreeSize
@@ -121,7 +121,7 @@ class Setting:
     @property
     def needs_head(self) -> bool:
         """Whether the top policy reads the predictions of an acceptance head."""
-        return "accept_prob" in self.signals
+        return not self.signals.isdisjoint(TRAINED_SIGNALS)
 
     @property
     def all_values(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from specctl.errors import ProfileError
 
 NAMES = ("target", "mid", "draft", "eagle3", "dspark")
-HEADS = ("draft-head", "eagle3-head")
+HEADS = ("draft-head", "eagle3-head", "disco-head")
 _FOLDER = Path(__file__).parents[1] / "models" / "embedded"
 
 

@@ -110,7 +110,7 @@ class DraftTable(ModelTable):
     In a hierarchy this model verifies the tokens of the faster model, and the policy decides when the collected block
     is verified by the model above. ``head`` is a network, trained on exactly these draft weights, that predicts
     acceptance: a hub id, a path, or ``embedded:NAME`` for a head that ships with the package. Policies that read
-    ``accept_prob`` need a head.
+    ``accept_prob`` need a SpecDec++ head, those that read ``own_accept_prob`` a DISCO head.
     """
 
     kind: Literal["auto", "lookup"] = "auto"

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from specctl.errors import ProfileError
-from specctl.policies import LOOKUP_SIGNALS, POLICIES
+from specctl.policies import LOOKUP_SIGNALS, POLICIES, TRAINED_SIGNALS
 from specctl.policies.text import policy_table
 from specctl.profile.lookup import unoffered
 from specctl.profile.policy_settings import setting_names, settings_model
@@ -103,9 +103,10 @@ def _unread(draft: dict[str, Any], key: Key) -> Mistakes:
     signals = POLICIES[name].signals_of(settings)
     if draft.get("model") == LOOKUP:
         return {(*key, "policy", "name"): unoffered(name)} if signals - LOOKUP_SIGNALS else {}
-    if draft.get("head") is not None or "accept_prob" not in signals:
+    if draft.get("head") is not None or signals.isdisjoint(TRAINED_SIGNALS):
         return {}
-    what = f"is required by the policy {name}: the path or hub id of a head (`specctl train-head` makes one)"
+    kind = " --kind disco" if "own_accept_prob" in signals else ""
+    what = f"is required by the policy {name}: the path or hub id of a head (`specctl train-head{kind}` makes one)"
     return {(*key, "head"): what}
 
 

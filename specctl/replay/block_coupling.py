@@ -113,6 +113,7 @@ def draw_unkept(
     count = verdict.accepted
     if count == len(drafted):
         return Unkept(drafted.tolist(), weights[1:], passing)
+    assert verdict.extra is not None, "a row follows the last token"
     ratio = float(verifier_probs[count, verdict.extra]) / max(float(draft_probs[count, verdict.extra]), TINY)
     return Unkept(
         [*drafted[:count].tolist(), verdict.extra],

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
@@ -38,7 +38,7 @@ class BlockReading:
 
     Attributes:
         target, draft: the models.
-        heads: the draft's acceptance heads by name, the one that it usually uses first.
+        heads: the draft's heads by name, the one that it usually uses first.
         prompt: at least one id.
         text: N ids that the target wrote.
         limit: the token limit under which they were written.
@@ -50,7 +50,7 @@ class BlockReading:
 
     target: Runner
     draft: Runner
-    heads: Mapping[str, AcceptanceHead]
+    heads: Mapping[str, TrainedHead]
     prompt: Sequence[int]
     text: Sequence[int]
     limit: int
@@ -91,7 +91,7 @@ class BlockReading:
         values: list[list[float]] = []
         readers = [self.draft, self.target]
         for part, (drafting, verifying) in read_along(
-            readers, self.prompt, self.text, hidden=bool(self.heads), cached=True
+            readers, self.prompt, self.text, hidden=bool(state_heads(self.heads)), cached=True
         ):
             logits = drafting.logits  # (C, V)
             written = torch.tensor(self.text[part], device=logits.device)
@@ -101,7 +101,8 @@ class BlockReading:
                 # A row's hidden state is of the token before its position, and so must the signals be.
                 before = own.new_tensor(values[-1][: own.shape[1]]) if values else torch.zeros_like(own[0])
                 previous = torch.cat([before[None], own[:-1]])  # (C, 3)
-                columns += [head.accept_prob(drafting.hidden, previous) for head in self.heads.values()]
+                columns += [head.accept_prob(drafting.hidden, previous) for head in state_heads(self.heads).values()]
+            columns += self._tops(logits)
             values += torch.stack(columns, dim=1).tolist()
             above = self.sampling.probs(verifying.logits)  # (C, V)
             own_probs = self.sampling.probs(logits).to(above.device)
@@ -198,7 +199,7 @@ class BlockReading:
         first = [branch.tokens[0] for branch in branches]
         length = max(branch.room for branch in branches) - 1
         sequence = [*self.prompt, *self.text]
-        continue_branches(self.draft, sequence, starts, first, length, choose, hidden=bool(self.heads))
+        continue_branches(self.draft, sequence, starts, first, length, choose, hidden=bool(state_heads(self.heads)))
 
     def _draw(self, branches: Sequence[Tail], forward: Forward, rows: Sequence[int], chosen: torch.Tensor) -> None:
         """The next token of some branches, at their rows of a pass; noted in ``chosen`` ``(B,)`` too."""
@@ -209,10 +210,15 @@ class BlockReading:
         if forward.hidden is not None:
             known = [(branch.drafted_values or branch.values)[-1][: len(columns)] for branch in branches]
             previous = torch.tensor(known, device=logits.device)  # (R, 3)
-            columns += [head.accept_prob(forward.hidden[rows], previous) for head in self.heads.values()]
-        values = torch.stack(columns, dim=1).tolist()  # R times 3 and one for each head
+            columns += [head.accept_prob(forward.hidden[rows], previous) for head in state_heads(self.heads).values()]
+        columns += self._tops(logits)
+        values = torch.stack(columns, dim=1).tolist()  # R rows
         for branch, token, own, row in zip(branches, drawn.tolist(), values, logits, strict=True):
             branch.draft(token, own, row)
 
+    def _tops(self, logits: torch.Tensor) -> list[torch.Tensor]:  # (R, V) -> (R,) each
+        """What DISCO heads read."""
+        return list(read_top_probs(logits).unbind(-1)) if disco_heads(self.heads) else []
+
     def _steps(self, tokens: list[int], values: Sequence[Sequence[float]]) -> DraftSteps:
-        return draft_steps(tokens, [list(column) for column in zip(*values, strict=True)], self.heads)
+        return draft_steps(tokens, [list(column) for column in zip(*values, strict=True)], state_heads(self.heads))

@@ -5,10 +5,14 @@ anew with each round. But w never exceeds 1, and rounds whose w is the same at a
 differ, and what is not kept is a branch that several rounds may share.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
+from pydantic import Field
+
+from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.block_chances import BlockChances
 from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short
@@ -25,6 +29,7 @@ class DraftBlocks:
         tails: for each of the N positions, which of ``branches`` the round ends in; None where it keeps all its tokens.
         branches: the tokens from one that is not kept on.
         branch_chances: of each branch.
+        disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
     along: DraftSteps
@@ -33,6 +38,7 @@ class DraftBlocks:
     tails: list[int | None]
     branches: list[DraftSteps]
     branch_chances: list[BlockChances]
+    disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
 
     @property
     def longest(self) -> None:
@@ -46,6 +52,15 @@ class DraftBlocks:
             branches = [branch.of_head(name) for branch in self.branches]
             self._by_head[name] = replace(self, along=self.along.of_head(name), branches=branches)
         return self._by_head[name]
+
+    def of_disco(self, levels: Sequence[DiscoHead | None]) -> "DraftBlocks":
+        """This object with a DISCO head, the first; itself without one."""
+        own = levels[0] if levels else None
+        if own is None:
+            return self
+        if own not in self._by_disco:
+            self._by_disco[own] = replace(self, disco=own)
+        return self._by_disco[own]
 
     @cached_property
     def accepted_runs(self) -> list[int]:
@@ -67,10 +82,10 @@ class DraftBlocks:
     def _find(self, start: int, index: int) -> DraftStep:
         run, tail = self.runs[start], self.tails[start]
         if index <= run:
-            return self.along.step(start + index - 1, index)
+            return self.along.step(start + index - 1, index, self.disco)
         if tail is None or index - run > len(self.branches[tail]):
             raise too_short(index)
-        return self.branches[tail].step(index - run - 1, index)
+        return self.branches[tail].step(index - run - 1, index, self.disco)
 
     def verified_chances(self, start: int, drafted: int, judged: int) -> tuple[float, ...]:
         """`specctl.records.Round.chances` of a round of ``drafted`` tokens, of which verification judged the first."""
@@ -85,7 +100,7 @@ class DraftBlocks:
         for start, (run, tail) in enumerate(zip(self.runs, self.tails, strict=True)):
             row = self.along[start : start + run]
             row = row if tail is None else row + self.branches[tail][:2]
-            yield judged_in_round(row, run, self._chances(start).as_last(min(run + 1, len(row))))
+            yield judged_in_round(row, run, self._chances(start).as_last(min(run + 1, len(row))), self.disco)
 
     @cached_property
     def _steps(self) -> dict[int, list[DraftStep]]:
@@ -93,4 +108,8 @@ class DraftBlocks:
 
     @cached_property
     def _by_head(self) -> "dict[str, DraftBlocks]":
+        return {}
+
+    @cached_property
+    def _by_disco(self) -> "dict[DiscoHead, DraftBlocks]":
         return {}

@@ -12,6 +12,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session, build_drafter, readable
 from specctl.models.loading.pair import Pair
+from specctl.models.running.trained_heads import disco_heads
 from specctl.observing.answering import Answered, answer_each
 from specctl.observing.facts import gather
 from specctl.observing.findings import Skipped
@@ -60,7 +61,11 @@ def collect_traces(
     facts = gather(pair, profile, suite)
     provenance = {name: getattr(facts, name) for name in PROVENANCE}
     verification = verification_replayed(Sampling.of(profile.sampling), len(pair.drafts))
-    header = TraceHeader(depth, sorted(pair.eos), sorted(readable(pair)), provenance, list(heads), verification)
+    disco = [disco_heads(named) for named in pair.named_heads]
+    signals = sorted(readable(pair))
+    header = TraceHeader(
+        depth, sorted(pair.eos), signals, provenance, list(heads), verification, disco if any(disco) else []
+    )
     traces = TraceSet(header)
     if output is not None and earlier is not None:
         _require_same(earlier.header, header, output.path)

@@ -15,11 +15,15 @@ draft goes on. After a block of which the target accepts every token, the middle
 and the target has written one more. The head then begins its round without the state of that place: `DraftGrid.late`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from specctl.errors import UsageError
+from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.block_chances import BlockChances
 from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short
@@ -39,6 +43,7 @@ class DraftGrid:
             another draft.
         blocks: when sampling with block verification, what the chances of each row follow from; else None.
         late: below another draft, the rounds that begin where this draft has not read the newest token but one.
+        disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
     rows: list[DraftSteps]
@@ -47,6 +52,7 @@ class DraftGrid:
     chances: list[list[float]] | None = None
     blocks: list[BlockChances] | None = None
     late: "DraftGrid | None" = None
+    disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
 
     @property
     def begun_late(self) -> "DraftGrid":
@@ -67,6 +73,17 @@ class DraftGrid:
             self._by_head[name] = replace(self, rows=[row.of_head(name) for row in self.rows])
         return self._by_head[name]
 
+    def of_disco(self, levels: Sequence[DiscoHead | None]) -> "DraftGrid":
+        """This object with a DISCO head, the only one of ``levels`` there is a draft for."""
+        (own,) = levels
+        if own is None:
+            return self
+        if own not in self._by_disco:
+            self._by_disco[own] = replace(
+                self, disco=own, late=None if self.late is None else self.late.of_disco([own])
+            )
+        return self._by_disco[own]
+
     @cached_property
     def accepted_runs(self) -> list[int]:
         """From each of the N positions and from the end, the number of draft tokens in a row that are accepted."""
@@ -83,7 +100,7 @@ class DraftGrid:
         if index > len(row):
             raise too_short(index)
         while len(steps) < index:
-            steps.append(row.step(len(steps), len(steps) + 1))
+            steps.append(row.step(len(steps), len(steps) + 1, self.disco))
         return steps[index - 1]
 
     def verified_chances(self, start: int, drafted: int, judged: int) -> tuple[float, ...] | None:
@@ -95,10 +112,10 @@ class DraftGrid:
     def judged(self) -> Iterator[Judged]:
         """For every start the tokens that verification judges: to the first that is rejected."""
         for start, (row, run) in enumerate(zip(self.rows, self.runs, strict=True)):
+            outcomes = None if self.chances is None else self.chances[start]
             if self.blocks is not None:
-                yield judged_in_round(row, run, self.blocks[start].as_last(min(run + 1, len(row))))
-            else:
-                yield judged_in_round(row, run, None if self.chances is None else self.chances[start])
+                outcomes = self.blocks[start].as_last(min(run + 1, len(row)))
+            yield judged_in_round(row, run, outcomes, self.disco)
 
     @cached_property
     def _steps(self) -> dict[int, list[DraftStep]]:
@@ -106,4 +123,8 @@ class DraftGrid:
 
     @cached_property
     def _by_head(self) -> "dict[str, DraftGrid]":
+        return {}
+
+    @cached_property
+    def _by_disco(self) -> "dict[DiscoHead, DraftGrid]":
         return {}

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.models.running.watching import States
 from specctl.replay.grid import DraftGrid
 from specctl.replay.grid_recording import GridReading
@@ -24,7 +24,7 @@ class ReadBelow:
     Attributes:
         middle: the middle draft; its cache is read anew.
         draft: what drafts from its states.
-        heads: the draft head's acceptance heads by name, the one that it usually uses first.
+        heads: the draft head's trained heads by name, the one that it usually uses first.
         depth: the longest draft that shall be replayed, of the middle draft and of the head.
         sampling: as the text was generated.
         generator: on the middle draft's device; draws draft tokens and verdicts when sampling.
@@ -33,7 +33,7 @@ class ReadBelow:
 
     middle: Runner
     draft: StateReader
-    heads: Mapping[str, AcceptanceHead]
+    heads: Mapping[str, TrainedHead]
     depth: int
     sampling: Sampling
     generator: torch.Generator
@@ -98,7 +98,9 @@ class ReadBelow:
     ) -> DraftGrid:
         """The rounds that begin at each position; `Starts` explains ``late``."""
         sequence = [*before, *reading.text]
-        rounds = starts_of(self.draft, reading.verifier, sequence, len(before), hidden=bool(self.heads), late=late)
+        rounds = starts_of(
+            self.draft, reading.verifier, sequence, len(before), hidden=bool(state_heads(self.heads)), late=late
+        )
         return reading.grid(rounds, [max(0, room) for room in rooms], self.draft.longest)
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
 from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
@@ -21,7 +21,7 @@ from specctl.replay.tails import HELD
 def read_grid(
     target: Runner,
     draft: StateReader,
-    heads: Mapping[str, AcceptanceHead],
+    heads: Mapping[str, TrainedHead],
     prompt: Sequence[int],
     text: Sequence[int],
     limit: int,
@@ -38,7 +38,7 @@ def read_grid(
     Args:
         target: the verifier; its cache is read anew.
         draft: what drafts from its states.
-        heads: the draft's acceptance heads by name, the one that it usually uses first.
+        heads: the draft's trained heads by name, the one that it usually uses first.
         prompt: at least one id.
         text: N ids, at least one.
         limit: the token limit under which the text was generated.
@@ -48,7 +48,7 @@ def read_grid(
         eos: ids that end a sequence.
     """
     verifier = ReadText(target, draft.layers, prompt, text, sampling)
-    rounds = starts_of(draft, verifier, [*prompt, *text], len(prompt), hidden=bool(heads))
+    rounds = starts_of(draft, verifier, [*prompt, *text], len(prompt), hidden=bool(state_heads(heads)))
     depth = depth if draft.longest is None else min(depth, draft.longest)
     coins = None if sampling.greedy else torch.rand(len(text), generator=generator, device=target.device)
     # The last position under the limit is left to the verifier.
@@ -67,7 +67,7 @@ class GridReading:
         sampling: as in decoding.
         generator: draws draft tokens, and tosses coins.
         coins: ``(N,)`` uniform in [0, 1), which decide the verdict at each position; None when greedy.
-        heads: the draft's acceptance heads by name.
+        heads: the draft's trained heads by name.
         eos: ids that end a sequence.
     """
 
@@ -76,7 +76,7 @@ class GridReading:
     sampling: Sampling
     generator: torch.Generator
     coins: torch.Tensor | None
-    heads: Mapping[str, AcceptanceHead]
+    heads: Mapping[str, TrainedHead]
     eos: frozenset[int]
 
     def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> DraftGrid:
@@ -104,7 +104,7 @@ class GridReading:
                 row.finish()
         sampled = not self.sampling.greedy
         return DraftGrid(
-            [row.steps(self.heads) for row in rows],
+            [row.steps(state_heads(self.heads)) for row in rows],
             [row.accepted for row in rows],
             longest,
             [row.chances for row in rows] if sampled and not block else None,
@@ -164,7 +164,7 @@ class GridReading:
             verdicts = [drawn[number] == self.text[rows[number].position] for number in judged]
         else:
             chosen, verdicts = self._sampled(rows, logits, judged)
-        columns = torch.stack(self._columns(rows, forward, chosen), dim=1).tolist()  # B times 3 and one for each head
+        columns = torch.stack(self._columns(rows, forward, chosen), dim=1).tolist()  # B rows
         for row, token, values, own in zip(rows, chosen.tolist(), columns, logits, strict=True):
             row.draft(token, values, own)
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
@@ -204,16 +204,18 @@ class GridReading:
         return chosen, verdicts
 
     def _columns(self, rows: Sequence[Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
-        """The signals ``(B,)`` of the chosen tokens, and the heads' predictions for the tokens before them."""
+        """The signals ``(B,)`` of the chosen tokens, the heads' predictions for the tokens before them, and what DISCO
+        heads read."""
         columns = list(read_signals(forward.logits, chosen).values())
-        if not self.heads:
-            return columns
+        tops = list(read_top_probs(forward.logits).unbind(-1)) if disco_heads(self.heads) else []
+        if not (heads := state_heads(self.heads)):
+            return columns + tops
         if not len(rows[0]):  # no draft token precedes the first
-            return columns + [torch.ones_like(columns[0])] * len(self.heads)
+            return columns + [torch.ones_like(columns[0])] * len(heads) + tops
         assert forward.hidden is not None
         count = len(DISTRIBUTION_SIGNALS)
         previous = torch.tensor([row.newest[:count] for row in rows], device=forward.hidden.device)  # (B, 3)
-        return columns + [head.accept_prob(forward.hidden, previous) for head in self.heads.values()]
+        return columns + [head.accept_prob(forward.hidden, previous) for head in heads.values()] + tops
 
     def _settle(self, row: Row) -> None:
         """Have the verifier read what the draft alone drafted behind a token that a block does not keep."""

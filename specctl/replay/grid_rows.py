@@ -19,7 +19,7 @@ class Row:
         room: the most tokens that it may have.
         eos: ids behind which no token can follow.
         tokens: the draft tokens so far.
-        values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction.
+        values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction, then what DISCO heads read.
         accepted: how many tokens are accepted before the first that is rejected.
         chances: when sampling, the probability of accepting each judged token; of tokens verified as a block, w.
         passing: of tokens verified as a block, h before each.

@@ -1,6 +1,6 @@
 """Measures the cost table of this machine: times rounds of fixed lengths, run as the decoding loop runs them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -13,11 +13,11 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
-from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import StateReader
+from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of, state_heads
 from specctl.observing.timing import fill, forget, ordinary_tokens, wait
-from specctl.policies import Signal
+from specctl.policies import TRAINED_SIGNALS, Signal
 from specctl.policies.constant import Constant
 from specctl.replay.costs import CostTable, signal_key
 
@@ -56,11 +56,11 @@ def measure(
     """
     sets = [signals for signals in dict.fromkeys(signal_sets) if signals]
     hierarchy = len(pair.drafts) > 1
-    made = {
-        "accept_prob": pair.head is not None,
-        "next_accept_prob": not hierarchy and foresight_of(pair.drafts[0]) is not None,
-    }
-    own = [signals for signals in sets if all(made.get(signal, True) for signal in signals)]
+    missing = set(TRAINED_SIGNALS)
+    missing -= {signal_of(head) for head in _heads(pair).values()}
+    if hierarchy or foresight_of(pair.drafts[0]) is None:
+        missing.add("next_accept_prob")
+    own = [signals for signals in sets if signals.isdisjoint(missing)]
     table = _measure_top(pair, contexts, longest, own, sampling, overheads[0], advance)
     if not hierarchy:
         return table
@@ -86,8 +86,9 @@ def _measure_top(
         (c, k): ([], []) for c in contexts for k in lengths
     }
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
-    several = pair.named_heads[0] if len(pair.named_heads[0]) > 1 else {}
-    # Heads of one shape cost the same, which separate measurements would not show.
+    on_states = state_heads(_heads(pair))
+    several = on_states if len(on_states) > 1 else {}
+    # Heads of one shape cost the same, which separate measurements would not show. DISCO heads hardly differ.
     shapes = {
         name: (sum(weight.numel() for weight in head.parameters()), head.reads_signals)
         for name, head in several.items()
@@ -107,7 +108,8 @@ def _measure_top(
                             for measured, time in zip(plain[context, length], times, strict=True):
                                 measured.append(time)
             for signals in sets:
-                reading = _reading_ms(pair, sequence, typical, signals, sampling, pair.head)
+                head = first_for(signals, _heads(pair).values())
+                reading = _reading_ms(pair, sequence, typical, signals, sampling, head)
                 if number >= WARM_UPS:
                     read[signals].append(reading)
             for name, shape in shapes.items():
@@ -133,7 +135,7 @@ def _reading_ms(
     length: int,
     signals: SignalSet,
     sampling: Sampling,
-    head: AcceptanceHead | None,
+    head: TrainedHead | None,
 ) -> float:
     """Milliseconds that reading signals adds for each drafted token of a round.
 
@@ -153,7 +155,8 @@ def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampli
     def verifying(signals: SignalSet) -> float:
         inner = ModelDrafter(pair.drafts[1], typical)
         block = Constant(draft_length=TYPICAL + 1)
-        drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, head=pair.head)
+        head = first_for(signals, _heads(pair).values())
+        drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, head=head)
         drafter.begin(sampling, frozenset(), None)
         (round_,) = drafter.draft(sequence, TYPICAL + 1).inner
         wait(pair.drafts[0].device)
@@ -176,7 +179,7 @@ def _round(
     length: int,
     signals: SignalSet,
     sampling: Sampling,
-    head: AcceptanceHead | None = None,
+    head: TrainedHead | None = None,
 ) -> tuple[float, float]:
     """Milliseconds of drafting and of verifying one round of a fixed length.
 
@@ -200,6 +203,11 @@ def _round(
     for runner in (pair.target, pair.drafts[0]):
         runner.rollback(len(sequence) - 1)
     return (drafted - began) * 1e3, (verified - drafted) * 1e3
+
+
+def _heads(pair: Pair) -> Mapping[str, TrainedHead]:
+    """The heads of the first draft by name."""
+    return pair.named_heads[0] if pair.named_heads else {}
 
 
 def _fill(pair: Pair, sequence: list[int]) -> None:

@@ -18,7 +18,7 @@ from math import ceil
 from specctl.errors import UsageError
 from specctl.replay.costs import CostTable
 from specctl.replay.grid import DraftGrid
-from specctl.replay.traces import Trace
+from specctl.replay.traces import DraftAlong, Trace
 
 
 def stretches(trace: Trace) -> list[int]:
@@ -29,6 +29,7 @@ def stretches(trace: Trace) -> list[int]:
     """
     if isinstance(trace.draft, DraftGrid):
         raise UsageError("a draft head drafts from what the target has read, so never in parallel")
+    assert isinstance(trace.draft, DraftAlong), "in greedy decoding there are no blocks"
     return cut([place for place, accepted in enumerate(trace.draft.accepted) if not accepted], len(trace.tokens))
 
 

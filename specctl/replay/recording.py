@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, read_signals, sibling
+from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
-from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading
@@ -112,7 +112,8 @@ class _Reading:
                 leaves one position to the verifier.
             previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
         """
-        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
+        draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
+        tops = bool(disco_heads(self._heads(level)))
         along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
         eos = self.pair.eos
         rejected = [
@@ -137,7 +138,9 @@ class _Reading:
                     [row[: len(DISTRIBUTION_SIGNALS)] for row in rows], device=logits.device
                 )  # (B, 3)
                 columns += [head.accept_prob(forward.hidden, of_previous) for head in heads.values()]
-            new_rows = torch.stack(columns, dim=1).tolist()  # (B, 3 and one for each head)
+            if tops:
+                columns += read_top_probs(logits).unbind(-1)
+            new_rows = torch.stack(columns, dim=1).tolist()  # (B, 3, one for each head, and what DISCO heads read)
             for branch, token, row in zip(which, chosen.tolist(), new_rows, strict=True):
                 tokens[branch].append(token)
                 signals[branch].append(row)
@@ -192,7 +195,8 @@ class _Reading:
 
         The models read the whole text in few passes.
         """
-        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
+        draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
+        tops = bool(disco_heads(self._heads(level)))
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         readers: list[Runner] = [draft] if sampling.greedy else [draft, verifier]
         tokens: list[int] = []
@@ -225,10 +229,12 @@ class _Reading:
                     last = torch.zeros_like(own[0]) if previous is None else own.new_tensor(previous)
                 previous_of_each = torch.cat([last[None], own[:-1]])  # (C, 3)
                 columns += [head.accept_prob(forward.hidden, previous_of_each) for head in heads.values()]
-            signals.append(torch.stack(columns))  # (3 and one for each head, C)
+            if tops:
+                columns += read_top_probs(logits).unbind(-1)
+            signals.append(torch.stack(columns))  # (3, one for each head, and what DISCO heads read; C)
         along = draft_steps(tokens, torch.cat(signals, dim=1).tolist(), heads)
         return along, accepted, None if sampling.greedy else chances
 
-    def _heads(self, level: int) -> Mapping[str, AcceptanceHead]:
+    def _heads(self, level: int) -> Mapping[str, TrainedHead]:
         """A draft's heads by name, the head that it usually uses first."""
         return self.pair.named_heads[level]

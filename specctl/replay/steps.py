@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specctl.errors import UsageError
+from specctl.models.running.disco_head import DiscoHead
+from specctl.policies import TOP_PROBS
 from specctl.records import DraftStep
 
 
@@ -15,6 +17,7 @@ class DraftSteps:
     Every list is as long as ``tokens``. ``accept_prob`` is the prediction of the draft's head for the token fed just
     before the position, None without a head; ``further`` holds the predictions of the draft's other heads by name.
     ``next_accept_prob`` is what a draft head predicts for the token that it would draft next, None if it does not.
+    ``top_probs`` are the `TOP_PROBS` largest probabilities at each position; None if the draft has no DISCO head.
     """
 
     tokens: list[int]
@@ -24,6 +27,7 @@ class DraftSteps:
     accept_prob: list[float] | None = None
     further: dict[str, list[float]] | None = None
     next_accept_prob: list[float] | None = None
+    top_probs: list[list[float]] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -36,6 +40,7 @@ class DraftSteps:
             self.token_prob[positions],
             None if self.accept_prob is None else self.accept_prob[positions],
             next_accept_prob=None if self.next_accept_prob is None else self.next_accept_prob[positions],
+            top_probs=None if self.top_probs is None else self.top_probs[positions],
         )
 
     def __add__(self, after: "DraftSteps") -> "DraftSteps":
@@ -48,6 +53,7 @@ class DraftSteps:
             self.top_prob + after.top_prob,
             self.token_prob + after.token_prob,
             heads,
+            top_probs=None if self.top_probs is None or after.top_probs is None else self.top_probs + after.top_probs,
         )
 
     def of_head(self, name: str) -> "DraftSteps":
@@ -58,8 +64,8 @@ class DraftSteps:
         """Entropy, top probability and token probability at a position."""
         return [self.entropy[position], self.top_prob[position], self.token_prob[position]]
 
-    def step(self, position: int, index: int) -> DraftStep:
-        """The token at a position as the ``index``-th step of a round."""
+    def step(self, position: int, index: int, disco: DiscoHead | None = None) -> DraftStep:
+        """The token at a position as the ``index``-th step of a round, with the prediction of a DISCO head."""
         accept_prob = None if self.accept_prob is None else self.accept_prob[position]
         if accept_prob is not None and index == 1:
             accept_prob = 1.0  # no draft token precedes it
@@ -71,15 +77,27 @@ class DraftSteps:
             self.token_prob[position],
             accept_prob,
             None if self.next_accept_prob is None else self.next_accept_prob[position],
+            self.own_accept_prob(position, index, disco),
         )
+
+    def own_accept_prob(self, position: int, index: int, disco: DiscoHead | None) -> float | None:
+        """A DISCO head's prediction for the token at a position as the ``index``-th of a round, computed as live."""
+        if disco is None or self.top_probs is None:
+            return None
+        return disco.own_accept_prob(self.top_probs[position], self.entropy[position], index)
 
 
 def draft_steps(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> DraftSteps:
-    """Draft steps from a column for each of `DISTRIBUTION_SIGNALS`, then one for each head's predictions."""
-    entropy, top_prob, token_prob, *predictions = columns
-    _, *others = heads or ("",)
-    further = dict(zip(others, predictions[1:], strict=True)) or None
-    return DraftSteps(tokens, entropy, top_prob, token_prob, predictions[0] if predictions else None, further)
+    """Draft steps from a column for each of `DISTRIBUTION_SIGNALS`, one for each head's predictions, and in the end,
+    where the draft has a DISCO head, one for each of the largest probabilities."""
+    names = list(heads)
+    entropy, top_prob, token_prob, *more = columns
+    predictions, tops = more[: len(names)], more[len(names) :]
+    assert len(tops) in (0, TOP_PROBS)
+    further = dict(zip(names[1:], predictions[1:], strict=True)) or None
+    top_probs = list(map(list, zip(*tops, strict=True))) if tops else None
+    first = predictions[0] if predictions else None
+    return DraftSteps(tokens, entropy, top_prob, token_prob, first, further, top_probs=top_probs)
 
 
 class Judged(NamedTuple):
@@ -92,6 +110,7 @@ class Judged(NamedTuple):
         indices: the number of each token in its round, from 1; all 1 where a token does not depend on where its round
             began, so that any of them may be the first.
         predictions: what the draft's head predicts for each token; None where that is not known.
+        own_predictions: the same of a DISCO head.
     """
 
     steps: DraftSteps
@@ -99,15 +118,31 @@ class Judged(NamedTuple):
     outcomes: Sequence[float]
     indices: Sequence[int]
     predictions: Sequence[float | None]
+    own_predictions: Sequence[float | None]
+
+    @classmethod
+    def of(
+        cls,
+        steps: DraftSteps,
+        accepted: Sequence[bool],
+        outcomes: Sequence[float],
+        indices: Sequence[int],
+        predictions: Sequence[float | None],
+        disco: DiscoHead | None,
+    ) -> "Judged":
+        """Judged tokens with the predictions of a DISCO head, if there is one."""
+        own = [steps.own_accept_prob(position, index, disco) for position, index in enumerate(indices)]
+        return cls(steps, accepted, outcomes, indices, predictions, own)
 
 
-def judged_in_round(row: DraftSteps, run: int, outcomes: Sequence[float] | None) -> Judged:
+def judged_in_round(row: DraftSteps, run: int, outcomes: Sequence[float] | None, disco: DiscoHead | None) -> Judged:
     """The tokens of a round that verification judges: to the first that is rejected.
 
     Args:
         row: the tokens of the round, and perhaps further ones.
         run: how many of them are accepted.
         outcomes: of `Judged`; None in greedy decoding.
+        disco: predicts too, if there is one.
     """
     count = min(run + 1, len(row))
     accepted = [number < run for number in range(count)]
@@ -115,7 +150,7 @@ def judged_in_round(row: DraftSteps, run: int, outcomes: Sequence[float] | None)
     after: list[float | None] = [] if row.accept_prob is None else [*row.accept_prob[1 : count + 1]]
     after += [None] * (count - len(after))
     known = list(map(float, accepted)) if outcomes is None else outcomes
-    return Judged(row[:count], accepted, known, range(1, count + 1), after)
+    return Judged.of(row[:count], accepted, known, range(1, count + 1), after, disco)
 
 
 def too_short(index: int) -> UsageError:

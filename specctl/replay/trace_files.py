@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
+from specctl.models.running.disco_head import DiscoHead
 from specctl.observing.findings import Skipped
 from specctl.observing.results import of_request
 from specctl.policies import Signal
@@ -29,6 +30,8 @@ class TraceHeader:
         provenance: profile, suite, sampling, devices and versions.
         heads: names of the draft's heads; empty if only the profile's own head was recorded, or none.
         verification: how replayed draft tokens are verified, where they are drawn.
+        disco: for each draft its DISCO heads by name, the one that it usually uses first; empty without any. What they
+            predict depends on where a round began, and so is computed in replay.
     """
 
     depth: int
@@ -37,6 +40,12 @@ class TraceHeader:
     provenance: dict[str, Any]
     heads: list[str] = field(default_factory=list)
     verification: Verification = "token"
+    disco: list[dict[str, DiscoHead]] = field(default_factory=list)
+
+    def disco_of(self, head: str | None) -> list[DiscoHead | None]:
+        """The DISCO head of each draft, from the top down; of the first draft the one of this name, if there is one."""
+        found = [next(iter(named.values()), None) for named in self.disco]
+        return [self.disco[0].get(head, found[0]), *found[1:]] if found and head is not None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,8 @@ class TraceSet:
     def of(self, prompts: Iterable[str], head: str | None = None) -> list[Trace]:
         """The traces of some prompts, with the predictions of a head of the draft; None for the profile's own head."""
         wanted = set(prompts)
-        return [trace.of_head(head) for trace in self.traces if trace.prompt in wanted]
+        levels = self.header.disco_of(head)
+        return [trace.of_head(head).of_disco(levels) for trace in self.traces if trace.prompt in wanted]
 
     def add(self, record: object) -> None:
         """Add the record of a line after the header."""

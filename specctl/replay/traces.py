@@ -17,13 +17,14 @@ What a draft head drafts depends on where its round began, too: see `specctl.rep
 below a draft model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, TypeVar
 
 from pydantic import AliasChoices, Field
 
+from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.blocks import DraftBlocks
 from specctl.replay.grid import DraftGrid
@@ -47,6 +48,7 @@ class DraftAlong:
             None in greedy decoding and for a draft below another one.
         below: in a hierarchy, what the next draft drafts along ``along``, given the text before each position.
         branches_below: in a hierarchy, by position, what the next draft drafts along each branch.
+        disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
     accepted: Annotated[list[bool], Field(validation_alias=AliasChoices("accepted", "kept"))]
@@ -55,6 +57,7 @@ class DraftAlong:
     chances: list[float] | None = None
     below: "DraftAlong | DraftGrid | None" = None
     branches_below: "Mapping[int, DraftAlong | DraftGrid]" = field(default_factory=dict)
+    disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
 
     @property
     def longest(self) -> None:
@@ -73,6 +76,20 @@ class DraftAlong:
             branches = {position: branch.of_head(name) for position, branch in self.branches.items()}
             self._by_head[name] = replace(self, along=self.along.of_head(name), branches=branches)
         return self._by_head[name]
+
+    def of_disco(self, levels: Sequence[DiscoHead | None]) -> "DraftAlong":
+        """This object with a DISCO head for each level from its own down; itself where no level has one."""
+        if not any(levels):
+            return self
+        if (known := tuple(levels)) not in self._by_disco:
+            own, *below = known
+            self._by_disco[known] = replace(
+                self,
+                disco=own,
+                below=None if self.below is None else self.below.of_disco(below),
+                branches_below={place: branch.of_disco(below) for place, branch in self.branches_below.items()},
+            )
+        return self._by_disco[known]
 
     @cached_property
     def accepted_runs(self) -> list[int]:
@@ -97,11 +114,11 @@ class DraftAlong:
     def _find(self, start: int, index: int) -> DraftStep:
         position, rejected = start + index - 1, start + self.accepted_runs[start]
         if position <= rejected and position < len(self.along):
-            return self.along.step(position, index)
+            return self.along.step(position, index, self.disco)
         branch, after = self.branches.get(rejected), position - rejected - 1
         if position <= rejected or branch is None or after >= len(branch):
             raise too_short(index)
-        return branch.step(after, index)
+        return branch.step(after, index, self.disco)
 
     def verified_chances(self, start: int, drafted: int, judged: int) -> tuple[float, ...] | None:  # noqa: ARG002
         """`chances` of the first tokens of a round, which are those that verification judged, however many it has."""
@@ -111,7 +128,7 @@ class DraftAlong:
         """The draft token at every position of the text, as if each were the first of a draft."""
         outcomes = list(map(float, self.accepted)) if self.chances is None else self.chances
         predictions = [self._prediction(position) for position in range(len(self.accepted))]
-        yield Judged(self.along, self.accepted, outcomes, [1] * len(self.accepted), predictions)
+        yield Judged.of(self.along, self.accepted, outcomes, [1] * len(self.accepted), predictions, self.disco)
 
     def _prediction(self, position: int) -> float | None:
         """A head's prediction for the draft token at a position, which stands where that token has been fed."""
@@ -146,6 +163,10 @@ class DraftAlong:
     def _by_head(self) -> "dict[str, DraftAlong]":
         return {}
 
+    @cached_property
+    def _by_disco(self) -> "dict[tuple[DiscoHead | None, ...], DraftAlong]":
+        return {}
+
 
 def _joined(trunk: DraftAlong | DraftGrid, branch: DraftAlong | DraftGrid, first: int) -> DraftAlong | DraftGrid:
     """What a draft drafts along the first positions of one text, followed by the whole of another text."""
@@ -163,6 +184,7 @@ def _joined(trunk: DraftAlong | DraftGrid, branch: DraftAlong | DraftGrid, first
         None,
         below,
         _shifted(trunk.branches_below, branch.branches_below, first),
+        trunk.disco,
     )
 
 
@@ -201,3 +223,7 @@ class Trace:
     def of_head(self, name: str | None) -> "Trace":
         """This trace with the predictions of another head of the draft; itself for None."""
         return self if name is None else replace(self, draft=self.draft.of_head(name))
+
+    def of_disco(self, levels: Sequence[DiscoHead | None]) -> "Trace":
+        """This trace with a DISCO head for each draft, from the top down; itself where no draft has one."""
+        return replace(self, draft=self.draft.of_disco(levels)) if any(levels) else self

@@ -66,10 +66,12 @@ def test_every_level_below_the_first_may_be_left_out():
 
 def test_heads_go_by_what_tells_them_apart():
     ones = [Setting.of({"name": "specdec++"}), Setting.of({"name": "svip"})]
-    found = with_heads(ones, ["runs/a/d1-w1", "runs/b/d1-w1", "runs/b/d2-w1"])
-    labels = ["specdec++:head=a/d1-w1", "specdec++:head=b/d1-w1", "specdec++:head=d2-w1", "svip"]
+    ones.append(Setting.of({"name": "disco"}))
+    names = ["runs/a/d1-w1", "runs/b/d1-w1", "runs/b/d2-w1"]
+    found = with_heads(ones, {**dict.fromkeys(names, "accept_prob"), "runs/c": "own_accept_prob"})
+    labels = ["specdec++:head=a/d1-w1", "specdec++:head=b/d1-w1", "specdec++:head=d2-w1", "svip", "disco:head=c"]
     assert [one.label for one in found] == labels
-    assert len({one.family for one in found}) == 4
+    assert len({one.family for one in found}) == 5
 
 
 def test_each_head_has_its_price():
@@ -147,7 +149,7 @@ def test_every_level_has_its_price():
 def test_drafts_with_leaves_are_not_replayed():
     draft = resolve("embedded").profile.draft.model_copy(update={"leaves": "cost"})
     with pytest.raises(UsageError, match="cannot be replayed") as found:
-        contest(draft, None, "paper", [], SIGNALS)
+        contest(draft, None, "paper", [], SIGNALS, {})
     assert "draft.leaves=0" in found.value.hint
 
 

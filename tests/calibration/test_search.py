@@ -133,9 +133,13 @@ def test_grids_build_and_hold_the_papers_values():
 
 
 def test_all_is_all_that_the_known_signals_allow():
-    without, with_head = ({one.policy for one in grid("all", "paper", known)} for known in (SIGNALS, ALL_SIGNALS))
-    assert without == POLICIES.keys() - {"specdec++", "confidence"}
-    assert with_head == POLICIES.keys() - {"confidence"}
+    without, with_head, with_disco = (
+        {one.policy for one in grid("all", "paper", known)}
+        for known in (SIGNALS, ALL_SIGNALS, SIGNALS | {"own_accept_prob"})
+    )
+    assert without == POLICIES.keys() - {"specdec++", "disco", "confidence"}
+    assert with_head == POLICIES.keys() - {"disco", "confidence"}
+    assert with_disco == POLICIES.keys() - {"specdec++", "confidence"}
 
 
 def test_settings_that_say_the_default_are_left_out():

@@ -15,7 +15,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from enumeration import largest_difference, steady_clocks, walk
 from scipy.stats import chi2
-from toys import EOS, TableRunner, law, related_table, seeded, table, toy_head
+from toys import EOS, TableRunner, head_for, law, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -74,6 +74,11 @@ SETTINGS: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"threshold": 0.6, "min_draft": 1, "max_draft": 3}, "policy max_draft"),
         ({"threshold": 0.45}, "policy"),
     ],
+    "disco": [
+        ({}, "policy"),
+        ({"threshold": 0.45, "max_draft": 3}, "policy max_draft"),
+        ({"threshold": 0.55}, "policy"),
+    ],
     "confidence": [
         ({"threshold": 0.7}, "policy"),
         ({"threshold": 0.4, "max_draft": 3}, "policy max_draft"),
@@ -124,7 +129,8 @@ class Case:
         return POLICIES[self.name](**self.settings)
 
     def drafter(self) -> Drafter:
-        return ModelDrafter(TableRunner(DRAFT), self.policy(), head=HEAD)
+        policy = self.policy()
+        return ModelDrafter(TableRunner(DRAFT), policy, head=head_for(policy, HEAD))
 
 
 # A policy without an entry above is still tested, with its defaults.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from law_table import CASES, ENDS, FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
 from toy_heads import random_eagle3
-from toys import WITHOUT_FORESIGHT, Replays, TableRunner, random_head, random_model, related_table, table
+from toys import WITHOUT_FORESIGHT, Replays, TableRunner, head_for, random_head, random_model, related_table, table
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -189,8 +189,8 @@ HEAD_CASES = [*{case.name: case for case in HEAD_CASES}.values(), Case("constant
 
 def toy_drafter(case: Case) -> ModelDrafter:
     head = random_eagle3(states=3, vocabulary=3, tokens=[0, 2] if case.sampling == FEW else None, seed=4)
-    predictor = random_head(8, seed=3) if "accept_prob" in case.policy().signals else None
-    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), head=predictor)
+    policy = case.policy()
+    return ModelDrafter(HeadRunner(head, 3, capacity=16), policy, head=head_for(policy, random_head(8, seed=3)))
 
 
 @pytest.mark.parametrize("case", HEAD_CASES, ids=str)

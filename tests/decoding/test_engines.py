@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from onnx_models import needs_onnx, sure_runner
-from toys import STOPPING, WITHOUT_FORESIGHT, Replays, noisy_copy, random_head, random_model, seeded
+from toys import STOPPING, WITHOUT_FORESIGHT, Replays, head_for, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -53,7 +53,8 @@ def reference(family: str, prompt: tuple[int, ...]) -> list[int]:
 def written(
     target: Runner, draft: Runner, name: str, prompt: Sequence[int], sampling: Sampling, seed: int = 0
 ) -> list[int]:
-    drafter = ModelDrafter(draft, POLICIES[name](**STOPPING.get(name, {})), head=HEAD)
+    policy = POLICIES[name](**STOPPING.get(name, {}))
+    drafter = ModelDrafter(draft, policy, head=head_for(policy, HEAD))
     with torch.inference_mode():
         target.rollback(0)
         drafter.rollback(0)

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from toys import FAMILIES, STOPPING, WINDOW, WITHOUT_FORESIGHT, noisy_copy, random_head, random_model, seeded
+from toys import FAMILIES, STOPPING, WINDOW, WITHOUT_FORESIGHT, head_for, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -38,7 +38,7 @@ def drafts(family: str) -> dict[str, PreTrainedModel]:
 def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> None:
     target = EagerRunner(random_model(family), 64)
     policy = POLICIES[name](**STOPPING.get(name, {}))
-    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), policy, head=HEAD)
+    drafter = ModelDrafter(EagerRunner(drafts(family)[draft], 64), policy, head=head_for(policy, HEAD))
     with torch.inference_mode():
         for prompt in (SHORT, LONG):
             target.rollback(0)

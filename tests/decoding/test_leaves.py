@@ -20,6 +20,7 @@ from toys import (
     StateTable,
     TableRunner,
     ToyDraftHead,
+    head_for,
     noisy_copy,
     random_head,
     random_model,
@@ -328,7 +329,9 @@ def test_tokens_are_those_of_generate(family: str, engine: str, rule: LeafRule) 
     for name in WITHOUT_FORESIGHT:
         policy = POLICIES[name](**STOPPING.get(name, {}))
         target = ENGINES[engine](random_model(family))
-        chain = ModelDrafter(ENGINES[engine](noisy_copy(family, 0.05)), policy, head=random_head(32), laws=True)
+        chain = ModelDrafter(
+            ENGINES[engine](noisy_copy(family, 0.05)), policy, head=head_for(policy, random_head(32)), laws=True
+        )
         one = LeafDrafter(chain, rule)
         with torch.inference_mode():
             for prompt in (SHORT, LONG):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import EOS, Script, TableRunner, assert_raw_signals, related_table, seeded, table, toy_head
+from toys import EOS, Script, TableRunner, assert_raw_signals, head_for, related_table, seeded, table, toy_head
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -43,7 +43,7 @@ class Play:
         sequence = list(prompt)
         self.target = TableRunner(target, sequence)
         self.draft = TableRunner(draft, sequence)
-        drafter = ModelDrafter(self.draft, policy, head=HEAD) if policy is not None else None
+        drafter = ModelDrafter(self.draft, policy, head=head_for(policy, HEAD)) if policy is not None else None
         if prefilled:
             prefill(self.target, drafter, prompt)
             assert self.target.tokens == prompt[:-1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import STOPPING, WITHOUT_FORESIGHT, noisy_copy, random_head, random_model
+from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_head, random_model
 from transformers import GenerationConfig, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
@@ -46,7 +46,8 @@ def quantised(folder: Path, quantize: str) -> PreTrainedModel:
 
 def rounds(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> list[Round]:
     runner = EagerRunner(target, 64)
-    drafter = ModelDrafter(EagerRunner(draft, 64), POLICIES[policy](**STOPPING.get(policy, {})), head=HEAD)
+    stopping = POLICIES[policy](**STOPPING.get(policy, {}))
+    drafter = ModelDrafter(EagerRunner(draft, 64), stopping, head=head_for(stopping, HEAD))
     with torch.inference_mode():
         prefill(runner, drafter, PROMPT)
         return list(decode(runner, drafter, PROMPT, LENGTH, Sampling()))

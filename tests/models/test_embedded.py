@@ -28,7 +28,10 @@ CARRIES = {"carry_over": True, "eps": 0.5, "beta2": 0.5, "alpha": 0.0, "max_draf
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    return load_pair(resolve("embedded").profile)
+    """With a head of each kind."""
+    profile = resolve("embedded").profile
+    assert profile.draft is not None
+    return load_pair(profile, drafts=[profile.draft], heads=[["embedded:draft-head", "embedded:disco-head"]])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,14 @@ from specctl.policies.self_verify import SelfVerify
 from specctl.policies.svip import Svip
 from specctl.records import DraftStep
 
-ALL_SIGNALS = {"entropy": 1.0, "top_prob": 0.6, "token_prob": 0.5, "accept_prob": 0.8, "next_accept_prob": 0.4}
+ALL_SIGNALS = {
+    "entropy": 1.0,
+    "top_prob": 0.6,
+    "token_prob": 0.5,
+    "accept_prob": 0.8,
+    "next_accept_prob": 0.4,
+    "own_accept_prob": 0.3,
+}
 STEP = DraftStep(1, token=3, **ALL_SIGNALS)
 ADAPTIVE = {"max-confidence": MaxConfidence, "adaedl": AdaEdl}
 

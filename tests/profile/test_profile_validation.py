@@ -170,7 +170,7 @@ def test_a_policy_that_reads_a_heads_prediction_needs_a_head(mistakes):
     (line,) = mistakes(pair + '[draft.policy]\nname = "specdec++"\n')
     assert line.startswith("x.toml:3: draft.head: is required by the policy specdec++")
     (line,) = mistakes(pair + 'head = "embedded:haed"\n')
-    assert "there is no embedded head 'haed' (known: draft-head, eagle3-head)" in line
+    assert "there is no embedded head 'haed' (known: draft-head, eagle3-head, disco-head)" in line
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
         {"max_draft": 12},
         {"arms": ("svip:c=1.0,threshold=1.2", "constant:draft_length=3", "specdec++"), "max_draft": 12},
     ],
+    "disco": [{"threshold": c, "max_draft": 12} for c in (0.45, 0.5, 0.55)],
     "cost-optimal": [{"max_draft": 12}, {"max_draft": 5, "carry_over": False}],
 }
 # Every round takes these seconds, so that a policy that learns from times plays alike live and in replay.
@@ -167,6 +168,7 @@ SAMPLED = [
     ("adaedl", {"threshold": 0.4, "max_draft": 6}),
     ("self-verify", {"max_draft": 6}),
     ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 6}),
+    ("disco", {"max_draft": 6}),
     ("cost-optimal", {"max_draft": 6, "cost_ratio": 0.4, "carry_over": False}),
 ]
 PLAIN = Sampling(temperature=1.0)

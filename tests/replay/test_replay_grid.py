@@ -334,10 +334,15 @@ def test_a_longer_draft_than_recorded_is_refused() -> None:
 
 def test_another_head_has_its_own_word() -> None:
     pair, trace = greedy("toy")
-    named = {"head": pair.heads[0], "other": toy_head(table(8, vocabulary=VOCABULARY), 77)}
+    named = {**pair.named_heads[0], "other": toy_head(table(8, vocabulary=VOCABULARY), 77)}
     both = trace_of(replace(pair, named_heads=(named,)), PROMPT, trace.tokens, LENGTH, DEPTH, Sampling())
     other = trace_of(
-        replace(pair, named_heads=({"other": named["other"]},)), PROMPT, trace.tokens, LENGTH, DEPTH, Sampling()
+        replace(pair, named_heads=({"other": named["other"], "disco": named["disco"]},)),
+        PROMPT,
+        trace.tokens,
+        LENGTH,
+        DEPTH,
+        Sampling(),
     )
     start = next(start for start, run in enumerate(grid_of(trace).runs) if run)
     for index in (1, 2, 3):

@@ -29,6 +29,7 @@ from specctl.decoding.session import Stage, compose
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import EagerRunner
+from specctl.models.running.trained_heads import first_for
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round
 from specctl.replay.oracle import oracle
@@ -54,6 +55,14 @@ HIERARCHIES: dict[str, list[Part]] = {
     "SpecDec++ over SVIP": [
         ("specdec++", {"threshold": 0.7, "min_draft": 1, "max_draft": 12}, False),
         ("svip", {"c": 1.0, "threshold": 1.2, "keep_trigger": False, "max_draft": 8}, False),
+    ],
+    "SpecDec++ over DISCO": [
+        ("specdec++", {"threshold": 0.7, "min_draft": 1, "max_draft": 12}, False),
+        ("disco", {"max_draft": 8}, False),
+    ],
+    "DISCO over SVIP": [
+        ("disco", {"max_draft": 12}, False),
+        ("svip", {"c": 1.0, "threshold": 1.2, "max_draft": 8}, False),
     ],
     "AdaEDL over the heuristic": [
         ("adaedl", {"threshold": 0.3, "eps": 0.3, "max_draft": 12}, False),
@@ -133,8 +142,8 @@ def players(parts: Sequence[Part]) -> list[Player]:
 
 def live(pair: Pair, parts: Sequence[Part], prompt: Sequence[int], limit: int, sampling: Sampling, seed: int = 0):
     stages = [
-        Stage(runner, policy, once, head)
-        for runner, policy, (*_, once), head in zip(pair.drafts, policies(parts), parts, pair.heads, strict=True)
+        Stage(runner, policy, once, first_for(policy.signals, named.values()))
+        for runner, policy, (*_, once), named in zip(pair.drafts, policies(parts), parts, pair.named_heads, strict=True)
     ]
     drafter = compose(stages)
     at_work = next((n for n, (name, *_) in enumerate(parts) if name == "none"), len(parts))

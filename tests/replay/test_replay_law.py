@@ -160,6 +160,7 @@ POLICIES_ALONE = [
     ("self-verify", {}, "policy"),
     ("specdec++", {"threshold": 0.6, "min_draft": 1}, "policy"),
     ("bandit", {"arms": ("svip:c=1.0,threshold=0.8", "constant:draft_length=1"), "carry_over": False}, "policy"),
+    ("disco", {"threshold": 0.65}, "policy"),
     ("cost-optimal", {"cost_ratio": 0.5, "carry_over": False}, "policy"),
 ]
 
@@ -288,6 +289,10 @@ HIERARCHIES: dict[str, tuple[list[Part], str]] = {
         ],
         "policy",
     ),
+    "DISCO over DISCO": (
+        [("disco", {"threshold": 0.65, "max_draft": 4}, False), ("disco", {"threshold": 0.55, "max_draft": 3}, False)],
+        "policy",
+    ),
     "AdaEDL over the heuristic": (
         [("adaedl", {"threshold": 0.62, "eps": 0.3}, False), ("heuristic", {"draft_length": 2}, False)],
         "policy",
@@ -322,6 +327,7 @@ BELOW: dict[str, tuple[list[Part], str]] = {
         ],
         "policy",
     ),
+    "DISCO over DISCO": HIERARCHIES["DISCO over DISCO"],
     "cost-optimal twice": HIERARCHIES["cost-optimal twice"],
 }
 

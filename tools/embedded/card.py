@@ -18,7 +18,7 @@ answers. Context: 1,024 tokens. Weights: bfloat16 safetensors, tied embeddings.
 
 The target has [draft heads](../../../docs/draft-heads.md) with cards of their own: [EAGLE-3](eagle3/README.md) and
 [DSpark](dspark/README.md). The draft and the EAGLE-3 head each have an [acceptance head](../../../docs/heads.md)
-([draft](draft-head/README.md), [EAGLE-3](eagle3-head/README.md)).
+([draft](draft-head/README.md), [EAGLE-3](eagle3-head/README.md)), the draft also one for [DISCO](disco-head/README.md).
 
 ## How they were made
 

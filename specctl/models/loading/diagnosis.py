@@ -12,7 +12,7 @@ from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
 from specctl.models.loading.draft_head_diagnosis import examine_draft_head
 from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.found import find_head
-from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub
+from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub, require_kind
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, gib, load_config
 from specctl.models.loading.model import load_tokenizer, model_tables
 from specctl.models.loading.placement import Placement, after, dtype_on, kind_of_device
@@ -181,6 +181,7 @@ def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable],
         return
     try:
         head = locate_head(name)
+        require_kind(head, table.policy)
         drafting = find_head(key, table, verifier)
         draft = locate(table, key) if drafting is None else drafting.checkpoint
         if drafting is None:  # the width of a draft head's states is known once it is built

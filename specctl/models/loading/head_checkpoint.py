@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
@@ -14,10 +14,23 @@ from specctl.models.loading.failures import explained
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
 from specctl.profile.embedded import head_path
+from specctl.profile.schema import PolicyTable
 
 if TYPE_CHECKING:
-    from specctl.models.running.acceptance_head import AcceptanceHead, Weights
+    import torch
 
+    from specctl.models.running.acceptance_head import AcceptanceHead
+    from specctl.models.running.trained_heads import TrainedHead
+
+Kind = Literal["specdec++", "disco"]
+"""What a head was trained for: the policy that reads it, by whose paper it is made."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+KIND_SIGNALS: Mapping[Kind, Literal["accept_prob", "own_accept_prob"]] = {
+    "specdec++": "accept_prob",
+    "disco": "own_accept_prob",
+}
+"""The signal that a head of each kind computes."""
+KIND = "kind"
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG, CARD = "head.safetensors", "config.json", "README.md"
 PUBLISHED_WEIGHTS = "model.safetensors"
@@ -50,6 +63,11 @@ class HeadCheckpoint:
         return "format_version" not in self.config
 
     @property
+    def kind(self) -> Kind:
+        """Published heads, and those without a kind, are older than the second one."""
+        return "specdec++" if self.published else KINDS[KINDS.index(self.config.get(KIND, "specdec++"))]
+
+    @property
     def draft_sha256(self) -> str | None:
         """`weights_hash` of the draft that it was trained on; None for a published head."""
         return self.config.get("draft_sha256")
@@ -58,11 +76,11 @@ class HeadCheckpoint:
     def draft_model(self) -> str:
         return str(self.config.get("draft_model", "a draft that its config.json does not name"))
 
-    def load(self, hidden_size: int) -> "AcceptanceHead":
+    def load(self, hidden_size: int) -> "TrainedHead":
         """Read the weights.
 
         Args:
-            hidden_size: width of the draft's hidden states.
+            hidden_size: width of the draft's hidden states, which a DISCO head does not read.
 
         Raises:
             ModelError: a file is missing or damaged, or the head is for another hidden size.
@@ -70,7 +88,8 @@ class HeadCheckpoint:
         import torch
         from safetensors import SafetensorError, safe_open
 
-        from specctl.models.running.acceptance_head import head_from_published
+        from specctl.models.running.acceptance_head import head_from, head_from_published
+        from specctl.models.running.disco_head import disco_head_from
 
         path = self.folder / (PUBLISHED_WEIGHTS if self.published else WEIGHTS)
         weights: dict[str, torch.Tensor] = {}
@@ -89,8 +108,12 @@ class HeadCheckpoint:
                 kind = "not numbers (NaN) or infinite" if weight.is_floating_point() else f"of dtype {weight.dtype}"
                 raise ModelError(f"{self}: weights in {path} are {kind}, first {name}.", "Copy or train it again.")
         try:
-            depth = self.config.get("num_layers", 0)
-            head = head_from_published(weights, int(depth)) if self.published else self._own(weights)
+            if self.kind == "disco":
+                return disco_head_from(weights)
+            if self.published:
+                head = head_from_published(weights, int(self.config.get("num_layers", 0)))
+            else:
+                head = head_from(weights, reads_signals=self.config.get("reads_signals") is True)
         except (ModelError, TypeError, ValueError) as error:
             raise ModelError(f"{self}: {error}.", "Copy or train it again.") from error
         if head.hidden_size != hidden_size:
@@ -99,11 +122,6 @@ class HeadCheckpoint:
                 f"It was trained on {self.draft_model}. {_REMAKE}",
             )
         return head
-
-    def _own(self, weights: "Weights") -> "AcceptanceHead":
-        from specctl.models.running.acceptance_head import head_from
-
-        return head_from(weights, reads_signals=self.config.get("reads_signals") is True)
 
 
 _REMAKE = "Make one for this pair with `specctl train-head`."
@@ -134,7 +152,22 @@ def locate_head(name: str) -> HeadCheckpoint:
             f"The acceptance head {name!r} is of format {version}; this specctl reads format {FORMAT_VERSION}.",
             "Update specctl, or train the head again.",
         )
+    if "format_version" in config and (kind := config.get(KIND, "specdec++")) not in KINDS:
+        raise ModelError(
+            f"The acceptance head {name!r} is of the kind {kind!r}; this specctl knows {' and '.join(KINDS)}.",
+            "Update specctl, or train the head again.",
+        )
     return HeadCheckpoint(name, folder, config)
+
+
+def require_kind(head: HeadCheckpoint, policy: PolicyTable) -> None:
+    """Raise ModelError if a policy reads the predictions of the other kind of head."""
+    needed = [kind for kind, signal in KIND_SIGNALS.items() if signal in policy.setting.signals]
+    if needed and head.kind not in needed:
+        raise ModelError(
+            f"{head} is of the kind {head.kind}, and the policy {policy.name} reads one of the kind {needed[0]}.",
+            f"Train one with `specctl train-head --kind {needed[0]}`, or draft with the policy {head.kind}.",
+        )
 
 
 def _damaged(name: str, path: Path, reason: str) -> ModelError:
@@ -196,19 +229,17 @@ def weights_hash(files: Iterable[Path]) -> str:
 
 
 def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card: str) -> None:
+    """Write the files of a head on hidden states; see `save_weights`."""
+    shape = {"hidden_size": head.hidden_size, "depth": head.depth, "reads_signals": head.reads_signals}
+    save_weights(folder, head.state_dict(), {**shape, **config}, card)
+
+
+def save_weights(folder: Path, weights: "Mapping[str, torch.Tensor]", config: dict[str, Any], card: str) -> None:
     """Write head.safetensors, the card, and last config.json, each file completely or not at all."""
     from safetensors.torch import save
 
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    described = {
-        "format_version": FORMAT_VERSION,
-        "hidden_size": head.hidden_size,
-        "depth": head.depth,
-        "reads_signals": head.reads_signals,
-        **config,
-    }
-    weights = {name: weight.contiguous().cpu() for name, weight in head.state_dict().items()}
-    write_whole(folder / WEIGHTS, save(weights))
+    write_whole(folder / WEIGHTS, save({name: weight.contiguous().cpu() for name, weight in weights.items()}))
     write_whole(folder / CARD, card)
-    write_whole(folder / CONFIG, json.dumps(described, indent=1) + "\n")
+    write_whole(folder / CONFIG, json.dumps({"format_version": FORMAT_VERSION, **config}, indent=1) + "\n")

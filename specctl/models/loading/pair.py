@@ -12,21 +12,22 @@ from specctl.errors import ModelError, RecordError
 from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.found import Found, load_found
-from specctl.models.loading.head_checkpoint import locate_head, mismatch
+from specctl.models.loading.head_checkpoint import locate_head, mismatch, require_kind
 from specctl.models.loading.lookups import Places
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.onnx.engine import require_onnxruntime
-from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.cores import CoreTime
+from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import Threads, choose
 from specctl.models.running.token_rules import TokenRules, ruled
+from specctl.models.running.trained_heads import TrainedHead
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Pair:
         context: the longest sequence that every model can hold, in tokens.
         models: the transformers models of the runners, the target's first; draft heads and lookups are none. Loaded
             without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
-        named_heads: for each draft its acceptance heads by name, on the draft's device; the first is the default.
+        named_heads: for each draft its trained heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
         threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
@@ -59,7 +60,7 @@ class Pair:
     eos: frozenset[int]
     context: int
     models: tuple[PreTrainedModel, ...]
-    named_heads: tuple[Mapping[str, AcceptanceHead], ...] = ()
+    named_heads: tuple[Mapping[str, TrainedHead], ...] = ()
     above: tuple[int | None, ...] = ()
     threads: Threads | None = None
 
@@ -69,7 +70,7 @@ class Pair:
         return torch.get_num_threads() if self.threads is None else self.threads.number
 
     @property
-    def heads(self) -> tuple[AcceptanceHead | None, ...]:
+    def heads(self) -> tuple[TrainedHead | None, ...]:
         """The first head of each draft; None for a draft without one."""
         return tuple(next(iter(heads.values()), None) for heads in self.named_heads)
 
@@ -79,7 +80,7 @@ class Pair:
         return self.above or in_a_row(len(self.drafts))
 
     @property
-    def head(self) -> AcceptanceHead | None:
+    def head(self) -> TrainedHead | None:
         """The first head of the first draft; None without a draft or head."""
         return self.heads[0] if self.named_heads else None
 
@@ -155,7 +156,8 @@ def load_pair(
 
     Raises:
         ModelError: a model cannot be loaded, does not fit, has another tokenizer than the target, or cannot run on the
-            chosen engine; or a head cannot be loaded or was trained on another draft.
+            chosen engine; or a head cannot be loaded, was trained on another draft, or is of a kind that its policy
+            does not read.
     """
     began = CoreTime.now()
     settings = engines or EngineSettings.of(profile)
@@ -225,12 +227,13 @@ def load_pair(
         rules = [TokenRules(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:
             runners = [ruled(runner, own) for runner, own in zip(runners, rules, strict=True)]
-    named: list[dict[str, AcceptanceHead]] = []
+    named: list[dict[str, TrainedHead]] = []
     for one, draft, runner, names in zip(found[-2::-1], networks[1:], runners[1:], wanted, strict=True):
-        loading: dict[str, AcceptanceHead] = {}
+        loading: dict[str, TrainedHead] = {}
         for name in names:
             progress(name)
-            loading[name] = _load_head(one.checkpoint, name, draft, on_foreign_head).to(runner.device)
+            head = _load_head(one.checkpoint, name, draft, on_foreign_head)
+            loading[name] = head if isinstance(head, DiscoHead) else head.to(runner.device)
         named.append(loading)
     pair = Pair(
         target=runners[0],
@@ -252,12 +255,15 @@ def _models(networks: "Sequence[LoadedModel | LoadedHead]") -> tuple[PreTrainedM
 
 
 def _own_heads(table: ModelTable) -> list[str]:
-    return [table.head] if isinstance(table, DraftTable) and table.head is not None else []
+    if not isinstance(table, DraftTable) or table.head is None:
+        return []
+    require_kind(locate_head(table.head), table.policy)
+    return [table.head]
 
 
 def _load_head(
     of: Checkpoint, name: str, draft: "LoadedModel | LoadedHead", on_foreign: Callable[[str], None] | None
-) -> AcceptanceHead:
+) -> TrainedHead:
     checkpoint = locate_head(name)
     head = checkpoint.load(draft.hidden_size)
     if reason := mismatch(checkpoint, of):
