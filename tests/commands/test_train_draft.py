@@ -92,7 +92,7 @@ def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole:
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "mtp", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"])
 def test_generate_drafts_with_it_and_writes_what_the_target_writes(folder: Path, kind: str) -> None:
     if not (folder / kind / "config.json").exists():
         answers = str(folder / "eagle3" / "answers")
