@@ -43,7 +43,8 @@ RECIPES: dict[HeadKind, Recipe] = {
         Recipe(HeadKind.DSPARK, depth=5, steps=7, anchors=512, gamma=4.0, markov_rank=256),
     )
 }
-"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; GliDe and DFlash as in their papers; MTP as in FastMTP; DSpark as DeepSpec's."""
+"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; GliDe and DFlash as in their papers; MTP as in FastMTP; DSpark as in
+DeepSpec's code."""
 
 
 @dataclass(frozen=True, slots=True)

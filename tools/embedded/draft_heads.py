@@ -44,6 +44,7 @@ DEPTH = 7
 """Tokens of the rounds that are evaluated."""
 HEADS = {
     "eagle3": Recipe(HeadKind.EAGLE3, steps=5, rounds=0.25),
+    "glide": Recipe(HeadKind.GLIDE, steps=5),
     "dspark": Recipe(HeadKind.DSPARK, depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64),
 }
 

@@ -142,7 +142,7 @@ class GlideHead(ChainHead):
         """
         keys = self.keys
         rope = keys.rope(positions - 1)
-        parts = rows[..., :-1].unflatten(-1, (2 * self.config.num_layers, keys.kv_heads, keys.head_dim))
+        parts = rows[..., :-1].reshape(*rows.shape[:2], -1, keys.kv_heads, keys.head_dim)
         parts = parts.permute(2, 0, 3, 1, 4)  # (2 n, 1, kv_heads, T, d)
         pairs = [(rotated(parts[index], rope), parts[index + 1]) for index in range(0, len(parts), 2)]
         return pairs, rows[:, None, :, -1:]
