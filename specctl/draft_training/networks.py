@@ -180,6 +180,7 @@ def _shape(target: PreTrainedModel) -> LayerShape:
     rope = rope.get("full_attention", rope)  # some have one for each kind of layer
     if rope.get("rope_type", "default") not in FIXED_FREQUENCIES or "rope_theta" not in rope:
         rope = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)}
+    rope = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}  # whole heads are turned
     return LayerShape(
         hidden_size=config.hidden_size,
         intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
@@ -187,6 +188,6 @@ def _shape(target: PreTrainedModel) -> LayerShape:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         norm_eps=getattr(config, "rms_norm_eps", None) or 1e-6,
-        rope=dict(rope),
+        rope=rope,
         max_positions=getattr(config, "max_position_embeddings", None) or 2048,
     )

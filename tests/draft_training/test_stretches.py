@@ -1,15 +1,23 @@
 """What a GliDe head may see of the target in training is what it can see in a round."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from made import VOCABULARY, answer, spread_head
+from made import MASK, VOCABULARY, answer, recipe, spread_head
 from test_drafted_rounds import in_a_round
 from toys import random_model, seeded
 
 from specctl.draft_training.lessons import Lesson, Teacher
 from specctl.draft_training.losses import text_loss
+from specctl.draft_training.networks import new_head
 from specctl.draft_training.stretches import stretched
+from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import GlideHead
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.draft_head import draft_head
+from specctl.models.loading.glide_layout import build_glide, write_glide
+from specctl.profile.schema import ModelTable
 
 SIZE = 4
 
@@ -62,6 +70,25 @@ def test_a_stretch_is_a_round(offset: int) -> None:
         if index <= row:  # the round begins in the answer
             expected = in_a_round(head, lesson, row - index, index)
             torch.testing.assert_close(found.logits[row], expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox", "mistral"])
+def test_what_is_trained_for_a_target_is_read_for_it_again(family: str, tmp_path: Path) -> None:
+    target = random_model(family)
+    head = new_head(recipe("glide", depth=2), target, None, MASK, 0)
+    assert isinstance(head, GlideHead)
+    assert torch.equal(head.lm_head.weight, target.get_output_embeddings().weight)  # type: ignore[no-untyped-call]
+    write_glide(tmp_path, head, verifier="some/target")
+    found = draft_head(locate(ModelTable(model=str(tmp_path)), "draft"))
+    assert found is not None
+    again = build_glide(found.config, found.read(), target)
+    assert (again.config, again.layers) == (head.config, head.layers)
+
+
+def test_a_head_of_more_layers_than_the_target_is_an_error() -> None:
+    with pytest.raises(ModelError, match="3 layers reads as many of the target, which has 2") as refused:
+        new_head(recipe("glide", depth=3), random_model("llama"), None, MASK, 0)
+    assert "--depth" in str(refused.value.hint)
 
 
 def test_with_longer_stretches_less_is_seen() -> None:
