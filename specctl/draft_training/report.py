@@ -8,7 +8,11 @@ from specctl.draft_training.evaluation import Acceptance
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.reporting.table import DEFINITIONS, UP, Table, as_markdown, inert
 
-KIND_NAMES = {"eagle1": "EAGLE-1", "eagle3": "EAGLE-3", "glide": "GliDe", "mtp": "MTP"} | {
+KIND_NAMES = {
+    "eagle1": "EAGLE-1",
+    "eagle3": "EAGLE-3",
+    "glide": "GliDe",
+    "mtp": "MTP",
     "dflash": "DFlash",
     "dspark": "DSpark",
 }
