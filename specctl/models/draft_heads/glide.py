@@ -21,7 +21,7 @@ class GlideConfig:
         shape: of its own layers, H their width, which need not be the verifier's.
         vocabulary: V, the verifier's.
         num_layers: n; layer i reads the verifier's layer L - n + i of L.
-        block_size: tokens that a round drafts at most in training, the newest token's successor included.
+        block_size: tokens of a stretch of text in training, as many as a round was to draft; no limit in use.
         context: the most tokens it can read.
     """
 

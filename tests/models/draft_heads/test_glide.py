@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ TARGETS: dict[str, Callable[[], PreTrainedModel]] = {
     **{family: lambda family=family: random_model(family) for family in FAMILIES},  # type: ignore[misc]
     "yarn": scaled,
     "olmo2": normed,
+    "bfloat16": lambda: deepcopy(random_model("qwen3")).bfloat16(),
 }
 
 
