@@ -1,12 +1,17 @@
 """Random draft heads for tests, over a `TableRunner` or a random model."""
 
+from functools import cache
+
 import torch
 from toys import VOCABULARY, seeded
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head, new_eagle3
+from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.markov import MarkovKind
+from specctl.models.draft_heads.verifier_keys import VerifierKeys
 
 SHAPE = LayerShape(hidden_size=8, intermediate_size=12, heads=2, kv_heads=1, head_dim=4)
 
@@ -80,6 +85,57 @@ def random_block(
         confidence_reads_token=markov is not None,
     )
     head = BlockHead(config, None if tokens is None else torch.tensor(tokens))
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))
+            seed += 1
+    return head.eval()
+
+
+@cache
+def key_maker(states: int) -> PreTrainedModel:
+    """A random model of two layers whose states are so wide: it makes keys and values of a `TableRunner`'s states."""
+    config = LlamaConfig(
+        hidden_size=states,
+        intermediate_size=8,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=4,
+        num_hidden_layers=2,
+        vocab_size=8,
+    )
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = LlamaForCausalLM(config).eval()
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.k_proj.weight.normal_()
+                layer.self_attn.v_proj.weight.normal_()
+    return model
+
+
+def random_glide(
+    target: PreTrainedModel | None = None,
+    *,
+    vocabulary: int = VOCABULARY,
+    depth: int = 1,
+    shape: LayerShape = SHAPE,
+    seed: int = 0,
+    spread: float = 1.0,
+) -> GlideHead:
+    """A GliDe head with random weights, over states as wide as the vocabulary if it has no target.
+
+    Args:
+        target: whose last layers it reads; None for `key_maker`.
+        vocabulary: the verifier's.
+        depth: its layers.
+        shape: of these.
+        seed: of the weights.
+        spread: their standard deviation.
+    """
+    target = target or key_maker(vocabulary)
+    keys = VerifierKeys(target, top_layers(target.config.num_hidden_layers, depth))
+    head = GlideHead(GlideConfig(shape, vocabulary, depth), keys)
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))

@@ -46,6 +46,7 @@ class Kind(StrEnum):
 
     EAGLE1 = "eagle1"
     EAGLE3 = "eagle3"
+    GLIDE = "glide"
     MTP = "mtp"
     DFLASH = "dflash"
     DSPARK = "dspark"
@@ -94,7 +95,7 @@ def train_draft(
         typer.Option(
             min=1,
             metavar="N",
-            help="Tokens drafted from each place in training. Default: 7; 3 for mtp, 15 for dflash.",
+            help="Tokens drafted from each place in training. Default: 7; 3 for mtp, 5 for glide, 15 for dflash.",
         ),
     ] = None,
     draft_vocabulary: Annotated[
@@ -191,6 +192,7 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
     foreign = {
         Kind.EAGLE1: ("steps", "draft_vocabulary", "anchors"),
         Kind.EAGLE3: ("anchors",),
+        Kind.GLIDE: ("draft_vocabulary", "anchors"),
         Kind.MTP: ("depth", "draft_vocabulary", "anchors"),
     }
     for name in foreign.get(kind, ("draft_vocabulary",)):

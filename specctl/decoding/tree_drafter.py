@@ -91,7 +91,8 @@ class TreeDrafter(ModelDrafter):
         if self._previous is not None:
             for beam, *law in zip(beams, found.signals["entropy"], found.signals["top_prob"], strict=True):
                 self._known[beam] = law
-        numbers = {"token": found.ids[0][0], **{name: values[0] for name, values in found.signals.items()}}
+        numbers: dict[str, float] = {name: values[0] for name, values in found.signals.items()}
+        numbers["token"] = found.ids[0][0]
         if self._head is not None:
             numbers["accept_prob"] = self._accept_prob(beams[0], forward)
         if self._disco is not None:

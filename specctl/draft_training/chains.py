@@ -42,8 +42,8 @@ def drafted_steps(
 ) -> Iterator[Step]:
     """Draft from every place at which a round could begin, following the text.
 
-    A prompt of one token leaves out the round that would draft the answer's first token: the head has no row before a
-    sequence's second token.
+    A prompt of one token leaves out the round that would draft the answer's first token: most heads have no row before
+    a sequence's second token.
 
     Args:
         head: in any mode; gradients flow through every step.
@@ -57,15 +57,18 @@ def drafted_steps(
         One step after another, as long as any round has one.
     """
     ids, device = lesson.ids, lesson.ids.device
-    starts = torch.arange(max(lesson.first - 1, 1), len(ids) - 1, device=device)  # (R,) the last true token of each
+    begin = 0 if head.sees_first else 1
+    starts = torch.arange(max(lesson.first - 1, begin), len(ids) - 1, device=device)  # (R,) the last true token of each
     if not len(starts):
         return
     true = len(ids) - 2  # tokens x_1 to x_(N-2), read with rows of true states
     rows = noise(head.fuse({layer: states[:true] for layer, states in lesson.states.items()}))
-    places = torch.arange(1, true + 1, device=device)
-    mask = places <= places[:, None]  # (T, T)
+    if head.sees_first:
+        rows = torch.cat([rows.new_zeros(1, rows.shape[1]), rows])
+    places = torch.arange(begin, true + 1, device=device)
+    mask = head.causal(places, places)  # (T, T)
     cache = DynamicCache()
-    found = head(ids[None, 1:-1], rows[None], places, mask[None, None], cache, len(starts))
+    found = head(ids[None, begin:-1], rows[None], places, mask[None, None], cache, len(starts))
     yield Step(0, starts + 1 - lesson.first, found.logits, found.rows)
     own = found.rows
     if longer is not None:

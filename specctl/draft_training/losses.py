@@ -52,7 +52,12 @@ def eagle3_loss(step: Step, lesson: Lesson, vocabulary: torch.Tensor | None, rou
 def mtp_loss(step: Step, lesson: Lesson, steps: int) -> torch.Tensor:
     """FastMTP's loss of one of ``steps`` steps, a sum over the answer's tokens, which are the labels."""
     weight = MTP_DECAY**step.index / sum(MTP_DECAY**index for index in range(steps))
-    return weight * cross_entropy(step.logits, lesson.ids[lesson.first :][step.answer_rows], reduction="sum")
+    return weight * text_loss(step, lesson)
+
+
+def text_loss(step: Step, lesson: Lesson) -> torch.Tensor:
+    """GliDe's loss, a sum over the answer's tokens: cross-entropy with them (arXiv 2402.02082)."""
+    return cross_entropy(step.logits, lesson.ids[lesson.first :][step.answer_rows], reduction="sum")
 
 
 def eagle1_loss(step: Step, lesson: Lesson) -> torch.Tensor:

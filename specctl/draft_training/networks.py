@@ -13,8 +13,10 @@ from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
+from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.layers import FIXED_FREQUENCIES, LayerShape
 from specctl.models.draft_heads.mtp import MtpHead
+from specctl.models.draft_heads.verifier_keys import VerifierKeys
 from specctl.models.loading.block_formats import spread_layers
 from specctl.models.loading.draft_head import HeadKind
 
@@ -47,6 +49,8 @@ def new_head(
         torch.manual_seed(random.Random(f"draft head/{seed}/{recipe.kind}").getrandbits(63))
         if recipe.kind is HeadKind.MTP:
             head: ChainHead | BlockHead = _mtp(target, embeddings, output)
+        elif recipe.kind is HeadKind.GLIDE:
+            head = _glide(recipe, shape, depth, target, embeddings.num_embeddings)
         else:
             head = _untrained(recipe, shape, depth, tokens, mask_token, embeddings, output)
         for module in head.modules():
@@ -57,6 +61,9 @@ def new_head(
     if isinstance(head, Eagle3Head):
         weight = output.weight.detach().cpu()
         head.lm_head.weight.data.copy_(weight if tokens is None else weight[tokens])
+    if isinstance(head, GlideHead):
+        head.embed_tokens.weight.data.copy_(embeddings.weight)
+        head.lm_head.weight.data.copy_(output.weight)
     if isinstance(head, BlockHead) and head.config.markov is not None:
         nn.init.zeros_(head.markov_head.markov_w2.weight)
     return head.to(embeddings.weight.device)
@@ -69,6 +76,8 @@ def source_layers(recipe: Recipe, depth: int) -> tuple[int, ...]:
     """
     if recipe.kind in (HeadKind.EAGLE1, HeadKind.MTP):
         return (-1,)
+    if recipe.kind is HeadKind.GLIDE:
+        return tuple(top_layers(depth, recipe.depth))
     if recipe.kind is HeadKind.EAGLE3:
         wanted = {2, depth // 2, depth - 3}
     else:
@@ -126,6 +135,16 @@ def _mtp(target: PreTrainedModel, embeddings: nn.Embedding, output: nn.Linear) -
     return head
 
 
+def _glide(recipe: Recipe, shape: LayerShape, depth: int, target: PreTrainedModel, vocabulary: int) -> GlideHead:
+    if recipe.depth > depth:
+        raise ModelError(
+            f"A GliDe head of {recipe.depth} layers reads as many of the target, which has {depth}.",
+            f"Let --depth be at most {depth}.",
+        )
+    config = GlideConfig(shape, vocabulary, recipe.depth, recipe.steps, shape.max_positions)
+    return GlideHead(config, VerifierKeys(target, source_layers(recipe, depth)))
+
+
 def _shared(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     """Frozen copies in float32 of a target's embeddings and output layer."""
     embedding = _weight(target.get_input_embeddings())
@@ -161,6 +180,7 @@ def _shape(target: PreTrainedModel) -> LayerShape:
     rope = rope.get("full_attention", rope)  # some have one for each kind of layer
     if rope.get("rope_type", "default") not in FIXED_FREQUENCIES or "rope_theta" not in rope:
         rope = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)}
+    rope = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}  # whole heads are turned
     return LayerShape(
         hidden_size=config.hidden_size,
         intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
@@ -168,6 +188,6 @@ def _shape(target: PreTrainedModel) -> LayerShape:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         norm_eps=getattr(config, "rms_norm_eps", None) or 1e-6,
-        rope=dict(rope),
+        rope=rope,
         max_positions=getattr(config, "max_position_embeddings", None) or 2048,
     )

@@ -12,7 +12,8 @@ class Recipe:
     Attributes:
         kind: what it is.
         depth: its decoder layers.
-        steps: tokens drafted from each place in training; of a block, all that it has.
+        steps: tokens drafted from each place in training; of a block, all that it has; of GliDe, the tokens of a
+            stretch of text that see the target's keys of the text before the stretch alone.
         rounds: share of the places from which a chain goes on behind its first token in training, drawn anew for each
             answer and epoch; less than 1 saves most of the time.
         draft_vocabulary: the most tokens that it can draft; the answers' most frequent ones.
@@ -36,12 +37,14 @@ RECIPES: dict[HeadKind, Recipe] = {
     for recipe in (
         Recipe(HeadKind.EAGLE1),
         Recipe(HeadKind.EAGLE3, steps=7),
+        Recipe(HeadKind.GLIDE, steps=5),
         Recipe(HeadKind.MTP, steps=3),
         Recipe(HeadKind.DFLASH, depth=5, steps=15, anchors=512, gamma=7.0),
         Recipe(HeadKind.DSPARK, depth=5, steps=7, anchors=512, gamma=4.0, markov_rank=256),
     )
 }
-"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; MTP as in FastMTP; DFlash as in its paper; DSpark as DeepSpec's."""
+"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; GliDe and DFlash as in their papers; MTP as in FastMTP; DSpark as in
+DeepSpec's code."""
 
 
 @dataclass(frozen=True, slots=True)

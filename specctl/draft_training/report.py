@@ -8,10 +8,18 @@ from specctl.draft_training.evaluation import Acceptance
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.reporting.table import DEFINITIONS, UP, Table, as_markdown, inert
 
-KIND_NAMES = {"eagle1": "EAGLE-1", "eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
+KIND_NAMES = {
+    "eagle1": "EAGLE-1",
+    "eagle3": "EAGLE-3",
+    "glide": "GliDe",
+    "mtp": "MTP",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+}
 PAPERS = {
     "eagle1": "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077",
     "eagle3": "Li, Wei, Zhang, Zhang 2025, arXiv 2503.01840",
+    "glide": "Du et al. 2024, arXiv 2402.02082",
     "mtp": "FastMTP, arXiv 2509.18362",
     "dflash": "arXiv 2602.06036",
     "dspark": "arXiv 2607.05147",

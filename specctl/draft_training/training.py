@@ -14,12 +14,14 @@ from specctl.draft_training.answers import Answer, batches
 from specctl.draft_training.blocks import drafted_blocks
 from specctl.draft_training.chains import drafted_steps
 from specctl.draft_training.lessons import Lesson, Teacher
-from specctl.draft_training.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, mtp_loss
+from specctl.draft_training.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, mtp_loss, text_loss
 from specctl.draft_training.recipes import Recipe, Schedule
+from specctl.draft_training.stretches import stretched
 from specctl.learning import saved_state
 from specctl.learning.saved_state import SavedState
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.loading.draft_head import HeadKind
 
 WARM_UP = 0.04
@@ -145,6 +147,9 @@ def lesson_loss(
         blocks = drafted_blocks(head, lesson, chosen.to(lesson.ids.device) + lesson.first - 1)
         of_blocks = dspark_loss if recipe.kind is HeadKind.DSPARK else dflash_loss
         return of_blocks(blocks, lesson, recipe.gamma, vocabulary) * lesson.length
+    if isinstance(head, GlideHead):
+        offset = int(torch.randint(recipe.steps, (), generator=generator))
+        return text_loss(stretched(head, lesson, recipe.steps, offset), lesson)
     if recipe.kind is HeadKind.EAGLE1:
 
         def noisy(rows: torch.Tensor) -> torch.Tensor:

@@ -25,11 +25,13 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
+from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.loading.block_writing import write_block
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.draft_head import HeadKind
 from specctl.models.loading.eagle_writing import write_eagle1, write_eagle3
+from specctl.models.loading.glide_layout import write_glide
 from specctl.models.loading.mtp_writing import write_mtp
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.observing.progress import Progress
@@ -145,7 +147,7 @@ def train_head(output: Path, source: Source, recipe: Recipe, schedule: Schedule,
 
 
 def write_head(folder: Path, head: ChainHead | BlockHead, target: PreTrainedModel, name: str) -> None:
-    """Write a head in the layout that other programs read: speculators', and for EAGLE-1 the one it was published in.
+    """Write a head in the layout that other programs read: speculators', or of EAGLE-1 and GliDe the published one.
 
     Args:
         folder: made if need be; its config.json is written last.
@@ -158,6 +160,8 @@ def write_head(folder: Path, head: ChainHead | BlockHead, target: PreTrainedMode
         write_block(folder, head, verifier=name, architectures=architectures)
     elif isinstance(head, Eagle1Head):
         write_eagle1(folder, head)
+    elif isinstance(head, GlideHead):
+        write_glide(folder, head, verifier=name)
     elif isinstance(head, MtpHead):
         write_mtp(folder, head, target, verifier=name, architectures=architectures)
     else:

@@ -82,21 +82,25 @@ def test_a_head_and_its_evaluation(whole: tuple[Path, Any], folder: Path) -> Non
     assert "warning: prompt 3 is left out" in result.stderr
 
 
-@pytest.mark.parametrize("kind", ["eagle1", "mtp", "dflash", "dspark"])
+SMALL = {kind: ["--depth", "1", "--steps", "3", "--anchors", "4"] for kind in ("dflash", "dspark")}
+SMALL["glide"] = ["--depth", "2", "--steps", "3"]
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "glide", "mtp", "dflash", "dspark"])
 def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole: tuple[Path, Any]) -> None:
     more = ["--answers", str(whole[0] / "answers"), "--epochs", "1"]
-    size = [] if kind in ("eagle1", "mtp") else ["--depth", "1", "--steps", "3", "--anchors", "4"]
+    size = SMALL.get(kind, [])
     shown = run(*options(folder, kind, kind, *more, *size)).stdout
     assert "Tokens accepted of a round" in shown
     assert not (folder / kind / "answers").exists()
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "mtp", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"])
 def test_generate_drafts_with_it_and_writes_what_the_target_writes(folder: Path, kind: str) -> None:
     if not (folder / kind / "config.json").exists():
         answers = str(folder / "eagle3" / "answers")
-        size = [] if kind in ("eagle1", "mtp") else ["--depth", "1", "--steps", "3", "--anchors", "4"]
+        size = SMALL.get(kind, [])
         run(*options(folder, kind, kind, "--answers", answers, "--epochs", "1", *size))
     arguments = ["generate", "-p", str(folder / "pair.toml"), "the moon", "-n", "20", "--json"]
     alone = json.loads(run(*arguments, "--policy", "none").stdout)
@@ -167,6 +171,7 @@ def test_answers_of_another_target_are_an_error(folder: Path) -> None:
         ("eagle3", ["-i", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         ("eagle3", ["--anchors", "4", "-i", "prompts.jsonl"], "--anchors has no meaning for --kind eagle3"),
         ("eagle1", ["--steps", "4", "-i", "prompts.jsonl"], "--steps has no meaning for --kind eagle1"),
+        ("glide", ["--anchors", "4", "-i", "x"], "--anchors has no meaning for --kind glide"),
         ("mtp", ["--depth", "2", "-i", "x"], "--depth has no meaning for --kind mtp"),
         ("dspark", ["--draft-vocabulary", "9", "-i", "x"], "--draft-vocabulary has no meaning for --kind dspark"),
     ],

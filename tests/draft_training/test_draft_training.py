@@ -20,7 +20,7 @@ from specctl.learning import saved_state
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 
-KINDS = ["eagle1", "eagle3", "mtp", "dflash", "dspark"]
+KINDS = ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"]
 
 
 def training(

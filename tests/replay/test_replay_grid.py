@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from test_replay import CASES, DRAFTING, VERIFYING, clock
-from toy_heads import random_block, random_eagle3
+from toy_heads import random_block, random_eagle3, random_glide
 from toys import (
     StateTable,
     TableRunner,
@@ -87,6 +87,13 @@ def model_pair(eos: frozenset[int], _: int | None) -> Pair:
     return pair_of(target, HeadRunner(head, 64), eos=eos, heads=[random_head(16, spread=0.2)])
 
 
+def crossing_pair(eos: frozenset[int], _: int | None) -> Pair:
+    """A head that attends to what the verifier cached, and reads the first token of a text too."""
+    head = random_glide(vocabulary=6, depth=2, seed=5)
+    heads = [random_head(8, seed=5, spread=0.5)]
+    return pair_of(TableRunner(table(21, spread=1.0, vocabulary=6)), HeadRunner(head, 6), eos=eos, heads=heads)
+
+
 def block_pair(eos: frozenset[int], _: int | None, markov: MarkovKind | None = None) -> Pair:
     """A head that drafts a block in one pass."""
     shape_of_layer = LayerShape(hidden_size=6, intermediate_size=8, heads=1, kv_heads=1, head_dim=4)
@@ -110,12 +117,13 @@ def remembering_pair(eos: frozenset[int], longest: int | None) -> Pair:
 PAIRS: dict[str, Callable[[frozenset[int], int | None], Pair]] = {
     "toy": toy_pair,
     "chain": chain_pair,
+    "crossing": crossing_pair,
     "model": model_pair,
     "block": block_pair,
     "foreseeing": foreseeing_pair,
     "remembering": remembering_pair,
 }
-SIDE_BY_SIDE = ("chain", "block", "foreseeing", "remembering")
+SIDE_BY_SIDE = ("chain", "crossing", "block", "foreseeing", "remembering")
 FORESEEING = ("foreseeing", "remembering")
 OFTEN_RIGHT = ("toy", "chain")
 

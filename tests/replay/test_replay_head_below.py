@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from test_replay_hierarchy import HIERARCHIES, Part, live, players, said, shared_clock
-from toy_heads import random_block, random_eagle3
+from toy_heads import random_block, random_eagle3, random_glide
 from toys import (
     STOPPING,
     WITHOUT_FORESIGHT,
@@ -64,6 +64,15 @@ def chain_pair(eos: frozenset[int]) -> Pair:
     return pair_of(TableRunner(target), TableRunner(middle), HeadRunner(head, 6), eos=eos, heads=heads)
 
 
+def crossing_pair(eos: frozenset[int]) -> Pair:
+    """A head that attends to what the middle model cached."""
+    target = table(21, spread=1.0, vocabulary=6)
+    middle = related_table(target, 3, noise=0.15)
+    head = random_glide(vocabulary=6, depth=2, seed=5)
+    heads = [toy_head(middle, 5), random_head(8, seed=5, spread=0.5)]
+    return pair_of(TableRunner(target), TableRunner(middle), HeadRunner(head, 6), eos=eos, heads=heads)
+
+
 def block_pair(eos: frozenset[int], markov: MarkovKind | None = None) -> Pair:
     target = table(21, spread=1.0, vocabulary=6)
     middle = related_table(target, 3, noise=0.15)
@@ -80,6 +89,7 @@ def foreseeing_pair(eos: frozenset[int]) -> Pair:
 PAIRS: dict[str, Callable[[frozenset[int]], Pair]] = {
     "toy": toy_pair,
     "chain": chain_pair,
+    "crossing": crossing_pair,
     "block": block_pair,
     "foreseeing": foreseeing_pair,
 }

@@ -3,10 +3,10 @@
 Each stage is skipped if its result is in the work folder, and resumed from its last checkpoint:
 
 1. answers: the target continues training prompts, greedily and sampled, and some validation prompts for evaluation;
-2. training: a head learns the target's laws on these texts, prompts included, and on text of the corpus. The corpus
-   costs a pass of the target, whereas answers cost one for each token;
+2. training: a head learns from these texts, prompts included, and from text of the corpus. The corpus costs a pass of
+   the target, whereas answers cost one for each token;
 3. evaluation against the embedded draft, on unseen stories and questions;
-4. export: bfloat16 safetensors in speculators' layout, and a card.
+4. export: bfloat16 safetensors in the layout that `train-draft` writes, and a card.
 
 Deterministic given ``--seed`` on one machine and one number of threads.
 """
@@ -44,6 +44,7 @@ DEPTH = 7
 """Tokens of the rounds that are evaluated."""
 HEADS = {
     "eagle3": Recipe(HeadKind.EAGLE3, steps=5, rounds=0.25),
+    "glide": Recipe(HeadKind.GLIDE, steps=5),
     "dspark": Recipe(HeadKind.DSPARK, depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64),
 }
 
@@ -151,11 +152,11 @@ def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, ste
     return f"""# {name} for embedded:target
 
 A draft head that reads the hidden states of embedded:target
-({PAPERS[recipe.kind]}), in speculators' layout. A demonstration, like the
-models of its family: it lets every command run with a draft head on a machine without weights.
+({PAPERS[recipe.kind]}), in the layout that `specctl train-draft` writes. A
+demonstration, like the models of its family: it lets every command run with a draft head on a machine without weights.
 
 - Made by `python -m tools.embedded.draft_heads --corpus DIR --kind {recipe.kind}` (torch {torch.__version__}).
-- It learned the target's laws in {steps:,} steps over {tokens:,} tokens: answers of the target, and text of the corpus.
+- It learned in {steps:,} steps over {tokens:,} tokens: answers of the target, and text of the corpus.
   Muon trained the matrices of its layers, AdamW all other weights.
 - Settings: {own}.
 - Data: TinyStories (Eldan and Li, 2023), CDLA-Sharing-1.0; GSM8K (Cobbe et al., 2021), training split, calculator marks

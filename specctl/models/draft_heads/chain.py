@@ -17,7 +17,7 @@ class ChainPass(NamedTuple):
         logits: ``(keep, V)`` of the last tokens, over the verifier's vocabulary; -inf where a smaller draft vocabulary
             has no token.
         hidden: ``(keep, H)`` what the output layer read, for acceptance heads.
-        rows: ``(keep, H)`` the recursion: the row to read with the next token where the verifier's state is not known.
+        rows: ``(keep, R)`` the recursion: the row to read with the next token where the verifier's state is not known.
     """
 
     logits: torch.Tensor
@@ -29,11 +29,37 @@ class ChainHead(DraftHead, ABC):
     """A network that reads token x_p together with a row for place p - 1, and predicts token x_(p+1).
 
     A row is what `fuse` makes of the verifier's states, or the network's own output where there are none yet.
+
+    Attributes:
+        sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
     """
+
+    sees_first = False
+
+    @property
+    def row_size(self) -> int:
+        """R, the length of a row."""
+        return self.width
+
+    def causal(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Which of S tokens of the text each of T tokens attends to.
+
+        Args:
+            slots: ``(S,)`` int64, places of tokens.
+            positions: ``(T,)`` int64, places of the tokens that attend.
+
+        Returns:
+            ``(T, S)`` bool.
+        """
+        return self.attended(slots <= positions[:, None], slots, positions)
+
+    def attended(self, seen: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What is left of tokens that could be seen, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
+        return seen if self.sees_first else seen & ((slots > 0) | (positions[:, None] == 0))
 
     @abstractmethod
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """The rows ``(T, H)`` of T places whose states are given, ``(T, D)`` for each of `layers`."""
+        """The rows ``(T, R)`` of T places whose states are given, ``(T, D)`` for each of `layers`."""
 
     @abstractmethod
     def forward(
@@ -49,7 +75,7 @@ class ChainHead(DraftHead, ABC):
 
         Args:
             ids: ``(1, T)`` int64, tokens x_p.
-            rows: ``(1, T, H)``, of the places p - 1.
+            rows: ``(1, T, R)``, of the places p - 1.
             positions: ``(T,)`` int64, p.
             mask: ``(1, 1, T, S)`` bool, which of the S cached tokens each token attends to.
             cache: whose layers write the T keys and values where the caller points and return all S of them.

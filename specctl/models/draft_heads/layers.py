@@ -113,8 +113,10 @@ class Rotary(nn.Module):
 
 
 def rotated(states: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Queries or keys ``(B, heads, T, d)`` turned by their positions."""
-    cos, sin = (part.unsqueeze(-3).to(states.dtype) for part in rope)  # (..., 1, T, d)
+    """Queries or keys ``(B, heads, T, d)`` whose first R numbers are turned by their positions."""
+    cos, sin = (part.unsqueeze(-3).to(states.dtype) for part in rope)  # (..., 1, T, R)
+    if (size := cos.shape[-1]) < states.shape[-1]:
+        return torch.cat([rotated(states[..., :size], rope), states[..., size:]], -1)
     first, second = states.chunk(2, -1)
     return states * cos + torch.cat([-second, first], -1) * sin
 

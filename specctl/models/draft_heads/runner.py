@@ -21,7 +21,7 @@ class HeadRunner(FixedBufferRunner):
 
     The token at position p is read with the row of place p - 1. Tokens whose rows are known run in one pass; each
     token after them takes a pass of its own, over the row that the pass before it gave. The first token of a sequence
-    has no place before it: it is read with zeros, and no other token attends to it.
+    has no place before it: it is read with zeros, and most heads let no other token attend to it.
 
     Args:
         head: in eval mode, on one device.
@@ -41,9 +41,9 @@ class HeadRunner(FixedBufferRunner):
             head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
         )
         self._head = head
-        self._rows = WitnessedRows(head.width, weights.device, weights.dtype)
+        self._rows = WitnessedRows(head.row_size, weights.device, weights.dtype)
         self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
-        self._own = torch.zeros(1, head.width, device=weights.device, dtype=weights.dtype)  # (1, H)
+        self._own = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
         self._own_after = 0  # how many tokens had been read when the head wrote that row
         self._sight = TreeSight()
         self._branches = self._own  # (N, H), the rows that the head wrote after the N tokens of the last tree
@@ -133,7 +133,7 @@ class HeadRunner(FixedBufferRunner):
         self, tokens: Sequence[int], keep: int, hidden: bool
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Read tokens whose rows are known, or a single one; logits and hidden states of at least the last ``keep``."""
-        rows = self._next_rows(len(tokens))  # (T, H)
+        rows = self._next_rows(len(tokens))  # (T, R)
         if len(tokens) <= WIDEST:
             logits, last, own = self._run(PassKind(width_of(tokens), hidden, rows=1), tokens, rows)
             self._advance(len(tokens), own)
@@ -151,14 +151,14 @@ class HeadRunner(FixedBufferRunner):
         self._advance(len(tokens), own)
         return found
 
-    def _next_rows(self, count: int) -> torch.Tensor:  # (count, H)
+    def _next_rows(self, count: int) -> torch.Tensor:  # (count, R)
         """The rows to read the next tokens with."""
         if self.length <= self._rows.count:
             return self._rows.of(self.length - 1, count).clone()  # a view would be compiled separately
         return self._own if self._own_after == self.length else torch.zeros_like(self._own)
 
     def _advance(self, count: int, own: torch.Tensor) -> None:
-        """Count tokens as read; ``own`` are the rows ``(T, H)`` that the head wrote after them."""
+        """Count tokens as read; ``own`` are the rows ``(T, R)`` that the head wrote after them."""
         if self._true == self.length <= self._rows.count:
             self._true += count
             self._rows.forget_read(self.length)
@@ -166,7 +166,7 @@ class HeadRunner(FixedBufferRunner):
         self._own, self._own_after = own[-1:], self.length
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
-        """As in `FixedBufferRunner`; the third result is the rows ``(T, H)`` that the head wrote."""
+        """As in `FixedBufferRunner`; the third result is the rows ``(T, R)`` that the head wrote."""
 
         def masked(
             ids: torch.Tensor,
@@ -179,7 +179,7 @@ class HeadRunner(FixedBufferRunner):
             """A pass that writes to the slots ``written`` ``(T,)`` and sees those of ``mask`` ``(T, S)``."""
             self._cursor.positions, self._cursor.span = written, slots.shape[0]
             known = positions.clamp_max(self.context - 1) if self._slack else positions
-            seen = mask & ((slots > 0) | (written[:, None] == 0))
+            seen = self._head.attended(mask, slots, written)
             found = self._head(ids, rows[None], known, seen[None, None], self._cache, keep)
             return found.logits[:, : self.vocabulary], found.hidden if kind.hidden else None, found.rows
 

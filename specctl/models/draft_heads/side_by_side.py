@@ -32,13 +32,13 @@ class SideBySide:
         # The cache holds the text as far as it was read, and behind it the draft tokens of the rounds.
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._rows = torch.zeros(1, head.width, device=weights.device, dtype=weights.dtype)
-        """``(N, H)`` of the places before the tokens to be read next, as far as they are known."""
+        self._rows = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)
+        """``(N, R)`` of the places before the tokens to be read next, as far as they are known."""
         self._read = 0
         self._lengths = torch.empty(0, dtype=torch.int64, device=self._device)  # (B,) tokens of each round's prefix
         self._rounds = self._lengths  # (B,) the numbers of the rounds
         self._owners = self._lengths  # by draft token in the cache, the number of its round
-        self._own = self._rows  # (B, H)
+        self._own = self._rows  # (B, R)
         self._step = 0
         self._begun: ChainPass | None = None  # of the pass over the rounds' newest tokens
 
@@ -83,12 +83,11 @@ class SideBySide:
         self._lengths, self._rounds, self._own = self._lengths[kept], self._rounds[kept], self._own[kept]
         self._owners = torch.cat([self._owners, self._rounds])
         slots = torch.arange(self._read, device=self._device)
-        # The first token of the text is attended to by itself alone.
-        before = (slots < self._lengths[:, None]) & (slots > 0)  # (B', read)
+        positions = self._lengths + self._step
+        before = self._head.causal(slots, positions) & (slots < self._lengths[:, None])  # (B', read)
         own = self._owners == self._rounds[:, None]  # (B', drafted)
         mask = torch.cat([before, own], dim=1)
         ids = torch.tensor([tokens], device=self._device)
-        positions = self._lengths + self._step
         self._step += 1
         return self._forward(self._head(ids, self._own[None], positions, mask[None, None], self._cache), hidden)
 
@@ -96,8 +95,7 @@ class SideBySide:
         """Read the text up to ``stop`` tokens; the outputs of at least the last ``keep``, if it has as many."""
         count = stop - self._read
         positions = torch.arange(self._read, stop, device=self._device)
-        slots, column = torch.arange(stop, device=self._device), positions[:, None]
-        mask = (slots <= column) & ((slots > 0) | (column == 0))  # (T, S)
+        mask = self._head.causal(torch.arange(stop, device=self._device), positions)  # (T, S)
         ids = torch.tensor([self._text[self._read : stop]], device=self._device)
         rows, self._rows = self._rows[:count], self._rows[count:]
         found: ChainPass = self._head(ids, rows[None], positions, mask[None, None], self._cache, min(keep, count))

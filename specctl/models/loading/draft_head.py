@@ -25,6 +25,7 @@ class HeadKind(StrEnum):
 
     EAGLE1 = "eagle1"
     EAGLE3 = "eagle3"
+    GLIDE = "glide"
     MTP = "mtp"
     DFLASH = "dflash"
     DSPARK = "dspark"
@@ -34,6 +35,8 @@ SPECULATORS = (HeadKind.EAGLE3, HeadKind.MTP, HeadKind.DFLASH, HeadKind.DSPARK)
 """Kinds that speculators names as specctl does; its ``eagle`` is a layout of its own for EAGLE-1."""
 
 EAGLE3_ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"})
+
+GLIDE_ARCHITECTURE, GLIDE_TENSOR = "smallLlamaForCausalLM", "model.layers.0.cross_attn.q_proj.weight"
 
 BLOCK_ARCHITECTURE = re.compile("D(Flash|Spark)(Draft)?Model$")
 """Names of networks that draft blocks, some of which specctl does not run and refuses by name when it builds them."""
@@ -61,6 +64,8 @@ def recognise(config: Mapping[str, Any], tensors: Iterable[str]) -> HeadKind | N
     if EAGLE3_ARCHITECTURES & {str(name) for name in config.get("architectures") or ()}:
         return HeadKind.EAGLE3
     names = set(tensors)
+    if GLIDE_ARCHITECTURE in (config.get("architectures") or ()) or GLIDE_TENSOR in names:
+        return HeadKind.GLIDE
     if (kind := _block_kind(config, names)) is not None:
         return kind
     if "midlayer.hidden_norm.weight" in names or {"fc.weight", "layers.0.hidden_norm.weight"} <= names:

@@ -12,6 +12,7 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.loading.block_formats import build_block
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, HeadKind
 from specctl.models.loading.eagle_formats import build_eagle1, build_eagle3
+from specctl.models.loading.glide_layout import build_glide
 from specctl.models.loading.memory import ITEM_BYTES, Estimate, device_memory
 from specctl.models.loading.mtp_formats import build_mtp
 from specctl.models.loading.placement import place
@@ -26,6 +27,7 @@ Build = Callable[[Mapping[str, Any], Mapping[str, torch.Tensor], "PreTrainedMode
 BUILDERS: dict[HeadKind, Build] = {
     HeadKind.EAGLE1: build_eagle1,
     HeadKind.EAGLE3: build_eagle3,
+    HeadKind.GLIDE: build_glide,
     HeadKind.MTP: build_mtp,
     HeadKind.DFLASH: build_block,
     HeadKind.DSPARK: build_block,

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from onnx_models import needs_onnx, small_pair
-from toy_heads import random_eagle3
+from toy_heads import random_eagle3, random_glide
 
 from specctl.decoding.session import Session, build_drafter
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.eagle_writing import write_eagle3
+from specctl.models.loading.glide_layout import write_glide
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.models.onnx import automatic
 from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX
@@ -59,11 +60,17 @@ def test_a_target_reads_trees_without_them(tmp_path: Path) -> None:
     assert written(bare, profile) == written(bare, profile, drafts=False)
 
 
-def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "glide"])
+def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: str) -> None:
+    """GliDe computes with them too."""
     shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
-    head = random_eagle3(layers=(0,), states=64, vocabulary=258, shape=shape, spread=0.2)
     profile = small_pair(tmp_path)
-    write_eagle3(tmp_path / "head", head, verifier=str(tmp_path / "target"))
+    if kind == "glide":
+        target = load_pair(profile).models[0]
+        write_glide(tmp_path / "head", random_glide(target, vocabulary=258, shape=shape, spread=0.2), verifier="it")
+    else:
+        head = random_eagle3(layers=(0,), states=64, vocabulary=258, shape=shape, spread=0.2)
+        write_eagle3(tmp_path / "head", head, verifier=str(tmp_path / "target"))
     assert profile.draft is not None
     profile = profile.model_copy(
         update={"draft": profile.draft.model_copy(update={"model": str(tmp_path / "head"), "head": None})}

@@ -1,0 +1,197 @@
+"""GliDe heads in the loop: what they draft, the law of the output, and leaves beside their tokens (CaPE)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from law_table import FEW, SAMPLINGS, Case, Enumeration, enumerate_decode, error, expected_law
+from test_draft_heads import PROMPT, play
+from toy_heads import random_glide
+from toys import Replays, TableRunner, random_head, random_model, related_table, table
+
+from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.glide import GlideHead
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
+from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.static import StaticRunner
+from specctl.policies.constant import Constant
+from specctl.policies.leaves import ConfidenceLeaves, ConstantLeaves, LeafRule
+from specctl.policies.self_verify import SelfVerify
+from specctl.policies.svip import Svip
+from specctl.records import ExtraToken
+
+EXACT = 3e-7
+SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
+LIMIT = 40
+
+
+class StaysWhereItIs(HeadRunner):
+    """Wrong on purpose: it keeps what it read before the verifier's keys were known."""
+
+    def rollback(self, length: int) -> None:
+        kept = min(self.length, length)
+        super().rollback(length)
+        self.length = kept
+
+
+ENGINES: dict[str, Callable[[GlideHead], HeadRunner]] = {
+    "uncompiled": lambda head: HeadRunner(head, 64, capacity=4),
+    "graph": lambda head: GraphHeadRunner(head, 64, Replays()),
+}
+
+
+def head_of(family: str = "llama", depth: int = 2) -> GlideHead:
+    return random_glide(random_model(family), vocabulary=64, depth=depth, shape=SHAPE, spread=0.5)
+
+
+def watched(head: GlideHead, family: str = "llama") -> Runner:
+    target = EagerRunner(random_model(family), 64)
+    target.watch(head.layers)
+    return target
+
+
+def alone(family: str, prompt: Sequence[int]) -> list[int]:
+    with torch.inference_mode():
+        runner = EagerRunner(random_model(family), 64)
+        return [round_.emitted[0] for round_ in decode(runner, None, prompt, LIMIT, Sampling())]
+
+
+def differing_drafts(runner_of: Callable[[GlideHead], HeadRunner]) -> int:
+    """Of how many rounds a drafter that has just read the text would have drafted others."""
+    head, differ = head_of(), 0
+    target = watched(head)
+    _, rounds = play(target, ModelDrafter(runner_of(head), Constant(draft_length=4)), PROMPT, LIMIT)
+    assert sum(round_.accepted < round_.drafted for round_ in rounds) > 3, "nothing was ever taken back"
+    text = list(PROMPT)
+    for round_ in rounds:
+        anew = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4))
+        target.rollback(0)
+        with torch.inference_mode():
+            prefill(target, anew, text)
+            drafted = anew.draft(text, LIMIT - (len(text) - len(PROMPT)) - 1).tokens
+        differ += drafted != [step.token for step in round_.steps]
+        text += round_.emitted
+    return differ
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> None:
+    assert differing_drafts(ENGINES[engine]) == 0
+
+
+def test_a_head_that_does_not_read_again_is_caught() -> None:
+    assert differing_drafts(lambda head: StaysWhereItIs(head, 64)) > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox", "mistral"])
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
+def test_greedy_text_is_the_targets_own(family: str, prompt: list[int]) -> None:
+    head = head_of(family)
+    drafter = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4))
+    assert play(watched(head, family), drafter, prompt, LIMIT)[0] == alone(family, prompt)
+
+
+def test_the_verifiers_keys_matter_and_so_does_their_place() -> None:
+    head = head_of()
+    states = watched(head).extend(PROMPT, keep=0).states
+    assert states is not None
+    drafts = []
+    for shift in (0, 1, None):
+        drafter = ModelDrafter(HeadRunner(head, 64), Constant(draft_length=8))
+        with torch.inference_mode():
+            if shift is not None:
+                drafter.witness(0, {layer: rows.roll(shift, 0)[:-1] for layer, rows in states.items()})
+            drafter.prefill(PROMPT)
+            drafts.append(tuple(drafter.draft(PROMPT, 8).tokens))
+    assert len(set(drafts)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
+def test_compiled_passes_draft_the_same() -> None:
+    heard: list[str] = []
+    head = head_of()
+    _, rounds = play(watched(head), ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4)), PROMPT, LIMIT)
+    runner = HeadRunner(head, 64, compiler=Compiler("the head", heard.append))
+    for _ in range(2):
+        _, again = play(watched(head), ModelDrafter(runner, Constant(draft_length=4)), PROMPT, LIMIT)
+        assert [[step.token for step in one.steps] for one in again] == [
+            [step.token for step in one.steps] for one in rounds
+        ]
+    assert heard == []
+
+
+# The law of the output, over tables.
+
+DEPTH, LAYERS = 1, (1,)
+
+
+# Rules that look at nothing, drop what they looked at, learn from rounds, or read the head's hidden state.
+CASES = [
+    Case("constant", "T=1", {"draft_length": 2}),
+    Case("constant", FEW, {"draft_length": 2}, length=3, limit=4),
+    Case("svip", "T=1", {"c": 1.0, "threshold": 0.9, "keep_trigger": False}),
+    Case("adaedl", "T=1", {"threshold": 0.6, "eps": 0.3, "beta2": 0.0, "carry_over": True}),
+    Case("self-verify", "T=1", {"carry_over": True}),
+    Case("specdec++", "T=1", {"threshold": 0.45}),
+]
+CASES = [replace(case, length=2, limit=3) if case.sampling == "T=1" else case for case in CASES]
+
+
+def toy_drafter(case: Case, *, laws: bool = False) -> ModelDrafter:
+    head = random_glide(vocabulary=3, depth=DEPTH, seed=4, spread=0.7)
+    predictor = random_head(8, seed=3) if "accept_prob" in case.policy().signals else None
+    return ModelDrafter(HeadRunner(head, 3, capacity=16), case.policy(), head=predictor, laws=laws)
+
+
+def law_of(make: Callable[[], Drafter], case: Case, layers: Sequence[int] = LAYERS) -> Enumeration:
+    """The law of the output, once it is sure that it is the target's."""
+    sampling = SAMPLINGS[case.sampling]
+    found = enumerate_decode(make, sampling, case.length, case.limit, layers=layers)
+    assert sum(found.law.values()) == pytest.approx(1)
+    assert error(found, expected_law(sampling, case.length)) < EXACT
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_output_has_the_law_of_the_target(case: Case) -> None:
+    assert law_of(lambda: toy_drafter(case), case).extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
+
+
+def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
+    middle = related_table(table(8, eos_logit=-0.5, spread=1.0, vocabulary=3), seed=5, noise=0.6)
+
+    def drafter() -> Drafter:
+        runner = TableRunner(middle)
+        runner.watch(LAYERS)
+        return PreVerifiedDrafter(toy_drafter(CASES[0]), runner, SelfVerify(max_draft=3))
+
+    assert law_of(drafter, CASES[0], ()).inner_extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_output_with_leaves_has_the_law_of_the_target(case: Case) -> None:
+    found = law_of(lambda: LeafDrafter(toy_drafter(case, laws=True), ConstantLeaves(1)), case)
+    assert found.leaves >= {True, False}
+
+
+@pytest.mark.parametrize("rule", [ConstantLeaves(3), ConfidenceLeaves()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_greedy_text_with_leaves_is_the_targets_own(engine: str, rule: LeafRule) -> None:
+    """SVIP on GliDe with CaPE."""
+    head = head_of()
+    target = watched(head) if engine == "eager" else StaticRunner(random_model("llama"), 64)
+    target.watch(head.layers)
+    drafter = LeafDrafter(ModelDrafter(HeadRunner(head, 64), Svip(threshold=0.75), laws=True), rule)
+    tokens, rounds = play(target, drafter, PROMPT, LIMIT)
+    assert tokens == alone("llama", PROMPT)
+    assert any(round_.leaf is not None for round_ in rounds), "no leaf was ever accepted"
+    assert {round_.drafted for round_ in rounds} > {1, 2}
