@@ -34,8 +34,9 @@ def useless(trace: Trace) -> Trace:
     """
     draft = trace.draft
     if isinstance(draft, DraftGrid):
-        chances = None if draft.chances is None else [[0.0] * min(1, len(row)) for row in draft.rows]
-        return replace(trace, draft=replace(draft, runs=[0] * len(draft.runs), chances=chances))
+        sampled = draft.chances is not None or draft.blocks is not None
+        chances = [[0.0] * min(1, len(row)) for row in draft.rows] if sampled else None
+        return replace(trace, draft=replace(draft, runs=[0] * len(draft.runs), chances=chances, blocks=None))
     count, along = len(trace.tokens), draft.along
 
     def following(start: int, length: int) -> DraftSteps:
