@@ -8,13 +8,14 @@ import torch
 
 from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
 from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.host import Softmax, rows_of
 from specctl.decoding.reading import AcceptancePredictor, step_of
 from specctl.decoding.sampling import read_signals, read_top_probs
 from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.masks import LARGEST_TREE
 from specctl.models.running.runner import Forward
 from specctl.models.running.trees import TreeRunner, tree_runner
-from specctl.policies import Signal, StoppingPolicy, draft_phase
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.policies.trees import TreeSize
 from specctl.records import DraftStep, Round
 
@@ -122,9 +123,16 @@ class TreeDrafter(ModelDrafter):
         logs = logs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).clamp(IMPOSSIBLE, 0)
         # A head may later be asked about any beam, a policy only about the best.
         asked = slice(1 if self._previous is None else None)
-        signals = read_signals(logits[asked], best.indices[asked, 0], self._read)
+        names = [name for name in DISTRIBUTION_SIGNALS if name in self._read]
+        if (rows := rows_of(forward)) is not None:  # the very numbers of a chain's steps
+            likeliest = best.indices[:, 0].tolist()
+            pairs = zip(rows[asked], likeliest[asked], strict=True)
+            values = [Softmax(row).signals(token, self._read) for row, token in pairs]
+            tops = [] if self._disco is None else Softmax(rows[0]).tops()
+            return _Laws(best.indices.tolist(), logs.tolist(), _by_name(names, values), tops)
+        signals = read_signals(logits[asked], best.indices[asked, 0], self._read).values()
         # float64 holds ids and probabilities alike
-        together = [best.indices.double(), logs, *(values.double() for values in signals.values())]
+        together = [best.indices.double(), logs, *(value.double() for value in signals)]
         if self._disco is not None:
             together.append(read_top_probs(logits[:1]).double())
         numbers = iter(torch.cat([part.flatten() for part in together]).tolist())
@@ -132,7 +140,7 @@ class TreeDrafter(ModelDrafter):
         return _Laws(
             [[int(number) for number in islice(numbers, count)] for _ in range(beams)],
             [[*islice(numbers, count)] for _ in range(beams)],
-            {name: [*islice(numbers, read)] for name in signals},
+            {name: [*islice(numbers, read)] for name in names},
             [*numbers],
         )
 
@@ -183,3 +191,7 @@ class _Laws(NamedTuple):
     logs: list[list[float]]
     signals: dict[Signal, list[float]]
     tops: list[float]
+
+
+def _by_name(names: Sequence[Signal], rows: Sequence[Sequence[float]]) -> dict[Signal, list[float]]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

@@ -46,7 +46,7 @@ from toys import (
 )
 from transformers import GenerationConfig
 
-from specctl.decoding import tree_verification
+from specctl.decoding import tree_drafter, tree_verification
 from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
 from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.loop import decode
@@ -64,6 +64,7 @@ from specctl.models.running.runner import EagerRunner, Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.policies import POLICIES, Setting
+from specctl.policies.base import SIGNALS
 from specctl.policies.constant import Constant
 from specctl.policies.trees import TreeSize
 from specctl.profile.schema import SamplingTable
@@ -342,8 +343,9 @@ def rounds_of(make: Drafter, sampling: Sampling, target: Runner, limit: int = 40
 
 
 def rounded(step: DraftStep) -> DraftStep:
-    """A head's prediction is made of a probability that both compute in their own way."""
-    return replace(step, accept_prob=step.accept_prob and round(step.accept_prob, 5))
+    """Both compute the same numbers, each in its own way."""
+    signals = {name: getattr(step, name) for name in SIGNALS}
+    return replace(step, **{name: value and round(value, 5) for name, value in signals.items()})
 
 
 @pytest.mark.parametrize("policy", POLICIES_TESTED)
@@ -581,3 +583,16 @@ def test_passes_of_trees_are_prepared_before_a_request() -> None:
         draft.extend([1, 2, 3], keep=1)
         draft.extend_tree([4, 5, 6, 7], [0, 0, 0, 0], before=1)
     assert capture.captured == prepared + 1, "only that of three tokens is new"
+
+
+def test_laws_are_read_alike_on_another_device() -> None:
+    rows = Forward(torch.randn(3, 9, generator=seeded(2)))
+    for signals in (frozenset(), frozenset({"entropy", "token_prob"})):
+        one = TreeDrafter(TableRunner(DRAFT), Constant(2), TreeSize(9, 3), record=signals)
+        here = one._laws_of(rows)
+        with patch.object(tree_drafter, "rows_of", lambda _: None):
+            there = one._laws_of(rows)
+        assert here[:2] == there[:2]
+        assert here.signals.keys() == there.signals.keys() == signals
+        for name, values in here.signals.items():
+            assert values == pytest.approx(there.signals[name], abs=1e-6)
