@@ -288,8 +288,9 @@ def _load(
     )
 
     from specctl.decoding.answers import Answerer
+    from specctl.decoding.composition import build_drafter, readable
     from specctl.decoding.prompt_format import PromptFormat
-    from specctl.decoding.session import Session, build_drafter, readable
+    from specctl.decoding.session import Session
     from specctl.policies import Signal
 
     signals = readable(pair) if traced else frozenset[Signal]()

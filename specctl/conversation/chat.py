@@ -7,8 +7,9 @@ import torch
 
 from specctl.conversation.transcript import Transcript, Turn
 from specctl.decoding.answers import TURN_STRIDE, Answerer, OnRound
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.decoding.text import decode_after
 from specctl.errors import RecordError, SpecctlError, UsageError
 from specctl.metrics import Metrics

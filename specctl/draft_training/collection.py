@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.draft_training.answers import Answer, AnswerFolder, answered_greedily
 from specctl.learning.collecting import collect_shards, prompt_facts
 from specctl.models.loading.pair import Pair

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_tokens
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.heads.examples import DataFolder, Example
 from specctl.heads.model_rounds import read_model_rounds
 from specctl.heads.rounds import RoundTokens, read_rounds

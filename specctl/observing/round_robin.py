@@ -7,8 +7,9 @@ from types import MappingProxyType
 import torch
 
 from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.errors import RecordError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.masks import WIDEST

@@ -7,7 +7,8 @@ from statistics import median
 
 import torch
 
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import engine_name

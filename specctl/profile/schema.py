@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from specctl.errors import ProfileError
 from specctl.policies import NONE, Setting, nested
@@ -11,6 +11,10 @@ from specctl.policies.leaves import Leaves
 from specctl.policies.setting import Parallel
 from specctl.policies.trees import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
 from specctl.profile.embedded import head_path, model_path
+from specctl.profile.tables import PromptTable as PromptTable
+from specctl.profile.tables import SamplingTable as SamplingTable
+from specctl.profile.tables import Table as Table
+from specctl.profile.tables import Verification as Verification
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
@@ -22,9 +26,6 @@ LOOKUP = "prompt:lookup"
 """The model name of a draft that copies from the text so far."""
 LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
 """The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
-
-Verification = Literal["token", "block"]
-"""How the tokens of a sampled draft are verified."""
 
 _EMBEDDED = "embedded:"
 _STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -54,12 +55,6 @@ def _known_head(head: str) -> str:
         except ProfileError as error:
             raise ValueError(f"is unknown: {error.message}") from error
     return head
-
-
-class Table(BaseModel):
-    """A TOML table: unknown keys are mistakes, values are never converted to another type, results are immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ModelTable(Table):
@@ -245,27 +240,6 @@ class DraftTable(ModelTable):
             return None
         below = self.draft.at_work() if self.draft is not None else None
         return self.model_copy(update={"draft": below, "pre_verify": self.pre_verify if below is not None else None})
-
-
-class SamplingTable(Table):
-    """How tokens are sampled. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch that filter off."""
-
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    verification: Verification = "block"
-    """Whether sampled draft tokens are verified one by one or as a block; greedy decoding is the same with both."""
-    max_new_tokens: Annotated[int, Field(ge=1)] = 256
-    seed: Annotated[int, Field(ge=0)] = 0
-    stop: list[Annotated[str, Field(min_length=1)]] = []
-
-
-class PromptTable(Table):
-    """How a prompt becomes tokens: raw text, or through the tokenizer's chat template."""
-
-    chat: bool = False
-    system: str | None = None
 
 
 class Profile(Table):

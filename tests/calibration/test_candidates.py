@@ -156,5 +156,5 @@ def test_drafts_with_leaves_are_not_replayed():
 def test_drafts_that_are_trees_are_not_replayed():
     draft = resolve("embedded").profile.draft.model_copy(update={"tree": 60})
     with pytest.raises(UsageError, match="cannot be replayed") as found:
-        contest(draft, None, "paper", [], SIGNALS)
+        contest(draft, None, "paper", [], SIGNALS, {})
     assert "draft.tree=0" in found.value.hint

@@ -19,11 +19,12 @@ from toys import TableRunner, seeded
 from specctl.decoding import round as one_round
 from specctl.decoding import verification
 from specctl.decoding.acceptance import Kept, by_block, by_block_on_device, by_token, passing
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.host import Floats
 from specctl.decoding.sampling import Sampling, draw
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict, verify, verify_on_device
 from specctl.models.loading.pair import load_pair
 from specctl.policies import Setting

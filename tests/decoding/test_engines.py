@@ -9,11 +9,12 @@ from onnx_models import needs_onnx, sure_runner
 from toys import STOPPING, WITHOUT_FORESIGHT, Replays, head_for, noisy_copy, random_head, random_model, seeded
 from transformers import GenerationConfig, PreTrainedModel
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Session, build_drafter, warm_up
+from specctl.decoding.session import Session, warm_up
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.compilation import Compiler, missing_compiler
 from specctl.models.running.fixed_width import FixedWidthRunner

@@ -9,9 +9,10 @@ from recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
 from toys import STOPPING, Replays, noisy_copy, random_model, seeded
 from transformers import PreTrainedModel
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner

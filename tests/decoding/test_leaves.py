@@ -33,13 +33,13 @@ from transformers import GenerationConfig
 from specctl.decoding import leaves as leaf_drafts
 from specctl.decoding import reading
 from specctl.decoding import round as one_round
+from specctl.decoding.composition import Stage, build_drafter, compose
 from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.leaves import LeafDrafter, LeafTree, likeliest_others
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, prefill, verified_round
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Stage, build_drafter, compose
 from specctl.models.loading.pair import Pair
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.masks import WIDEST

@@ -15,13 +15,14 @@ from toys import EOS, Script, TableRunner, noisy_copy, random_model
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from specctl.decoding import round as one_round
+from specctl.decoding.composition import Stage, build_drafter, compose, readable
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.lookup import LookupDrafter, MatchRates
 from specctl.decoding.loop import decode
 from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Session, Stage, build_drafter, compose, readable
+from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair

@@ -4,11 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import EOS, Script, TableRunner, assert_raw_signals, head_for, related_table, seeded, table, toy_head
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import build_drafter
 from specctl.models.loading.pair import Pair
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.base import Rule, Signal

@@ -19,12 +19,12 @@ from toys import (
 from traced import pair_of
 from transformers import PreTrainedModel
 
+from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.host import Softmax, array
 from specctl.decoding.reading import TOP_FIELDS, Reader
 from specctl.decoding.sampling import Sampling, read_top_probs, uniforms
-from specctl.decoding.session import build_drafter, readable
 from specctl.errors import ProfileError
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import EagerRunner, Runner

@@ -35,12 +35,13 @@ from toys import Replays, TableRunner, ToyDraftHead, noisy_copy, random_model, s
 
 from specctl.decoding import parallel
 from specctl.decoding import round as one_round
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import Draft
 from specctl.decoding.loop import decode
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.metrics import Metrics

@@ -9,11 +9,12 @@ import torch
 from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_head, random_model
 from transformers import GenerationConfig, PreTrainedModel
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.runner import EagerRunner

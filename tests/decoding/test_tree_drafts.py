@@ -48,11 +48,12 @@ from transformers import GenerationConfig
 
 from specctl.decoding import tree_drafter, tree_verification
 from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
+from specctl.decoding.composition import Stage, build_drafter, compose
 from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling, uniforms
-from specctl.decoding.session import Stage, build_drafter, compose, warm_up
+from specctl.decoding.session import warm_up
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.errors import ProfileError, RecordError

@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.jsonl import Finished, Record, read_records
 from specctl.models.loading.pair import load_pair
 from specctl.observing.record_stream import RecordStream

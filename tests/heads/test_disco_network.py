@@ -11,10 +11,10 @@ import torch
 from toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
 from traced import pair_of
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import build_drafter
 from specctl.heads import rounds as module
 from specctl.heads.disco_network import DiscoNetwork, features_of, new_network
 from specctl.heads.draft_states import Laws

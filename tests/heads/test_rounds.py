@@ -10,10 +10,10 @@ from toy_heads import random_block, random_eagle3
 from toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
 from traced import pair_of
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import build_drafter
 from specctl.heads import rounds as module
 from specctl.heads.rounds import RoundTokens, read_rounds
 from specctl.models.draft_heads.block_runner import BlockRunner

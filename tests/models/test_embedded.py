@@ -9,8 +9,9 @@ from toys import WITHOUT_FORESIGHT
 from transformers import GenerationConfig
 
 from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.session import Session
 from specctl.jsonl import Record
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.policies import Setting

@@ -6,9 +6,10 @@ from hsddw_settings import PAPERS_WINDOW, settings, write_settings
 from transformers import GenerationConfig
 
 from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, build_drafter, readable
+from specctl.decoding.session import Session
 from specctl.jsonl import Record, result_line
 from specctl.models.loading.pair import load_pair
 from specctl.profile import resolve

@@ -21,10 +21,10 @@ from traced import pair_of, shape, trace_of
 
 from specctl.decoding import drafters, reading
 from specctl.decoding import round as one_round
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import build_drafter
 from specctl.decoding.verification import Verdict
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair

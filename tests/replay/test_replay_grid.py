@@ -30,10 +30,10 @@ from traced import pair_of, shape, trace_of
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.decoding import round as one_round
 from specctl.decoding.along import CHUNK
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import build_drafter
 from specctl.errors import UsageError
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.layers import LayerShape

@@ -22,10 +22,10 @@ from traced import pair_of, shape, trace_of
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
+from specctl.decoding.composition import Stage, compose
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Stage, compose
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.runner import EagerRunner

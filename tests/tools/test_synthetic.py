@@ -9,7 +9,8 @@ import torch
 
 from specctl.benchmark.digest import digest
 from specctl.benchmark.tables import tables
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.session import Session
 from specctl.models.loading.pair import load_pair
 from specctl.observing.facts import gather
 from specctl.observing.results import Header, RunSet

@@ -9,7 +9,8 @@ from toy_heads import random_eagle3
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.session import Session
 from specctl.errors import ModelError, ProfileError
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import HeadRunner

@@ -7,7 +7,8 @@ import torch
 from onnx_models import needs_onnx, small_pair
 from toy_heads import random_eagle3, random_glide
 
-from specctl.decoding.session import Session, build_drafter
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.session import Session
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.eagle_writing import write_eagle3
 from specctl.models.loading.glide_layout import write_glide

@@ -1,8 +1,7 @@
-"""What happened while text was generated: the records that decoding passes to other modules. No torch here."""
+"""What happened in each round: the records that decoding passes to other modules. No torch here."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
 from typing import Self
 
 
@@ -22,14 +21,6 @@ class ExtraToken(StrEnum):
     """Drawn from the residual distribution after the first rejection."""
     BONUS = "bonus"
     """Drawn from the verifier after a round whose drafts were all accepted (or that had none)."""
-
-
-class FinishReason(StrEnum):
-    """Why a completion ended: at an end-of-sequence token or stop string, at the token limit, or by the user."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,98 +203,4 @@ class Round:
             self.leaf,
             self.tree,
             None if self.overlap_seconds is None else self.overlap_seconds * 1e3,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionSummary:
-    """The data of a finished generation that files and metrics contain; times in milliseconds.
-
-    Attributes:
-        prompt_tokens: length of the prompt.
-        tokens: generated ids, an end-of-sequence token included.
-        text: the decoded tokens without special tokens and without a stop string.
-        finish_reason: why it ended.
-        prefill_ms: time spent on the prompt by all models, before the first round.
-        first_token_ms: from the start to the end of the first round.
-        total_ms: from the start to the last token.
-        target_forwards: verifying forward passes; the pass over the prompt is not counted.
-        draft_forwards: forward passes of the draft that the target verifies.
-        rounds: in order; empty for a peer, whose rounds are not visible.
-        arrivals_ms: when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty
-            where that is not known, as in files of specctl before it recorded this.
-    """
-
-    prompt_tokens: int
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    prefill_ms: float
-    first_token_ms: float
-    total_ms: float
-    target_forwards: int
-    draft_forwards: int
-    rounds: tuple[RoundSummary, ...] = ()
-    arrivals_ms: tuple[float, ...] = ()
-
-    @property
-    def tpot_ms(self) -> float | None:
-        """Time per output token after the first one; None with fewer than two tokens."""
-        later = len(self.tokens) - 1
-        return (self.total_ms - self.first_token_ms) / later if later > 0 else None
-
-    @property
-    def gaps_ms(self) -> tuple[float, ...]:
-        """Times between one arrival of tokens and the next."""
-        return tuple(later - earlier for earlier, later in pairwise(self.arrivals_ms))
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One finished generation.
-
-    Attributes:
-        prompt: ids of the prompt.
-        seed: of all random draws.
-        tokens: generated ids, an end-of-sequence token included.
-        text: the decoded tokens without special tokens and without a stop string.
-        finish_reason: why it ended.
-        rounds: every round in order.
-        prefill_seconds: wall time spent on the prompt before the first round, by all models.
-        total_seconds: wall time from the prompt's ids to the last token.
-        first_token_seconds: wall time from the prompt's ids to the end of the first round.
-        arrivals: the same for the end of each round; of a peer, for each call of its streamer.
-    """
-
-    prompt: tuple[int, ...]
-    seed: int
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    rounds: tuple[Round, ...] = field(repr=False)
-    prefill_seconds: float
-    total_seconds: float
-    first_token_seconds: float
-    arrivals: tuple[float, ...] = ()
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt)
-
-    @property
-    def summary(self) -> CompletionSummary:
-        """The completion without its prompt's ids, its seed and the tokens of its rounds."""
-        rounds = tuple(round_.summary for round_ in self.rounds)
-        return CompletionSummary(
-            prompt_tokens=self.prompt_tokens,
-            tokens=self.tokens,
-            text=self.text,
-            finish_reason=self.finish_reason,
-            prefill_ms=self.prefill_seconds * 1e3,
-            first_token_ms=self.first_token_seconds * 1e3,
-            total_ms=self.total_seconds * 1e3,
-            target_forwards=len(rounds),
-            draft_forwards=sum(round_.draft_forwards for round_ in rounds),
-            rounds=rounds,
-            arrivals_ms=tuple(round(seconds * 1e3, 3) for seconds in self.arrivals),
         )

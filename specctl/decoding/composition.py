@@ -1,0 +1,171 @@
+"""Drafters as settings describe them: which runner, policy and shape at each level."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.lookup import LookupDrafter
+from specctl.decoding.parallel import ParallelDrafter, require_parallel
+from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.errors import ProfileError
+from specctl.models.loading.pair import Pair
+from specctl.models.running.foresight import foresight_of
+from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of
+from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.policies import (
+    DISTRIBUTION_SIGNALS,
+    LOOKUP_SIGNALS,
+    TRAINED_SIGNALS,
+    Setting,
+    Signal,
+    StoppingPolicy,
+)
+from specctl.policies.leaves import Leaves, leaf_rule
+from specctl.policies.trees import TreeSize
+from specctl.profile.lookup import require_offered
+
+
+def readable(pair: Pair) -> frozenset[Signal]:
+    """Every signal that can be recorded for at least one draft of a pair."""
+    predicted: dict[Signal, bool] = {
+        "next_accept_prob": any(isinstance(draft, LookupRunner) or foresight_of(draft) for draft in pair.drafts),
+    }
+    trained = {signal_of(head) for heads in pair.named_heads for head in heads.values()}
+    return frozenset([*DISTRIBUTION_SIGNALS, *trained, *(name for name, known in predicted.items() if known)])
+
+
+def build_drafter(
+    pair: Pair, setting: Setting, record: Set[Signal] = frozenset(), *, drafts: Sequence[int] | None = None
+) -> Drafter | None:
+    """The drafter that a setting describes; None for target-only decoding.
+
+    Drafts for a target that reads no trees are chains, and so are those of a draft that reads none.
+
+    Args:
+        pair: loaded models.
+        setting: policies with their values, from the draft that the target verifies down.
+        record: signals to compute at every level whether or not a policy reads them; predictions where they are made.
+        drafts: for each level of the setting which of the pair's drafts plays it; without it they are taken in order.
+
+    Raises:
+        ProfileError: a policy reads predictions that its draft does not make, or a draft in parallel cannot be so.
+    """
+    if not setting.drafts:
+        return None
+    drafts = drafts or range(len(pair.drafts))
+    for upper, draft in zip([None, *drafts], drafts[: len(setting.levels)], strict=False):
+        if isinstance(pair.drafts[draft], StateReader) and pair.verifiers[draft] != upper:
+            raise ProfileError(
+                "a draft head drafts for a model whose states it was not made to read",
+                "use it as it is used first in this command, directly below the same model",
+            )
+    for draft, level in zip(drafts, setting.levels, strict=False):
+        if isinstance(pair.drafts[draft], LookupRunner):
+            require_offered(level)
+    stages = [
+        Stage(
+            pair.drafts[draft],
+            level.build(),
+            level.once,
+            _head(pair, draft, level),
+        )
+        for draft, level in zip(drafts, setting.levels, strict=False)
+    ]
+    if setting.parallel:
+        require_parallel(pair, setting, drafts[0])
+        return ParallelDrafter(stages[0].runner, stages[0].policy, record & set(DISTRIBUTION_SIGNALS))
+    if tree_obstacle(pair.target):
+        return compose(stages, record)
+    grows = setting.tree is not None and tree_obstacle(stages[0].runner) is None
+    return compose(stages, record, setting.leaves, setting.tree if grows else None)
+
+
+def _head(pair: Pair, draft: int, level: Setting) -> TrainedHead | None:
+    """The head of a draft that a setting reads: the one it names, or the first of the kind that it needs."""
+    named = pair.named_heads[draft] if pair.named_heads else {}
+    if level.head is not None:
+        return named[level.head]
+    return first_for(level.signals, named.values()) or next(iter(named.values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How one draft takes part.
+
+    Attributes:
+        runner: the model.
+        policy: ends its blocks.
+        once: whether a block is offered after a single inner round; only for a stage that has another below it.
+        head: the model's acceptance head, if it has one.
+    """
+
+    runner: Runner
+    policy: StoppingPolicy
+    once: bool = False
+    head: TrainedHead | None = None
+
+
+def compose(
+    stages: Sequence[Stage],
+    record: Set[Signal] = frozenset(),
+    leaves: Leaves | None = None,
+    tree: TreeSize | None = None,
+) -> Drafter | None:
+    """A drafter of one level for each stage; None if the first stage never drafts.
+
+    Args:
+        stages: the first drafts for the target, each further one for the stage before it. Stages from the first that
+            never drafts on take no part.
+        record: signals to record at every level even if no policy reads them; predictions only where they are made.
+        leaves: of the drafts that the target verifies; None for none.
+        tree: the size of the trees that a single stage drafts; None for chains.
+
+    Raises:
+        ProfileError: a policy reads predictions that its stage does not make, or several stages are to draft trees.
+    """
+    if not stages or not stages[0].policy.drafts:
+        return None
+    top = stages[0]
+    if isinstance(top.runner, LookupRunner):
+        return LookupDrafter(top.runner, top.policy, record & LOOKUP_SIGNALS)
+    made: frozenset[Signal] = frozenset() if top.head is None else frozenset({signal_of(top.head)})
+    if missing := (top.policy.signals & TRAINED_SIGNALS) - made:
+        raise _no_prediction(missing, top.head)
+    inner = compose(stages[1:], record)
+    foreseeing = inner is None and foresight_of(top.runner) is not None
+    if not foreseeing and "next_accept_prob" in top.policy.signals:
+        raise ProfileError(
+            "this policy reads what a draft head predicts of its next token, and its draft predicts nothing",
+            "draft with a DSpark head that has a confidence head, or choose another policy",
+        )
+    record = record - (TRAINED_SIGNALS - made)
+    if not foreseeing:
+        record = record - {"next_accept_prob"}
+    drafter: Drafter
+    if tree is not None:
+        if inner is not None:
+            raise ProfileError("a tree is drafted by one model", "set draft.tree = 0, or leave out [draft.draft]")
+        return TreeDrafter(tree_runner(top.runner), top.policy, tree, record, top.head)
+    if inner is None:
+        drafter = ModelDrafter(top.runner, top.policy, record, top.head, laws=leaves is not None)
+    else:
+        drafter = PreVerifiedDrafter(
+            inner, top.runner, top.policy, once=top.once, record=record, head=top.head, laws=leaves is not None
+        )
+    return drafter if leaves is None else LeafDrafter(drafter, leaf_rule(leaves))
+
+
+def _no_prediction(missing: Set[Signal], head: TrainedHead | None) -> ProfileError:
+    """The error for a policy whose draft has no head, or one of the other kind."""
+    if head is None:
+        return ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
+    wanted, kind = ("DISCO", "disco") if "own_accept_prob" in missing else ("SpecDec++", "specdec++")
+    found = "DISCO" if wanted == "SpecDec++" else "SpecDec++"
+    return ProfileError(
+        f"this policy reads a {wanted} head's predictions, and head in [draft] names a {found} head",
+        f"train one with `specctl train-head --kind {kind}`, or choose another policy",
+    )

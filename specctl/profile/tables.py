@@ -1,0 +1,35 @@
+"""What every table of a profile is, and those that name no model."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Verification = Literal["token", "block"]
+"""How the tokens of a sampled draft are verified."""
+
+
+class Table(BaseModel):
+    """A TOML table: unknown keys are mistakes, values are never converted to another type, results are immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class SamplingTable(Table):
+    """How tokens are sampled. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch that filter off."""
+
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    verification: Verification = "block"
+    """Whether sampled draft tokens are verified one by one or as a block; greedy decoding is the same with both."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 256
+    seed: Annotated[int, Field(ge=0)] = 0
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+
+
+class PromptTable(Table):
+    """How a prompt becomes tokens: raw text, or through the tokenizer's chat template."""
+
+    chat: bool = False
+    system: str | None = None
