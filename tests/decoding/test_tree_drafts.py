@@ -37,6 +37,7 @@ from toys import (
     TableRunner,
     ToyDraftHead,
     assert_raw_signals,
+    head_for,
     noisy_copy,
     random_head,
     random_model,
@@ -87,12 +88,15 @@ POLICIES_TESTED: dict[str, tuple[str, dict[str, object]]] = {
     "specdec++": ("specdec++", {"threshold": 0.45}),
     "cost-optimal": ("cost-optimal", {"max_draft": 2}),
     "cost-optimal by a head": ("cost-optimal", {"use_head": True, "cost_ratio": 0.5}),
+    "disco": ("disco", {"threshold": 0.55}),
+    "bandit": ("bandit", {"arms": ("svip:c=1.0,threshold=0.8", "constant:draft_length=1"), "max_draft": 3}),
 }
 
 
 def drafter(policy: str = "constant", size: TreeSize = SMALL) -> TreeDrafter:
     name, values = POLICIES_TESTED[policy]
-    return TreeDrafter(TableRunner(DRAFT), POLICIES[name](**values), size, head=HEAD)
+    rule = POLICIES[name](**values)
+    return TreeDrafter(TableRunner(DRAFT), rule, size, head=head_for(rule, HEAD))
 
 
 def wrong_by(make: Callable[[], Drafter], sampling: Sampling = PLAIN, **more: Any) -> float:
@@ -352,7 +356,8 @@ def rounded(step: DraftStep) -> DraftStep:
 @pytest.mark.parametrize("policy", POLICIES_TESTED)
 def test_a_tree_of_one_beam_is_the_chain(policy: str) -> None:
     name, values = POLICIES_TESTED[policy]
-    chain = ModelDrafter(TableRunner(DRAFT), POLICIES[name](**values), head=HEAD)
+    rule = POLICIES[name](**values)
+    chain = ModelDrafter(TableRunner(DRAFT), rule, head=head_for(rule, HEAD))
     expected = rounds_of(chain, Sampling(), TableRunner(TARGET))
     assert rounds_of(drafter(policy, TreeSize(64, 1)), Sampling(), TableRunner(TARGET)) == expected
     assert any(round_.drafted for round_ in expected)
@@ -500,7 +505,8 @@ def test_tokens_are_those_of_generate(family: str, engine: str) -> None:
     for name in WITHOUT_FORESIGHT:
         policy = POLICIES[name](**STOPPING.get(name, {}))
         target = ENGINES[engine](random_model(family))
-        one = TreeDrafter(ENGINES[engine](noisy_copy(family, 0.05)), policy, TreeSize(24, 4), head=random_head(32))
+        draft, head = ENGINES[engine](noisy_copy(family, 0.05)), head_for(policy, random_head(32))
+        one = TreeDrafter(draft, policy, TreeSize(24, 4), head=head)
         with torch.inference_mode():
             for prompt in (SHORT, LONG):
                 target.rollback(0)

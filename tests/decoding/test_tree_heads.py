@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from eagle_references import reference
-from toy_heads import random_eagle3
+from toy_heads import random_eagle3, random_glide
 from toys import Replays, random_model, seeded
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
@@ -35,6 +35,13 @@ HEADS: dict[str, Callable[..., HeadRunner]] = {
 
 def head(tokens: list[int] | None = None) -> torch.nn.Module:
     return random_eagle3(layers=LAYERS, states=32, vocabulary=64, tokens=tokens, shape=SHAPE, spread=0.5)
+
+
+def glide() -> torch.nn.Module:
+    return random_glide(random_model("llama"), vocabulary=64, depth=1, shape=SHAPE, spread=0.5)
+
+
+KINDS: dict[str, Callable[[], torch.nn.Module]] = {"EAGLE-3": head, "GliDe": glide}
 
 
 def witnessed(runner: HeadRunner, count: int) -> HeadRunner:
@@ -94,9 +101,10 @@ def test_a_tree_is_read_level_by_level() -> None:
         runner.extend_tree([1, 2], [0, 1], before=1)
 
 
-def played(drafter: Drafter, prompt: Sequence[int], limit: int = 40) -> tuple[list[int], list[Round]]:
+def played(drafter: ModelDrafter, prompt: Sequence[int], limit: int = 40) -> tuple[list[int], list[Round]]:
     target = EagerRunner(random_model("llama"), 64)
-    target.watch(LAYERS)
+    assert isinstance(drafter.runner, HeadRunner)
+    target.watch(drafter.runner.layers)
     with torch.inference_mode():
         prefill(target, drafter, prompt)
         rounds = list(decode(target, drafter, prompt, limit, Sampling()))
@@ -117,9 +125,10 @@ def test_the_text_is_the_targets_own(engine: str, prompt: list[int]) -> None:
 
 
 @pytest.mark.parametrize("engine", HEADS)
-def test_a_tree_of_one_beam_is_the_chain(engine: str) -> None:
-    chain = played(ModelDrafter(HEADS[engine](head()), Constant(4)), TEXT)
-    tree = played(TreeDrafter(HEADS[engine](head()), Constant(4), TreeSize(30, 1)), TEXT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tree_of_one_beam_is_the_chain(kind: str, engine: str) -> None:
+    chain = played(ModelDrafter(HEADS[engine](KINDS[kind]()), Constant(4)), TEXT)
+    tree = played(TreeDrafter(HEADS[engine](KINDS[kind]()), Constant(4), TreeSize(30, 1)), TEXT)
     assert tree[0] == chain[0]
     bare = [
         [replace(one, tree=(), path=(), draft_seconds=0, verify_seconds=0, total_seconds=0) for one in rounds]
@@ -129,14 +138,15 @@ def test_a_tree_of_one_beam_is_the_chain(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", HEADS)
-def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine: str) -> None:
     def new() -> TreeDrafter:
-        return TreeDrafter(HEADS[engine](head()), Constant(3), TreeSize(20, 4))
+        return TreeDrafter(HEADS[engine](KINDS[kind]()), Constant(3), TreeSize(20, 4))
 
     _, rounds = played(new(), TEXT)
     text = list(TEXT)
     target = EagerRunner(random_model("llama"), 64)
-    target.watch(LAYERS)
+    target.watch([*LAYERS, *range(2)])
     for round_ in rounds:
         anew = new()
         target.rollback(0)
