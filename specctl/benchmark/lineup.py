@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from specctl.benchmark.papers import PAPERS, PEERS, Entrant
 from specctl.errors import UsageError
@@ -9,8 +10,12 @@ from specctl.peers.names import PeerSetting, parse_peer
 from specctl.policies import DISTRIBUTION_SIGNALS, LOOKUP_SIGNALS, Signal, nested
 from specctl.profile.schema import DraftTable, Profile
 
+if TYPE_CHECKING:
+    from specctl.models.loading.draft_head import DraftHeadCheckpoint
+
 LACKING = {
-    "accept_prob": "the profile names no head that predicts acceptance",
+    "accept_prob": "the profile names no head of the kind specdec++",
+    "own_accept_prob": "the profile names no head of the kind disco",
     "next_accept_prob": "the draft predicts nothing of its next token",
 }
 """Why a signal cannot be read; without an entry, because a lookup has no distribution."""
@@ -36,7 +41,7 @@ def lineup(profile: Profile, *, oracle: bool = False) -> Lineup:
 
     Args:
         profile: names the models and heads.
-        oracle: whether the runs are compared with bounds, which hold for drafts without leaves.
+        oracle: whether the runs are compared with bounds, which hold for chains.
 
     Raises:
         ModelError: a draft cannot be found.
@@ -45,18 +50,23 @@ def lineup(profile: Profile, *, oracle: bool = False) -> Lineup:
     draft = profile.draft
     if draft is None:
         raise UsageError("--papers has no draft to stop", "name a profile with a draft, or add --draft MODEL")
-    offered = _offered(profile, draft)
+    from specctl.models.loading.found import find_head
+    from specctl.peers.assisted import pairing_obstacle
+
+    head = None if draft.is_lookup else find_head("draft", draft, ("target", profile.target))
+    offered = _offered(draft, head)
     found = Lineup()
     for entrant in PAPERS:
-        if why := _obstacle(entrant, profile, draft, offered, oracle):
+        why = _obstacle(entrant, profile, draft, offered, oracle)
+        if why is None and entrant.tree is not None and head is not None and head.writes_blocks:
+            why = "the draft writes a whole block in one pass"
+        if why:
             found.left_out[entrant.label] = why
         elif entrant.at_every_level:
             found.tables.append(draft.stopped_by(nested([entrant.setting] * len(draft.levels))))
         else:
             alone = draft.model_copy(update={"draft": None, "pre_verify": None})
             found.tables.append(alone.stopped_by(entrant.setting))
-    from specctl.peers.assisted import pairing_obstacle
-
     if why := pairing_obstacle(profile.target, draft):
         found.left_out |= dict.fromkeys(PEERS, why)
     else:
@@ -70,16 +80,15 @@ def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
         yield f"left out, because {why}: {', '.join(name for name, reason in left_out.items() if reason == why)}"
 
 
-def _offered(profile: Profile, draft: DraftTable) -> frozenset[Signal]:
+def _offered(draft: DraftTable, head: "DraftHeadCheckpoint | None") -> frozenset[Signal]:
     """The signals that a policy of the first draft, drafting alone, can read."""
     if draft.is_lookup:
         return LOOKUP_SIGNALS
-    from specctl.models.loading.found import find_head
+    from specctl.models.loading.head_checkpoint import KIND_SIGNALS, locate_head
 
-    head = find_head("draft", draft, ("target", profile.target))
-    signals = {*DISTRIBUTION_SIGNALS}
+    signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
     if draft.head is not None:
-        signals.add("accept_prob")
+        signals.add(KIND_SIGNALS[locate_head(draft.head).kind])
     if head is not None and head.foresees:
         signals.add("next_accept_prob")
     return frozenset(signals)
@@ -95,10 +104,10 @@ def _obstacle(
         offered -= {"entropy"} if any(level.is_lookup for level in draft.levels) else set()
     for signal in sorted(entrant.setting.signals - offered):
         return LACKING.get(signal, "a lookup has no distribution")
-    if entrant.leaves is not None and draft.is_lookup:
+    if entrant.leaves is None and entrant.tree is None:
+        return None
+    if draft.is_lookup:
         return "a lookup knows no other tokens"
-    if entrant.leaves is not None and profile.deterministic:
+    if profile.deterministic:
         return "deterministic passes read chains"
-    if entrant.leaves is not None and oracle:
-        return "--oracle is a bound for drafts without leaves"
-    return None
+    return "--oracle is a bound for chains" if oracle else None

@@ -15,6 +15,7 @@ from specctl.profile import resolve
 
 EVERY_LEVEL = "self-verify at every level"
 LEAVES = "constant:draft_length=4(leaves=confidence)"
+TREES = {"constant:draft_length=6(tree=60)", "svip(tree=60)"}
 FORESIGHT = {"confidence", "cost-optimal:use_foresight=true"}
 
 
@@ -25,16 +26,17 @@ def on(profile: str, *overrides: str, oracle: bool = False) -> Lineup:
 @pytest.mark.parametrize(
     ("profile", "overrides", "left_out"),
     [
-        ("embedded", [], {EVERY_LEVEL, *FORESIGHT}),
-        ("embedded-hsddw", [], {"specdec++", *FORESIGHT}),
-        ("embedded-eagle3", [], {EVERY_LEVEL, *FORESIGHT, *PEERS}),
-        ("embedded-dspark", [], {EVERY_LEVEL, "specdec++", *PEERS}),
-        ("embedded", ["deterministic=true"], {EVERY_LEVEL, *FORESIGHT, LEAVES}),
+        ("embedded", [], {EVERY_LEVEL, "disco", *FORESIGHT}),
+        ("embedded-disco", [], {EVERY_LEVEL, "specdec++", *FORESIGHT}),
+        ("embedded-hsddw", [], {"specdec++", "disco", *FORESIGHT}),
+        ("embedded-eagle3", [], {EVERY_LEVEL, "disco", *FORESIGHT, *PEERS}),
+        ("embedded-dspark", [], {EVERY_LEVEL, "specdec++", "disco", *TREES, *PEERS}),
+        ("embedded", ["deterministic=true"], {EVERY_LEVEL, "disco", *FORESIGHT, LEAVES, *TREES}),
         (
             "embedded-lookup",
             [],
             {EVERY_LEVEL, "max-confidence", "svip", "adaedl", "self-verify", "bandit", "cost-optimal", "specdec++"}
-            | {LEAVES, *PEERS},
+            | {"disco", LEAVES, *TREES, *PEERS},
         ),
     ],
 )
@@ -47,8 +49,8 @@ def test_what_a_pair_cannot_run_is_left_out(profile: str, overrides: Sequence[st
     assert set(sources(field.candidates)) == {one.label for one in field.candidates} - {"none"}, "a row has no paper"
 
 
-def test_bounds_are_for_drafts_without_leaves() -> None:
-    assert LEAVES in on("embedded", oracle=True).left_out
+def test_bounds_are_for_chains() -> None:
+    assert {LEAVES, *TREES} <= set(on("embedded", oracle=True).left_out)
 
 
 def test_of_a_hierarchy_one_row_has_all_drafts() -> None:

@@ -133,6 +133,11 @@ class DraftHeadCheckpoint:
         return any(name.removeprefix("decoder.").startswith("confidence") for name in names)
 
     @property
+    def writes_blocks(self) -> bool:
+        """Whether one pass drafts several tokens."""
+        return self.kind in (HeadKind.DFLASH, HeadKind.DSPARK)
+
+    @property
     def local(self) -> bool:
         """Whether its weights are here."""
         return self.checkpoint.has_weights() or (self.folder / PICKLED).exists()
