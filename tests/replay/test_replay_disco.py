@@ -83,7 +83,7 @@ def test_a_file_keeps_the_heads_of_every_draft(tmp_path: Path) -> None:
 
 def test_a_header_names_the_head_of_each_draft() -> None:
     first, second, below = (toy_disco(seed) for seed in range(3))
-    header = TraceHeader(9, [], [], {}, ["a", "b"], [{"a": first, "b": second}, {"c": below}])
+    header = TraceHeader(9, [], [], {}, ["a", "b"], disco=[{"a": first, "b": second}, {"c": below}])
     assert header.disco_of(None) == [first, below]
     assert header.disco_of("b") == [second, below]
     assert header.disco_of("a head on states") == [first, below]
