@@ -214,9 +214,9 @@ HIERARCHIES = [
         "max_draft eos / budget eos",
     ),
     Hierarchy(
-        "both choose a policy each round",
-        tuple(("bandit", {"arms": ("svip:threshold=0.37", "constant:draft_length=2")}) for _ in range(2)),
-        "policy max_draft eos / policy budget eos",
+        "the upper one chooses a policy each round",
+        (("bandit", {"arms": ("svip:threshold=0.37", "constant:draft_length=2")}), ("constant", {"draft_length": 1})),
+        "policy max_draft eos / max_draft budget eos",
     ),
     Hierarchy(
         "full, tight caps",
