@@ -44,7 +44,7 @@ def rows(text):
 def test_every_policy_that_the_pair_can_run_has_its_row_and_paper(whole):
     results = read_results(whole[0])
     left_out = set(results.header.papers)
-    assert left_out == {"self-verify at every level", "confidence", "cost-optimal:use_foresight=true"}
+    assert left_out == {"self-verify at every level", "disco", "confidence", "cost-optimal:use_foresight=true"}
     shown = rows(whole[1].stdout)
     expected = {one.label: one.source for one in PAPERS if one.label not in left_out} | PEERS
     assert expected.items() <= shown.items()
@@ -63,6 +63,7 @@ def test_what_is_left_out_is_told_once_for_each_reason(whole):
     lines = [line for line in whole[1].stderr.splitlines() if "left out" in line]
     assert lines == [
         "note: left out, because the profile has one draft: self-verify at every level",
+        "note: left out, because the profile names no head of the kind disco: disco",
         "note: left out, because the draft predicts nothing of its next token: confidence, "
         "cost-optimal:use_foresight=true",
     ]
