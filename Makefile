@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes; auto is one for each core.
 WORKERS ?= auto
+# A worker for each core: more threads in each would only wait for one another.
+ONE_THREAD = OMP_NUM_THREADS=1
 # What pip installs as torch, instead of the build that fits this machine: make TORCH="torch==2.13.0"
 TORCH ?=
 
@@ -13,10 +15,10 @@ demo: $(VENV)/installed
 
 # A module's tests stay together: they share fixtures and models.
 test: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope
+	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope
 
 test-all: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope -m ""
+	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope -m ""
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
