@@ -1,17 +1,15 @@
 """Writing DFlash and DSpark heads in speculators' layout, which vLLM loads."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.loading.block_formats import published_names
 from specctl.models.loading.eagle_writing import VERSION, transformer_table
-from specctl.outputs import naming, write_whole
+from specctl.models.loading.network_files import write_network
 
 
 def write_block(folder: Path, head: BlockHead, *, verifier: str, architectures: Sequence[str] = ()) -> None:
@@ -32,17 +30,13 @@ def write_block(folder: Path, head: BlockHead, *, verifier: str, architectures: 
     config, shape = head.config, head.config.shape
     if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
         raise ValueError("speculators' block heads have Qwen3's layers: normed queries and keys, no other biases")
-    weights = {name: head.state_dict()[own].detach().cpu().contiguous() for own, name in published_names(head).items()}
+    weights = {name: head.state_dict()[own] for own, name in published_names(head).items()}
     if head.tokens is not None:
         ids = head.tokens.cpu()
         known = torch.zeros(config.vocabulary, dtype=torch.bool)
         known[ids] = True
         weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    described = _described(head, verifier, list(architectures))
-    write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
+    write_network(folder, weights, _described(head, verifier, list(architectures)))
 
 
 def _described(head: BlockHead, verifier: str, architectures: list[str]) -> dict[str, Any]:

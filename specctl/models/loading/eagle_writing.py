@@ -1,18 +1,16 @@
 """Writing EAGLE heads: EAGLE-3 in speculators' layout, EAGLE-1 in the layout it was published in. vLLM loads both."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.eagle_formats import eagle1_names, eagle3_names
-from specctl.outputs import naming, write_whole
+from specctl.models.loading.network_files import write_network
 
 VERSION = "0.9.0"
 """The version of speculators whose layout is written."""
@@ -36,16 +34,12 @@ def write_eagle3(
         OutputError: a file cannot be written.
     """
     names = eagle3_names(head)
-    weights = {names[own]: weight.detach().contiguous().cpu() for own, weight in head.state_dict().items()}
+    weights = {names[own]: weight for own, weight in head.state_dict().items()}
     if head.tokens is not None:
         ids = head.tokens.cpu()
         weights["d2t"] = ids - torch.arange(len(ids))
         weights["t2d"] = torch.zeros(head.config.vocabulary, dtype=torch.bool).index_fill(0, ids, True)
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    described = _described(head, verifier, list(architectures), ahead)
-    write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
+    write_network(folder, weights, _described(head, verifier, list(architectures), ahead))
 
 
 def write_eagle1(folder: Path, head: Eagle1Head) -> None:
@@ -61,7 +55,7 @@ def write_eagle1(folder: Path, head: Eagle1Head) -> None:
         OutputError: a file cannot be written.
     """
     config = head.config
-    weights = {name: head.state_dict()[own].detach().contiguous().cpu() for own, name in eagle1_names(head).items()}
+    weights = {name: head.state_dict()[own] for own, name in eagle1_names(head).items()}
     described = {
         "architectures": ["LlamaForCausalLM"],
         **transformer_table(config.shape, config.vocabulary, config.num_layers),
@@ -70,10 +64,7 @@ def write_eagle1(folder: Path, head: Eagle1Head) -> None:
         "bias": config.fc_bias,
         "dtype": str(head.fc.weight.dtype).removeprefix("torch."),
     }
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
+    write_network(folder, weights, described)
 
 
 def _described(head: Eagle3Head, verifier: str, architectures: list[str], ahead: int) -> dict[str, Any]:

@@ -5,13 +5,11 @@ verifier's keys with frequencies of base 10,000, which are those of the verifier
 are always the verifier's.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
@@ -20,8 +18,8 @@ from specctl.models.loading.draft_head import GLIDE_ARCHITECTURE
 from specctl.models.loading.eagle_writing import transformer_table
 from specctl.models.loading.head_config import BOOKKEEPING, HeadConfig, layer_shape
 from specctl.models.loading.head_weights import fill, own_weights
+from specctl.models.loading.network_files import write_network
 from specctl.models.loading.verifier_fit import context_of, require_layers, require_same
-from specctl.outputs import naming, write_whole
 
 ROPE_THETA = 10000.0
 """Of its own attention, where a configuration has none."""
@@ -90,7 +88,7 @@ def write_glide(folder: Path, head: GlideHead, *, verifier: str) -> None:
     """
     config, keys = head.config, head.keys
     names = _names(head.state_dict())
-    weights = {names[own]: weight.detach().cpu().contiguous() for own, weight in head.state_dict().items()}
+    weights = {names[own]: weight for own, weight in head.state_dict().items()}
     described = {
         "architectures": [GLIDE_ARCHITECTURE],
         **transformer_table(config.shape, config.vocabulary, config.num_layers),
@@ -101,10 +99,7 @@ def write_glide(folder: Path, head: GlideHead, *, verifier: str) -> None:
         "target_model_name_or_path": verifier,
         "dtype": str(head.lm_head.weight.dtype).removeprefix("torch."),
     }
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
+    write_network(folder, weights, described)
 
 
 def _names(own: Iterable[str]) -> dict[str, str]:

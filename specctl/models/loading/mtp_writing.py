@@ -1,15 +1,13 @@
 """Writing MTP heads in speculators' layout."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.loading.eagle_writing import VERSION
-from specctl.outputs import naming, write_whole
+from specctl.models.loading.network_files import write_network
 
 _PARTS = {
     "eh_proj": "input_proj",
@@ -43,7 +41,7 @@ def write_mtp(
         part, _, rest = own.partition(".")
         return f"mtp_layers.0.{_PARTS[part]}.{rest}" if part in _PARTS else f"mtp_layers.0.{rest}"
 
-    weights = {named(own): weight.detach().cpu().contiguous() for own, weight in head.state_dict().items()}
+    weights = {named(own): weight for own, weight in head.state_dict().items()}
     proposal = {"proposal_type": "greedy", "speculative_tokens": ahead, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     described = {
         "architectures": ["MTPDraftModel"],
@@ -60,7 +58,4 @@ def write_mtp(
         "tie_word_embeddings": False,
         "dtype": str(head.eh_proj.weight.dtype).removeprefix("torch."),
     }
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", json.dumps(described, indent=2) + "\n")
+    write_network(folder, weights, described)
