@@ -1,6 +1,6 @@
 """Drafters as settings describe them: which runner, policy and shape at each level."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
@@ -71,22 +71,23 @@ def build_drafter(
             pair.drafts[draft],
             level.build(),
             level.once,
-            _head(pair, draft, level),
+            head_of(pair.named_heads[draft] if pair.named_heads else {}, level),
         )
         for draft, level in zip(drafts, setting.levels, strict=False)
     ]
     if setting.parallel:
         require_parallel(pair, setting, drafts[0])
         return ParallelDrafter(stages[0].runner, stages[0].policy, record & set(DISTRIBUTION_SIGNALS))
-    if tree_obstacle(pair.target):
-        return compose(stages, record)
-    grows = setting.tree is not None and tree_obstacle(stages[0].runner) is None
-    return compose(stages, record, setting.leaves, setting.tree if grows else None)
+    return compose_for(pair.target, stages, setting, record)
 
 
-def _head(pair: Pair, draft: int, level: Setting) -> TrainedHead | None:
-    """The head of a draft that a setting reads: the one it names, or the first of the kind that it needs."""
-    named = pair.named_heads[draft] if pair.named_heads else {}
+def head_of(named: Mapping[str, TrainedHead], level: Setting) -> TrainedHead | None:
+    """The head of a draft that a setting reads: the one it names, or the first of the kind that it needs.
+
+    Args:
+        named: the draft's heads.
+        level: the setting of this draft.
+    """
     if level.head is not None:
         return named[level.head]
     return first_for(level.signals, named.values()) or next(iter(named.values()), None)
@@ -107,6 +108,16 @@ class Stage:
     policy: StoppingPolicy
     once: bool = False
     head: TrainedHead | None = None
+
+
+def compose_for(
+    target: Runner, stages: Sequence[Stage], setting: Setting, record: Set[Signal] = frozenset()
+) -> Drafter | None:
+    """`compose` with the leaves and trees of a setting, as far as the target and the first stage can read trees."""
+    if not stages or tree_obstacle(target):
+        return compose(stages, record)
+    grows = setting.tree is not None and tree_obstacle(stages[0].runner) is None
+    return compose(stages, record, setting.leaves, setting.tree if grows else None)
 
 
 def compose(

@@ -348,7 +348,7 @@ def test_tokens_are_those_of_generate_under_token_rules() -> None:
     rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
     model: Any = random_model("llama")
     target, draft = (
-        RuledRunner(runner, TokenRules(GenerationConfig(**rules), frozenset(), 64, runner.device))  # type: ignore[no-untyped-call]
+        RuledRunner(runner, TokenRules.of(GenerationConfig(**rules), frozenset(), 64, runner.device))  # type: ignore[no-untyped-call]
         for runner in (EagerRunner(model, 64), EagerRunner(noisy_copy("llama", 0.05), 64))
     )
     one = LeafDrafter(ModelDrafter(draft, Constant(4), laws=True), ConstantLeaves(4))

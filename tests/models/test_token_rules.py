@@ -50,7 +50,7 @@ def generated(settings: dict[str, object], prompt: tuple[int, ...], eos: int | N
 
 def ruled(settings: dict[str, object], eos: frozenset[int] = frozenset()) -> Callable[[Runner], Runner]:
     def wrap(runner: Runner) -> Runner:
-        return RuledRunner(runner, TokenRules(GenerationConfig(**settings), eos, 64, runner.device))
+        return RuledRunner(runner, TokenRules.of(GenerationConfig(**settings), eos, 64, runner.device))
 
     return wrap
 

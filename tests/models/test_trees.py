@@ -226,7 +226,7 @@ def test_compiled_trees() -> None:
 def test_token_rules_hold_along_each_path() -> None:
     config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
     runner, again = (
-        RuledRunner(one, TokenRules(config, frozenset(), VOCABULARY, one.device))
+        RuledRunner(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device))
         for one in (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
     )
     assert tree_obstacle(runner) is None
@@ -247,7 +247,7 @@ def test_token_rules_hold_along_each_path() -> None:
 def test_token_rules_hold_along_each_path_of_a_growing_tree() -> None:
     config: Any = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
     runner, again = (
-        RuledRunner(one, TokenRules(config, frozenset(), VOCABULARY, one.device))
+        RuledRunner(one, TokenRules.of(config, frozenset(), VOCABULARY, one.device))
         for one in (EagerRunner(random_model("llama"), VOCABULARY) for _ in range(2))
     )
     text, tokens, parents = [3, 7, 3, 9], [9, 7, 3, 7, 3, 9], [0, 0, 1, 2, 3]

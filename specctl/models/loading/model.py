@@ -1,5 +1,6 @@
 """From a profile's model table to a model and a tokenizer in memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +45,29 @@ class LoadedModel:
     device: "torch.device"
     dtype: "torch.dtype"
     devices: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: "PreTrainedModel", name: str, devices: Sequence[str] | None = None) -> "LoadedModel":
+        """A transformers model that is in memory.
+
+        Args:
+            model: in eval mode.
+            name: of the model, in messages.
+            devices: every device that holds weights; None for a model of one device.
+        """
+        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+        config = model.config.get_text_config(decoder=True)
+        return cls(
+            name=name,
+            model=model,
+            config=config,
+            eos_ids=eos_ids(model),
+            vocabulary=config.vocab_size if head is None else head.weight.shape[0],
+            device=model.device if inputs.is_meta else inputs.device,
+            dtype=model.dtype,
+            devices=(str(model.device),) if devices is None else tuple(devices),
+        )
 
     @property
     def hidden_size(self) -> int:
@@ -90,19 +114,7 @@ def load_inspected(
     with explained(role, table.model), hushed(verbose):
         model = _read(checkpoint, placement, quantization, table.trust_remote_code)
     _require_numbers(checkpoint, model)
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
-    config = model.config.get_text_config(decoder=True)
-    return LoadedModel(
-        name=table.model,
-        model=model,
-        config=config,
-        eos_ids=eos_ids(model),
-        vocabulary=config.vocab_size if head is None else head.weight.shape[0],
-        device=model.device if inputs.is_meta else inputs.device,
-        dtype=model.dtype,
-        devices=tuple(placement.devices),
-    )
+    return LoadedModel.of(model, table.model, placement.devices)
 
 
 def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTokenizerBase":

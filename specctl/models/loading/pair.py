@@ -224,7 +224,7 @@ def load_pair(
             runners[0 if upper is None else upper + 1].watch(runner.layers)
     eos = eos_ids(target.model, tokenizer)
     if profile.generation_config and target.model.generation_config is not None:
-        rules = [TokenRules(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
+        rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:
             runners = [ruled(runner, own) for runner, own in zip(runners, rules, strict=True)]
     named: list[dict[str, TrainedHead]] = []

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
 from specctl.models.running.forward import Forward as Forward
@@ -247,6 +247,24 @@ class EagerRunner:
             assert isinstance(layer, BufferedLayer), self.no_trees
             layer.move(self._tree, path)
         self.rollback(self._tree + len(path))
+
+    def plain_cache(self, text: Sequence[int]) -> DynamicCache:
+        """A cache of transformers' own layers that holds exactly this text, of which a beginning is cached here.
+
+        Layers of full attention are copied; others may have dropped what they held, so that the text is read again.
+        """
+        self.rollback(len(text))
+        if pending := text[self.length :]:
+            self.extend(pending, keep=0)
+        cache = DynamicCache(config=self._model.config)
+        if all(isinstance(layer, BufferedLayer) for layer in self._cache.layers) and not self._recurrent:
+            for number, layer in enumerate(self._cache.layers):
+                assert isinstance(layer, BufferedLayer), "asked above"
+                cache.update(layer.keys[:, :, : len(text)], layer.values[:, :, : len(text)], number)
+        else:
+            arguments: dict[str, Any] = {self._cache_argument: cache, "logits_to_keep": 1}
+            self._model(input_ids=torch.tensor([list(text)], device=self.device), use_cache=True, **arguments)
+        return cache
 
     def rollback(self, length: int) -> None:
         self._fresh, self._saved = True, False

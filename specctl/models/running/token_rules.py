@@ -96,22 +96,33 @@ def unsupported_in(config: GenerationConfig) -> dict[str, str]:
 
 
 class TokenRules:
-    """The rules of a generation configuration.
+    """Rules about which tokens may follow a text.
 
     Args:
-        config: the target's.
-        eos: ids that end a sequence.
-        vocabulary: V, the pair's shared vocabulary.
-        device: of the logits.
+        processors: logits processors, each a function of the text and the scores alone.
+        device: where they compute; None for where the logits are.
     """
 
-    def __init__(self, config: GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device) -> None:
+    def __init__(self, processors: Iterable[Any], device: torch.device | None = None) -> None:
+        self._processors = LogitsProcessorList(processors)
+        self._device = device
+        self.active = bool(self._processors)
+
+    @classmethod
+    def of(cls, config: GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device) -> "TokenRules":
+        """The rules of a generation configuration.
+
+        Args:
+            config: the target's.
+            eos: ids that end a sequence.
+            vocabulary: V, the pair's shared vocabulary.
+            device: of the logits.
+        """
         context = Context(sorted(eos), vocabulary, str(device))
         rules = rules_in(config)
         if not eos:
             rules.pop("min_length", None)  # nothing can end before it
-        self._processors = LogitsProcessorList([_RULES[name][1](value, context) for name, value in rules.items()])
-        self.active = bool(rules)
+        return cls(_RULES[name][1](value, context) for name, value in rules.items())
 
     def apply(self, logits: torch.Tensor, text: Sequence[int]) -> torch.Tensor:
         """The logits that follow the last R tokens of a text, with the rules applied.
@@ -123,15 +134,15 @@ class TokenRules:
         Returns:
             ``(R, V)`` float32.
         """
-        scores = logits.float()
+        scores = logits.to(self._device or logits.device, torch.float32)
         if not len(scores):
-            return scores
-        ids: Any = torch.tensor([list(text)], device=logits.device)  # (1, T)
+            return scores.to(logits.device)
+        ids: Any = torch.tensor([list(text)], device=scores.device)  # (1, T)
         before = len(text) - len(scores)
         rows = [
             self._processors(ids[:, : before + row], scores[row - 1 : row].clone()) for row in range(1, len(scores) + 1)
         ]
-        return torch.cat(rows)
+        return torch.cat(rows).to(logits.device)
 
 
 class RuledRunner:

@@ -1,0 +1,111 @@
+"""From transformers' logits processors to how tokens are drawn and which rules they follow."""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import (
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specctl.decoding.sampling import Sampling
+from specctl.errors import UsageError
+from specctl.models.running.token_rules import TokenRules
+from specctl.profile.schema import Verification
+
+FILTERS: dict[type, str] = {
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+}
+"""The processors that `Sampling` is, in its order, each with its setting there."""
+RULES = frozenset(
+    {
+        ExponentialDecayLengthPenalty,
+        ForcedBOSTokenLogitsProcessor,
+        ForcedEOSTokenLogitsProcessor,
+        InfNanRemoveLogitsProcessor,
+        MinLengthLogitsProcessor,
+        MinNewTokensLengthLogitsProcessor,
+        NoBadWordsLogitsProcessor,
+        NoRepeatNGramLogitsProcessor,
+        RepetitionPenaltyLogitsProcessor,
+        SequenceBiasLogitsProcessor,
+        SuppressTokensAtBeginLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+    }
+)
+"""The processors that are functions of the text before a token and its scores, so that a verification in one pass can
+apply them position by position."""
+
+
+def sampling_and_rules(
+    processors: Iterable[Any], device: torch.device, *, do_sample: bool, verification: Verification
+) -> tuple[Sampling, TokenRules]:
+    """How ``generate`` draws with these processors.
+
+    Args:
+        processors: as ``generate`` prepares them.
+        device: that they were made for.
+        do_sample: whether tokens are drawn; otherwise filters make no difference, for they keep the likeliest token.
+        verification: how drawn draft tokens are verified.
+
+    Raises:
+        UsageError: a processor is of a class that is not known, a filter comes before a rule or out of `Sampling`'s
+            order, or keeps more tokens than its own setting says.
+    """
+    given = [one for one in processors if type(one) is not LogitNormalization]  # moves all scores of a row alike
+    kinds = [type(one) for one in given]
+    if unknown := [kind.__name__ for kind in dict.fromkeys(kinds) if kind not in RULES and kind not in FILTERS]:
+        raise UsageError(
+            f"generate was given {', '.join(unknown)}, which speculative decoding cannot verify token by token",
+            "Leave it out, or generate without custom_generate. Known are "
+            f"{', '.join(sorted(kind.__name__ for kind in [*RULES, *FILTERS]))}.",
+        )
+    ranks = [[*FILTERS].index(kind) if kind in FILTERS else -1 for kind in kinds]
+    for (one, rank), (other, next_rank) in pairwise(zip(kinds, ranks, strict=True)):
+        if next_rank <= rank and rank >= 0:
+            raise UsageError(
+                f"{one.__name__} comes before {other.__name__}, and the order is rules, temperature, top_k, top_p, "
+                "min_p, each once",
+                "Set them in the generation config, which puts them in this order.",
+            )
+    rules = TokenRules((one for one in given if type(one) in RULES), device)
+    if not do_sample:
+        return Sampling(), rules
+    values: dict[str, Any] = {"temperature": 1.0}
+    for one in given:
+        if (name := FILTERS.get(type(one))) is not None:
+            _require_plain(one)
+            values[name] = getattr(one, name)
+    return Sampling(**values, verification=verification), rules
+
+
+def _require_plain(processor: Any) -> None:
+    """Raise UsageError for a filter that keeps tokens which it would drop, or does not drop them wholly."""
+    settings: Mapping[str, Any] = vars(processor)
+    # `TopKLogitsWarper` has put it into top_k.
+    least = 1 if isinstance(processor, TopKLogitsWarper) else settings.get("min_tokens_to_keep", 1)
+    if least != 1 or settings.get("filter_value", -float("inf")) != -float("inf"):
+        raise UsageError(
+            f"{type(processor).__name__} has min_tokens_to_keep or a filter_value of its own",
+            "Leave both at their defaults.",
+        )

@@ -1,0 +1,256 @@
+"""Speculative decoding inside transformers: ``model.generate(**inputs, custom_generate=speculative(draft))``."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from os import PathLike
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from specctl.api.drafts import Draft, Drafting, Policy
+from specctl.api.request import Request
+from specctl.decoding.composition import Stage, compose_for, head_of
+from specctl.decoding.drafters import Drafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.metrics import Metrics
+from specctl.models.loading.ready import Level, draft_levels, in_memory, target_runners
+from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.runner import Runner
+from specctl.models.running.token_rules import TokenRules, ruled
+from specctl.policies import StoppingPolicy
+from specctl.records import Completion, FinishReason, Round
+
+
+def speculative(
+    draft: Draft = None,
+    policy: Policy = None,
+    *,
+    head: str | PathLike[str] | None = None,
+    streamer: Any = None,
+) -> "Speculative":
+    """A ``custom_generate`` for transformers that writes what ``generate`` would, with a draft.
+
+    Args:
+        draft: a transformers model in memory, a folder or hub id of a model or a draft head, ``prompt:lookup``, or
+            ``embedded:draft``; None for the drafts of a profile.
+        policy: a stopping policy's name, or with settings as ``--policy`` has them: ``"svip:threshold=0.4"``; or a
+            profile, its name or its path, such as the file that ``calibrate`` wrote. By default ``cost-optimal``.
+        head: the acceptance head that ``specdec++`` or ``disco`` reads: a folder, a hub id or ``embedded:NAME``.
+        streamer: a streamer of transformers. It is taken here because ``generate`` passes none on to a custom method.
+
+    Raises:
+        ProfileError: there is no such policy, setting or profile.
+        UsageError: there is no draft, or it does not fit the profile.
+    """
+    return Speculative(Drafting.of(draft, policy, head), streamer)
+
+
+class Speculative:
+    """A decoding method for ``model.generate(..., custom_generate=...)``, exact for greedy decoding and sampling.
+
+    The draft is loaded when the first model generates, and stays. Draws are seeded from torch's global generator, so
+    that ``torch.manual_seed`` repeats a text. Policies that learn keep what they learnt from call to call where their
+    ``carry_over`` says so.
+
+    Args:
+        drafting: which draft, stopped by what.
+        streamer: gets the prompt and the tokens as rounds end.
+
+    Attributes:
+        rounds: those of the last call.
+        metrics: of the last call.
+    """
+
+    def __init__(self, drafting: Drafting, streamer: Any = None) -> None:
+        self.streamer = streamer
+        self.rounds: tuple[Round, ...] = ()
+        self.metrics = Metrics()
+        self._drafting = drafting
+        self._target: _Target | None = None
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_inputs: Any,
+    ) -> "torch.Tensor | GenerateDecoderOnlyOutput":
+        """What ``generate`` calls with the inputs that it has prepared.
+
+        Returns:
+            ``(1, T)`` int64, the prompt and the new tokens; in a `GenerateDecoderOnlyOutput` with the cache of the text
+            without its last token where ``return_dict_in_generate`` asks for one.
+
+        Raises:
+            UsageError: something is asked that speculative decoding cannot do; the message names it.
+            ModelError: the draft cannot be loaded, or the model cannot take back rejected tokens.
+        """
+        request = Request.of(
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_inputs,
+            self._drafting.verification,
+        )
+        target = self._target_of(model)
+        try:
+            new = [token for tokens in self._rounds(target, request) for token in tokens]
+            written = torch.tensor([new], dtype=input_ids.dtype, device=input_ids.device)
+            sequences = torch.cat([input_ids, written], dim=-1)
+            if not request.as_dict:
+                return sequences
+            wanted = model_inputs.get("use_cache", True)
+            cache = target.bare.plain_cache([*request.prompt, *new[:-1]]) if wanted else None
+        finally:
+            target.forget()
+        return GenerateDecoderOnlyOutput(sequences=sequences, past_key_values=cache)  # type: ignore[arg-type]
+
+    def stream(self, model: PreTrainedModel, *args: Any, **settings: Any) -> Iterator[list[int]]:
+        """The new tokens of ``model.generate(*args, **settings)``, a list of ids for each round, as rounds end.
+
+        Closing the iterator ends the text; ``rounds`` then has those that were played.
+        """
+
+        def begin(
+            model: PreTrainedModel,
+            input_ids: torch.Tensor,
+            *,
+            logits_processor: Any,
+            stopping_criteria: Any,
+            generation_config: Any,
+            **model_inputs: Any,
+        ) -> Iterator[list[int]]:
+            verification = self._drafting.verification
+            prepared = logits_processor, stopping_criteria, generation_config, model_inputs
+            return self._rounds(self._target_of(model), Request.of(input_ids, *prepared, verification))
+
+        generate: Callable[..., Iterator[list[int]]] = model.generate  # type: ignore[assignment]
+        with closing(generate(*args, **settings, custom_generate=begin)) as rounds:  # type: ignore[type-var]
+            try:
+                yield from rounds
+            finally:
+                if self._target is not None:
+                    self._target.forget()
+
+    def _target_of(self, model: PreTrainedModel) -> "_Target":
+        if self._target is None or self._target.model is not model:
+            self._target = _Target(model, self._drafting)
+        return self._target
+
+    # Passes must leave no inference tensors in the user's models: training with these would fail.
+    @torch.no_grad()
+    def _rounds(self, target: "_Target", request: Request) -> Generator[list[int], None, None]:
+        """Generate; yields the tokens of each round that stay."""
+        prompt, tokens, rounds, arrivals = request.prompt, list[int](), list[Round](), list[float]()
+        self.rounds, self.metrics = (), Metrics()
+        generator, seed = None, 0
+        if not request.sampling.greedy:
+            seed = int(torch.randint(1 << 62, ()))
+            generator = torch.Generator(target.runner.device).manual_seed(seed)
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor([prompt]))
+        began, away = perf_counter(), 0.0
+        prefilled = began
+        try:
+            for round_ in target.rounds(request, generator):
+                if not rounds:
+                    prefilled = target.prefilled
+                rounds.append(round_)
+                tokens.extend(round_.emitted)
+                arrivals.append(perf_counter() - began - away)
+                count = request.kept(tokens, len(round_.emitted))
+                new = list(round_.emitted)
+                if count is not None:
+                    new = new[: len(new) - (len(tokens) - count)]
+                    del tokens[count:]
+                if self.streamer is not None:
+                    self.streamer.put(torch.tensor(new))
+                paused = perf_counter()
+                yield new
+                away += perf_counter() - paused
+                if count is not None:
+                    break
+            if self.streamer is not None:
+                self.streamer.end()
+        finally:
+            self.rounds = tuple(rounds)
+            ended = bool(tokens) and tokens[-1] in request.eos
+            completion = Completion(
+                prompt=prompt,
+                seed=seed,
+                tokens=tuple(tokens),
+                text="",
+                finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
+                rounds=self.rounds,
+                prefill_seconds=prefilled - began,
+                total_seconds=arrivals[-1] if arrivals else 0.0,
+                first_token_seconds=arrivals[0] if arrivals else 0.0,
+                arrivals=tuple(arrivals),
+            )
+            self.metrics = Metrics.of([completion])
+
+
+class _Target:
+    """A model that generates, with runners for it and its drafts; their caches are empty between calls."""
+
+    def __init__(self, model: PreTrainedModel, drafting: Drafting) -> None:
+        loaded = in_memory(model, "target")
+        self.model = model
+        self.bare, self.runner = target_runners(loaded)
+        self.prefilled = 0.0
+        """When the last prompt had been read."""
+        self._setting = drafting.table.setting
+        self._levels: list[Level] = draft_levels(drafting.table, drafting.given, loaded, self.runner)
+        # One object for all calls, so that policies carry over what they learn.
+        self._policies: list[StoppingPolicy] = [level.build() for level in self._setting.levels]
+
+    def rounds(self, request: Request, generator: torch.Generator | None) -> Iterator[Round]:
+        """Rounds to the end of the text; where the drafts can hold no more the target goes on alone."""
+        self.forget()  # what a call left that ended in an exception
+        target = ruled(self.runner, request.rules) if request.rules.active else self.runner
+        drafter = self._drafter(target, request.rules)
+        room = min((level.runner.context for level in self._levels), default=0) - len(request.prompt)
+        if room < 1:
+            drafter = None
+        text, left = list(request.prompt), request.limit
+        while left:
+            limit = left if drafter is None else min(left, room)
+            prefill(target, drafter, text)
+            self.prefilled = perf_counter()
+            with closing(decode(target, drafter, text, limit, request.sampling, request.eos, generator)) as playing:
+                written = list[int]()
+                for round_ in playing:
+                    written.extend(round_.emitted)
+                    yield round_
+            text, left = [*text, *written], left - len(written)
+            if written[-1] in request.eos:
+                return
+            drafter = None
+
+    def _drafter(self, target: Runner, rules: TokenRules) -> Drafter | None:
+        stages = [
+            Stage(
+                # A lookup has no scores: what it copies against the rules the target rejects.
+                ruled(level.runner, rules)
+                if rules.active and not isinstance(level.runner, LookupRunner)
+                else level.runner,
+                policy,
+                setting.once,
+                head_of(level.heads, setting),
+            )
+            for level, policy, setting in zip(self._levels, self._policies, self._setting.levels, strict=False)
+        ]
+        return compose_for(target, stages, self._setting)
+
+    def forget(self) -> None:
+        """Empty all caches."""
+        for runner in (self.runner, *(level.runner for level in self._levels)):
+            runner.rollback(0)

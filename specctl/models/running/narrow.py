@@ -1,0 +1,45 @@
+"""A draft whose output layer has fewer rows than its target's."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from specctl.models.running.runner import Forward, Runner
+
+
+class NarrowRunner:
+    """A `Runner` whose logits are widened to another model's: what the model has no row for gets probability 0.
+
+    Models of one family pad their output rows to different numbers. Where the tokenizer's size is not known the target
+    keeps all its rows, and a token that the model cannot read is replaced by its last one: that makes drafts worse
+    after such a token, and changes nothing else.
+
+    Args:
+        runner: of the model, with all its rows.
+        rows: how many they are.
+        vocabulary: V, how many there shall be.
+    """
+
+    no_trees = "its draft has fewer output rows than the target"
+
+    def __init__(self, runner: Runner, rows: int, vocabulary: int) -> None:
+        self.runner = runner
+        self.context = runner.context
+        self.device = runner.device
+        self._rows, self._vocabulary = rows, vocabulary
+
+    @property
+    def length(self) -> int:
+        return self.runner.length
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        found = self.runner.extend([min(token, self._rows - 1) for token in tokens], keep, hidden=hidden)
+        missing = self._vocabulary - self._rows
+        logits = torch.nn.functional.pad(found.logits, (0, missing), value=-torch.inf)  # (keep, V)
+        return Forward(logits, found.hidden, found.states)
+
+    def rollback(self, length: int) -> None:
+        self.runner.rollback(length)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self.runner.watch(layers)
