@@ -49,7 +49,7 @@ class Drafting:
             UsageError: there is no draft, or the profile does not fit the draft.
         """
         given = draft if isinstance(draft, PreTrainedModel) else None
-        name = None if draft is None else (given.name_or_path or "draft") if given is not None else os.fspath(draft)
+        name = (draft.name_or_path or "draft") if isinstance(draft, PreTrainedModel) else draft and os.fspath(draft)
         profile = _profile(policy, {"draft.model": name, "draft.head": None if head is None else os.fspath(head)})
         table = profile.draft
         if table is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specctl.api.drafts import Draft, Drafting, Policy
 from specctl.api.request import Request

@@ -39,7 +39,8 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Setting]:
         settings = (setting for name in POLICIES for setting in grid(name, kind, known))
         return [setting for setting in settings if setting.signals <= known]
     if policy not in POLICIES:
-        raise UsageError(f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}")
+        unknown = f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}"
+        raise UsageError(POLICIES.broken.get(policy, unknown))
     points = _paper(policy) if kind == "paper" else _dense(policy)
     return list(dict.fromkeys(Setting.of({"name": policy, **values}) for values in points))
 
@@ -97,7 +98,7 @@ def _paper(policy: str) -> list[dict[str, Any]]:
             return [{"threshold": value} for value in tenths]
         case "confidence":
             return [{"threshold": h} for h in (0.2, 0.4, 0.6, 0.8)]
-    return [{}]
+    return _crossed(**POLICIES[policy].grid)
 
 
 def _dense(policy: str) -> list[dict[str, Any]]:
@@ -124,14 +125,14 @@ def _dense(policy: str) -> list[dict[str, Any]]:
             return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20, LONGEST))
         case "specdec++":
             return _crossed(threshold=_steps(0.05, 0.95, 0.025), max_draft=(7, 10, 20), min_draft=(1, 2))
-    return [{}]
+    return _crossed(**POLICIES[policy].grid)
 
 
 def _steps(low: float, high: float, step: float) -> tuple[float, ...]:
     return tuple(round(low + n * step, 6) for n in range(round((high - low) / step) + 1))
 
 
-def _crossed(**values: tuple[Any, ...]) -> list[dict[str, Any]]:
+def _crossed(**values: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
 
 

@@ -172,9 +172,8 @@ def _head_line(facts: "ModelFacts") -> str:
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
     from specctl.models.loading.memory import gib
-    from specctl.profile.schema import LOOKUP
 
-    if facts.model == LOOKUP:
+    if facts.without_files:
         rows = _model_rows(report.models[0], report)
         return {**dict.fromkeys(rows, "-"), "model": facts.model, "found": facts.found}
     return {

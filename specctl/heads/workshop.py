@@ -195,4 +195,6 @@ def _draft(profile: Profile) -> DraftTable:
         hint = "name one with --draft or in the profile"
         raise UsageError("the profile has no draft to train a head on", hint)
     require_models([profile.draft], "train-head", "name a draft model with --draft")
+    if profile.draft.is_registered:
+        raise UsageError("train-head reads hidden states, and a registered drafter has none", "name a draft model")
     return profile.draft

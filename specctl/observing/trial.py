@@ -13,6 +13,7 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import engine_name
 from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import EagerRunner, Runner, StateReader
 from specctl.models.running.threads import timed
 from specctl.observing.timing import fill, ordinary_tokens, wait
@@ -88,7 +89,10 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
 
 
 def _passes(pair: Pair) -> Iterator[EnginePasses]:
-    runners = [pair.target, *(draft for draft in pair.drafts if not isinstance(draft, StateReader | LookupRunner))]
+    runners = [
+        pair.target,
+        *(draft for draft in pair.drafts if not isinstance(draft, StateReader | LookupRunner | RegisteredRunner)),
+    ]
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {engine_name(runner): runner}

@@ -51,7 +51,7 @@ def pairing_obstacle(target: ModelTable, draft: DraftTable) -> str | None:
     Raises:
         ModelError: a model cannot be found.
     """
-    if draft.is_lookup or find_head("draft", draft, ("target", target)) is not None:
+    if not draft.has_files or find_head("draft", draft, ("target", target)) is not None:
         return "transformers drafts with a whole model only"
     widths = [
         load_config(locate(table, role), table.trust_remote_code).get_text_config(decoder=True).vocab_size

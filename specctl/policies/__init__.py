@@ -11,8 +11,10 @@ from specctl.policies.base import (
     SIGNALS,
     TOP_PROBS,
     TRAINED_SIGNALS,
+    Rule,
     Signal,
     StoppingPolicy,
+    read,
 )
 from specctl.policies.drafting import collect_phase, draft_phase
 from specctl.policies.known import POLICIES
@@ -27,10 +29,12 @@ __all__ = [
     "SIGNAL_NAMES",
     "TOP_PROBS",
     "TRAINED_SIGNALS",
+    "Rule",
     "Setting",
     "Signal",
     "StoppingPolicy",
     "collect_phase",
     "draft_phase",
     "nested",
+    "read",
 ]

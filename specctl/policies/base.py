@@ -1,7 +1,7 @@
 """The interface between drafting and the policies that stop it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from specctl.records import DraftStep, Round
@@ -69,10 +69,13 @@ class Rule(ABC):
 
     Attributes:
         reads: the signals that the policy reads with any settings.
+        grid: for settings by name the values that ``calibrate`` crosses; the policies that ship have theirs in
+            ``calibration/grids.py``.
         keep_trigger, drafts: as in `StoppingPolicy`.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset()
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     keep_trigger = True
     drafts = True
 

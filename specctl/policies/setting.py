@@ -8,6 +8,7 @@ from typing import Any, Literal
 from specctl.policies.base import TRAINED_SIGNALS, Signal, StoppingPolicy
 from specctl.policies.known import POLICIES
 from specctl.policies.leaves import Leaves
+from specctl.policies.registered import RegisteredPolicy
 from specctl.policies.trees import TreeSize
 
 Parallel = bool | Literal["force"]
@@ -159,7 +160,9 @@ class Setting:
 
     def build(self) -> StoppingPolicy:
         """A new policy object of the top level."""
-        return POLICIES[self.policy](**dict(self.values))
+        policy = POLICIES[self.policy](**dict(self.values))
+        origin = POLICIES.origin(self.policy)
+        return policy if origin is None else RegisteredPolicy(policy, f"the policy {self.policy} of {origin}")
 
 
 NONE = Setting("none")

@@ -5,12 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from specctl.errors import ProfileError
+from specctl.plugins import DRAFTER
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaves import Leaves
 from specctl.policies.setting import Parallel
 from specctl.policies.trees import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
-from specctl.profile.embedded import head_path, model_path
+from specctl.profile.embedded import model_path
+from specctl.profile.known_names import EMBEDDED, known_device, known_head, known_model
 from specctl.profile.tables import PromptTable as PromptTable
 from specctl.profile.tables import SamplingTable as SamplingTable
 from specctl.profile.tables import Table as Table
@@ -27,35 +28,6 @@ LOOKUP = "prompt:lookup"
 LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
 """The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
 
-_EMBEDDED = "embedded:"
-_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
-_DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu", "mlu")
-
-
-def _known_device(device: str) -> str:
-    kind, _, index = device.partition(":")
-    if device in _STRATEGIES or (kind in _DEVICES and (device == kind or index.isdecimal())):
-        return device
-    raise ValueError(f"must be {', '.join(_STRATEGIES)}, or a device such as {', '.join(_DEVICES)} or cuda:1")
-
-
-def _known_model(model: str) -> str:
-    if model.startswith(_EMBEDDED):
-        try:
-            model_path(model.removeprefix(_EMBEDDED))
-        except ProfileError as error:
-            raise ValueError(f"is unknown: {error.message}") from error
-    return model
-
-
-def _known_head(head: str) -> str:
-    if head.startswith(_EMBEDDED):
-        try:
-            head_path(head.removeprefix(_EMBEDDED))
-        except ProfileError as error:
-            raise ValueError(f"is unknown: {error.message}") from error
-    return head
-
 
 class ModelTable(Table):
     """One checkpoint and where it runs.
@@ -63,9 +35,9 @@ class ModelTable(Table):
     ``model`` is a hub id, a path, or ``embedded:NAME`` for a model that ships with the package.
     """
 
-    model: Annotated[str, Field(min_length=1), AfterValidator(_known_model)]
+    model: Annotated[str, Field(min_length=1), AfterValidator(known_model)]
     revision: str | None = None
-    device: Annotated[str, AfterValidator(_known_device)] | dict[str, int | str] = "auto"
+    device: Annotated[str, AfterValidator(known_device)] | dict[str, int | str] = "auto"
     """``auto``, a device such as ``cuda:1`` or ``cpu``, an accelerate strategy, or a device_map table."""
     max_memory: dict[str, str] | None = None
     """Memory cap per device for a device_map, e.g. ``{0 = "20GiB", cpu = "60GiB"}``."""
@@ -80,10 +52,20 @@ class ModelTable(Table):
         return self.model == LOOKUP
 
     @property
+    def is_registered(self) -> bool:
+        """Whether it is a drafter that another distribution registers, which has no checkpoint of its own."""
+        return self.model.startswith(DRAFTER)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it has a checkpoint."""
+        return not (self.is_lookup or self.is_registered)
+
+    @property
     def checkpoint(self) -> str:
         """The hub id or path to load; absolute for a model that ships with the package."""
-        if self.model.startswith(_EMBEDDED):
-            return str(model_path(self.model.removeprefix(_EMBEDDED)).absolute())
+        if self.model.startswith(EMBEDDED):
+            return str(model_path(self.model.removeprefix(EMBEDDED)).absolute())
         return self.model
 
 
@@ -120,7 +102,7 @@ class DraftTable(ModelTable):
     for chains."""
     tree_beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] = BEAMS
     """How many tokens of each level of a tree are continued, and by how many tokens each."""
-    head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
+    head: Annotated[str, Field(min_length=1), AfterValidator(known_head)] | None = None
     draft: "DraftTable | None" = None
     pre_verify: Literal["loop", "once"] | None = None
     """How often the faster model drafts for one block: ``loop`` (the default), until the policy stops, or ``once``, so
@@ -204,6 +186,13 @@ class DraftTable(ModelTable):
             raise ValueError("has no place in a draft that copies from the text")
         return value
 
+    @field_validator("head")
+    @classmethod
+    def _of_a_model(cls, head: str | None, info: ValidationInfo) -> str | None:
+        if head is not None and str(info.data.get("model", "")).startswith(DRAFTER):
+            raise ValueError("reads hidden states, and a registered drafter has none")
+        return head
+
     @property
     def levels(self) -> "tuple[DraftTable, ...]":
         """This table and all draft tables below it, from the top down."""
@@ -279,6 +268,8 @@ class Profile(Table):
             raise ValueError(f"model {IN_TARGET!r} names a draft head in the target's files; give it in [draft]")
         if target.is_lookup:
             raise ValueError(f"model {LOOKUP!r} is a draft that copies from the text; give it in [draft]")
+        if target.is_registered:
+            raise ValueError(f"model {target.model!r} is a drafter; give it in [draft]")
         return target
 
     @field_validator("compile")

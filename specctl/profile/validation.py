@@ -67,7 +67,8 @@ def _complete_policy(draft: dict[str, Any], key: Key) -> Mistakes:
     if not isinstance(policy, dict) or not isinstance(name := policy.get("name", DEFAULT_POLICY), str):
         return {}
     if name not in POLICIES:
-        return {(*key, "name"): f"{shown(name)} is not a policy{did_you_mean(name, POLICIES)}"}
+        unknown = f"{shown(name)} is not a policy{did_you_mean(name, POLICIES)}"
+        return {(*key, "name"): POLICIES.broken.get(name, unknown)}
     given = {setting: value for setting, value in policy.items() if setting != "name"}
     try:
         settings = settings_model(name).model_validate(given).model_dump()

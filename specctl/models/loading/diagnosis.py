@@ -21,7 +21,9 @@ from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.token_rules import rules_in
-from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, Profile
+from specctl.plugins import DRAFTER, DRAFTERS
+from specctl.policies import POLICIES
+from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,6 +64,7 @@ class Diagnosis:
 def diagnose(profile: Profile) -> Diagnosis:
     """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head."""
     report = Diagnosis(versions(), device_memory())
+    report.advice += [f"{why}." for why in (*POLICIES.broken.values(), *DRAFTERS.broken.values())]
     if profile.engine == "onnx":
         try:
             require_onnxruntime()
@@ -71,10 +74,13 @@ def diagnose(profile: Profile) -> Diagnosis:
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     tables = model_tables(profile)
     for place, (key, table) in enumerate(tables):
-        facts = ModelFacts(key, table.model)
+        facts = ModelFacts(key, table.model, without_files=not table.has_files)
         report.models.insert(0, facts)
         if table.is_lookup:
             facts.found = "copies from the text"
+            continue
+        if table.is_registered:
+            facts.found = f"of {DRAFTERS.origin(table.model.removeprefix(DRAFTER).partition(':')[0])}"
             continue
         try:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
@@ -224,7 +230,7 @@ def _advise_on_quantization(
 
 def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
     """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
-    target, *drafts = [facts for facts in report.models if facts.draft_head is None and facts.model != LOOKUP]
+    target, *drafts = [facts for facts in report.models if facts.draft_head is None and not facts.without_files]
     sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
     for draft in drafts:
         if draft.key not in tokenizers or not sizes or not target.vocabulary or not draft.vocabulary:

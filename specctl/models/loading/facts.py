@@ -9,6 +9,7 @@ class ModelFacts:
 
     Of a draft head, ``draft_head`` is its kind, ``reads_layers`` the layers of its verifier whose states it reads,
     ``draft_tokens`` how many of the vocabulary's tokens it can draft, and ``trained_on`` the model that its files name.
+    ``without_files`` is what copies from the text or is registered by another distribution.
     """
 
     key: str
@@ -32,3 +33,4 @@ class ModelFacts:
     reads_layers: list[int] = field(default_factory=list)
     draft_tokens: int | None = None
     trained_on: str | None = None
+    without_files: bool = False

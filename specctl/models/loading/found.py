@@ -107,6 +107,8 @@ def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) ->
         table: the draft's.
         verifier: key and table of the model above it, whose own files hold the head if its name is `IN_TARGET`.
     """
+    if not table.has_files:
+        return None
     if table.model == IN_TARGET:
         key, upper = verifier
         return head_in_target(locate(upper, key), role)

@@ -24,6 +24,7 @@ from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.recurrent_state import untested
+from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import Threads, choose
 from specctl.models.running.token_rules import TokenRules, ruled
@@ -42,11 +43,12 @@ class Pair:
         target: runner of the target model.
         drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
             loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`,
-            those of drafts that copy from the text `LookupRunner`.
+            those of drafts that copy from the text `LookupRunner`, of registered drafters `RegisteredRunner`.
         tokenizer: the target's tokenizer.
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
-        models: the transformers models of the runners, the target's first; draft heads and lookups are none. Loaded
+        models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
+            are none. Loaded
             without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
         named_heads: for each draft its trained heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
@@ -93,9 +95,13 @@ class Pair:
         """The devices on which the weights of a draft are, or of the target for None."""
         runner = self.target if draft is None else self.drafts[draft]
         found = {str(runner.device)}
-        if draft is None or not isinstance(runner, StateReader | LookupRunner):
+        if draft is None or not isinstance(runner, StateReader | LookupRunner | RegisteredRunner):
             before = self.drafts[:draft] if draft is not None else ()
-            place = 0 if draft is None else 1 + sum(not isinstance(one, StateReader | LookupRunner) for one in before)
+            place = (
+                0
+                if draft is None
+                else 1 + sum(not isinstance(one, StateReader | LookupRunner | RegisteredRunner) for one in before)
+            )
             # What onnxruntime runs has no weights in torch.
             weights = [weight for model in self.models[place : place + 1] for weight in model.parameters()]
             found |= {str(weight.device) for weight in weights if not weight.is_meta}
@@ -170,12 +176,12 @@ def load_pair(
     elif with_drafts:
         tables = model_tables(profile)
     wanted = [_own_heads(table) if with_heads else [] for _, table in tables[-2::-1]] if heads is None else heads
-    # Lookups are left out here and take their places at the end.
+    # Drafts without files are left out here and take their places at the end.
     places = Places([table for _, table in tables[-2::-1]])
     all_above = above or in_a_row(len(tables) - 1)
     above = places.above(all_above)
     wanted = [wanted[index] for index in places.loaded]
-    tables = [(role, table) for role, table in tables if not table.is_lookup]
+    tables = [(role, table) for role, table in tables if table.has_files]
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
     devices = device_memory()
     verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]

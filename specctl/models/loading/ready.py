@@ -7,16 +7,16 @@ from itertools import pairwise
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import Checkpoint, locate
+from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.found import Found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, require_kind
+from specctl.models.loading.lookups import runner_without_files
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, load_tokenizer
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.cache import cannot_go_back
 from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.engines import EngineSettings, checked
-from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.narrow import NarrowRunner
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.runner import EagerRunner, Runner, StateReader
@@ -59,7 +59,7 @@ def in_memory(model: PreTrainedModel, role: str) -> LoadedModel:
 
 
 def target_runners(target: LoadedModel) -> tuple[EagerRunner, Runner]:
-    """Eager passes of a target with all its output rows, and the same checked once if nothing is known of its family."""
+    """Eager passes of a target with all its output rows, and the same, checked once if its family is not known."""
     bare = EagerRunner(target.model, target.vocabulary)
     unknown = untested(target.model)
     return bare, checked(bare, target.model, target.vocabulary, target.name) if unknown else bare
@@ -87,8 +87,8 @@ def draft_levels(draft: DraftTable, given: PreTrainedModel | None, target: Loade
     devices = device_memory()
     for number, table in enumerate(draft.levels):
         role = ".".join(["draft"] * (number + 1))
-        if table.is_lookup:
-            levels.append(Level(LookupRunner(target.vocabulary)))
+        if not table.has_files:
+            levels.append(Level(runner_without_files(table, target.vocabulary)))
             continue
         here = table if table.device != "auto" else table.model_copy(update={"device": str(target.device)})
         found = Found.of(role, here, upper, devices, "eager")

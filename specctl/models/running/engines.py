@@ -9,6 +9,7 @@ from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
+from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import EagerRunner, PreparedRunner, Runner
 from specctl.models.running.token_rules import RuledRunner
 from specctl.profile.schema import Engine, Profile
@@ -133,6 +134,8 @@ def engine_name(runner: Runner) -> str:
         return "eager"
     if isinstance(runner, LookupRunner):
         return "lookup"
+    if isinstance(runner, RegisteredRunner):
+        return "registered drafter"
     return runner.engine if isinstance(runner, PreparedRunner) else type(runner).__name__
 
 

@@ -1,15 +1,15 @@
-"""For `model.generate(..., custom_generate=FOLDER, trust_remote_code=True, assistant_model=draft)`: a copy of this folder
-in any model's repository, or in one of its own, lets `generate` write with specctl."""
+"""With a copy of this folder: `model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, draft=...)`."""
 
 from functools import lru_cache
+from typing import Any
 
 from specctl import speculative
 
-_kept = lru_cache(maxsize=4)(speculative)  # with the drafts that it has loaded
+kept = lru_cache(maxsize=4)(speculative)  # with the drafts that it has loaded
 
 
-def generate(model, assistant_model=None, draft=None, policy=None, streamer=None, **settings):
-    """`generate` with a draft: `assistant_model`, or by name `draft` ("prompt:lookup", a folder, a hub id)."""
-    fast = _kept(assistant_model if assistant_model is not None else draft, policy)
+def generate(model: Any, draft: Any = None, policy: Any = None, streamer: Any = None, **settings: Any) -> Any:
+    """What `model.generate` writes, with a draft: a model, also as `assistant_model`, or the name of one."""
+    fast = kept(draft if draft is not None else settings.pop("assistant_model", None), policy)
     fast.streamer = streamer
-    return model.generate(**settings, custom_generate=fast)
+    return model.generate(**{**settings, "assistant_model": None}, custom_generate=fast)

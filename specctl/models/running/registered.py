@@ -1,0 +1,82 @@
+"""A drafter of another distribution, which predicts the next token from the text alone."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from specctl.errors import ModelError
+from specctl.models.running.runner import Forward
+from specctl.plugins import DRAFTER, DRAFTERS, PluginError
+
+
+class NextTokens(Protocol):
+    """What a registered drafter is: scores of the next token, from a text of ids. No network is needed.
+
+    Tokens are drawn from its scores as from a model's, so that what is written stays exact whatever it predicts.
+    """
+
+    def logits(self, text: Sequence[int], rows: int) -> torch.Tensor:
+        """Scores ``(rows, V)`` of the tokens that follow the last ``rows`` tokens of the text, any float dtype.
+
+        Row i is for the token after ``text[: len(text) - rows + 1 + i]`` and must not depend on what is behind that.
+        ``-inf`` means never, equal scores mean that nothing is known. The list must not be changed.
+        """
+
+
+class RegisteredRunner:
+    """A `Runner` of a registered drafter: keeps the text for it, and checks what it gives.
+
+    Args:
+        name: of the drafter, with ``drafter:``.
+        vocabulary: V, the pair's shared vocabulary.
+
+    Raises:
+        ModelError: there is no such drafter.
+        PluginError: it cannot be made.
+    """
+
+    no_trees = "a registered drafter reads one text"
+
+    def __init__(self, name: str, vocabulary: int) -> None:
+        short, _, argument = name.removeprefix(DRAFTER).partition(":")
+        if short not in DRAFTERS:
+            raise ModelError(DRAFTERS.broken.get(short, f"there is no drafter {short!r} in this environment"))
+        self.context = 1 << 31
+        self.device = torch.device("cpu")
+        self._what = f"the drafter {short} of {DRAFTERS.origin(short)}"
+        self._vocabulary = vocabulary
+        self._text: list[int] = []
+        try:
+            # Annotated, for what another's code makes is only known to have the method when it is asked.
+            self._model: NextTokens = DRAFTERS[short](vocabulary, argument)  # type: ignore[assignment]
+        except Exception as error:
+            raise PluginError(self._what, "making it", error) from error
+
+    @property
+    def length(self) -> int:
+        return len(self._text)
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none
+        self._text += tokens
+        if not keep:
+            return Forward(torch.zeros(0, self._vocabulary))
+        try:
+            logits = self._model.logits(self._text, keep)
+            if not isinstance(logits, torch.Tensor) or logits.shape != (keep, self._vocabulary):
+                found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+                raise TypeError(f"expected a tensor of shape {(keep, self._vocabulary)}, not {found}")
+            logits = logits.detach().to("cpu", torch.float32)
+            if bool(logits.isnan().any()) or bool((logits.amax(-1) == -torch.inf).any()):
+                raise ValueError("a row has NaN, or no token that may follow")
+        except Exception as error:
+            raise PluginError(self._what, "logits", error) from error
+        return Forward(logits)
+
+    def rollback(self, length: int) -> None:
+        del self._text[length:]
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """Raises IndexError, for it has no layers."""
+        for layer in layers:
+            raise IndexError(f"{self._what} has no layer {layer}")

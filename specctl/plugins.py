@@ -1,0 +1,121 @@
+"""What other distributions register by entry points: stopping policies and drafters, by name.
+
+``[project.entry-points."specctl.policies"]`` and ``[project.entry-points."specctl.drafters"]`` of a distribution name
+classes. They are loaded when a name is asked for that does not ship with the program, or all names are.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from specctl.errors import SpecctlError, reason
+
+Item = TypeVar("Item")
+DRAFTER = "drafter:"
+"""How the model name of a registered drafter begins, in profiles and flags."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9+._-]*", re.I)
+
+
+class Registry(MutableMapping[str, Item], Generic[Item]):
+    """Names and what they stand for: what ships with the program, then what is registered in this environment.
+
+    Args:
+        what: one of them is, in messages.
+        own: those that ship; no other may have their names.
+        group: the entry points of the others.
+        check: makes the item of a loaded object, or raises ValueError with what is wrong with it.
+    """
+
+    def __init__(self, what: str, own: Mapping[str, Item], group: str, check: Callable[[object], Item]) -> None:
+        self._what, self._group, self._check = what, group, check
+        self._own = dict(own)
+        self._added: dict[str, Item] = {}
+        self._broken: dict[str, str] = {}
+        self._origins: dict[str, str] = {}
+        self._looked = False
+
+    def __getitem__(self, name: str) -> Item:
+        return self._own[name] if name in self._own else self._registered()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._registered()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from self._registered()
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._registered())
+
+    def __setitem__(self, name: str, item: Item) -> None:
+        self._own[name] = item
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """For the name of each that cannot be used one sentence that says why, without its full stop."""
+        self._registered()
+        return self._broken
+
+    def origin(self, name: str) -> str | None:
+        """The distribution of a registered name, with its version; None for what ships with the program."""
+        if name in self._own:
+            return None
+        self._registered()
+        return self._origins.get(name)
+
+    def refresh(self) -> None:
+        """Look again at the next question, for distributions that were installed meanwhile."""
+        self._added, self._broken, self._origins, self._looked = {}, {}, {}, False
+
+    def _registered(self) -> Mapping[str, Item]:
+        if not self._looked:
+            self._looked = True  # first of all: a module that is loaded may ask too
+            for entry in sorted(entry_points(group=self._group), key=lambda entry: (entry.name, _origin(entry))):
+                self._load(entry)
+        return self._added
+
+    def _load(self, entry: EntryPoint) -> None:
+        name, origin = entry.name, _origin(entry)
+        try:
+            if not _NAME.fullmatch(name) or name == "all":
+                raise ValueError("its name must be letters, digits, +, ., _ and -, and not 'all'")
+            if name in self._own:
+                raise ValueError("specctl has one of this name")
+            if (first := self._origins.get(name)) is not None:
+                raise ValueError(f"{first} has one of this name")
+            self._added[name] = self._check(entry.load())
+        except (Exception, SystemExit) as error:  # the code of others may raise anything
+            what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {reason(error)}"
+            self._broken[name] = f"the {self._what} {name} of {origin} cannot be used: {what.rstrip('.')}"
+        else:
+            self._origins[name] = origin
+
+
+class PluginError(SpecctlError):
+    """Code of another distribution failed while it was used."""
+
+    def __init__(self, what: str, doing: str, error: Exception) -> None:
+        said = reason(error)
+        super().__init__(
+            f"{what} failed in {doing}: {type(error).__name__}{f': {said}' if said else ''}",
+            "Ask its authors, or use another one; SPECCTL_DEBUG=1 shows where it happened.",
+        )
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+
+
+def _factory(found: object) -> Callable[[int, str], object]:
+    if not callable(found):
+        raise ValueError(f"{found!r} is no class or function that makes a drafter")
+    return found
+
+
+DRAFTERS: Registry[Callable[[int, str], object]] = Registry("drafter", {}, "specctl.drafters", _factory)
+"""Every registered drafter: called with the vocabulary's size V and the text behind its name, it makes an object with
+the method ``logits`` (`specctl.models.running.registered.NextTokens`)."""
