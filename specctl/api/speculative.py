@@ -16,6 +16,8 @@ from specctl.decoding.composition import Stage, compose_for, head_of
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.session import ONE_TEXT
+from specctl.errors import UsageError
 from specctl.metrics import Metrics
 from specctl.models.loading.ready import Level, draft_levels, in_memory, target_runners
 from specctl.models.running.lookup import LookupRunner
@@ -207,6 +209,7 @@ class _Target:
         self.bare, self.runner = target_runners(loaded)
         self.prefilled = 0.0
         """When the last prompt had been read."""
+        self._turn = 0
         self._setting = drafting.table.setting
         self._levels: list[Level] = draft_levels(drafting.table, drafting.given, loaded, self.runner)
         # One object for all calls, so that policies carry over what they learn.
@@ -215,6 +218,8 @@ class _Target:
     def rounds(self, request: Request, generator: torch.Generator | None) -> Iterator[Round]:
         """Rounds to the end of the text; where the drafts can hold no more the target goes on alone."""
         self.forget()  # what a call left that ended in an exception
+        self._turn += 1
+        turn = self._turn
         target = ruled(self.runner, request.rules) if request.rules.active else self.runner
         drafter = self._drafter(target, request.rules)
         room = min((level.runner.context for level in self._levels), default=0) - len(request.prompt)
@@ -230,6 +235,8 @@ class _Target:
                 for round_ in playing:
                     written.extend(round_.emitted)
                     yield round_
+                    if self._turn != turn:
+                        raise UsageError("another text was begun before this one ended", ONE_TEXT)
             text, left = [*text, *written], left - len(written)
             if written[-1] in request.eos:
                 return

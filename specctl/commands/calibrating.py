@@ -52,7 +52,7 @@ def calibrate_one(
     """
     from rich.console import Console
 
-    from specctl.calibration.search import search
+    from specctl.calibration.search import decide
     from specctl.terminal.loading import TerminalProgress, resumable
 
     console = Console(stderr=True, quiet=quiet)
@@ -73,16 +73,7 @@ def calibrate_one(
         raise UsageError("no prompt could be run, so there is nothing to calibrate on")
     old = asked.old if replays_old else None
     with progress.counting("settings", asked.most(old)) as advance:
-        found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
-    if traces.verification not in (None, own.sampling.verification):
-        played, runs = (
-            {"token": "one by one", "block": "as a block"}[each]
-            for each in (traces.header.verification, own.sampling.verification)
-        )
-        found.warnings.append(
-            f"predictions are of draft tokens verified {played}, and live runs verify them {runs} "
-            "(sampling.verification): more are kept as a block"
-        )
+        found = decide(traces, asked, old, traces.costs, own.sampling.verification, advance)
     measured: list[Measured] = []
     if verify and pair is not None:
         from specctl.calibration.live_check import check_live, doubts

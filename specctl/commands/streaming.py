@@ -114,9 +114,10 @@ class Watcher:
         self.shown += "".join(piece.text for piece in pieces)
         if self._view is not None:
             self._view.on_round(round_, pieces)
-        if self._sink is not None and not any(stop in self.shown for stop in self._stops):
-            held = max((len(stop) - 1 for stop in self._stops), default=0)
-            safe = max(self.written, len(self.shown) - held)
+        if self._sink is not None:
+            from specctl.decoding.text import shown_length
+
+            safe = shown_length(self.shown, self.written, self._stops)
             write_text(self._sink, self.shown[self.written : safe])
             self._sink.flush()
             self.written = safe

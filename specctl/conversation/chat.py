@@ -89,6 +89,12 @@ class Chat:
                 self.transcript.undo()
         return turn if written else None
 
+    def ask(self, text: str) -> str:
+        """Say something and return the answer; errors as of `answer`."""
+        self.say(text)
+        turn = self.answer()
+        return "" if turn is None else turn.answer or ""
+
     def _write(self, turn: Turn, on_round: OnRound | None, enough: Callable[[], bool]) -> bool:
         ids = self._prompt_ids()
         number = len(self.transcript.turns) - 1

@@ -1,8 +1,9 @@
 """A loaded pair with one drafter, ready to complete prompts."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from time import perf_counter
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -12,6 +13,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.lookup import LookupRunner
@@ -69,6 +71,17 @@ def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: 
             runner.rollback(0)
 
 
+ONE_TEXT = "Take all of one text, or close it, before the next one."
+
+
+class Turn:
+    """One text that is written with a target's cache."""
+
+
+TURNS: WeakValueDictionary[int, Turn] = WeakValueDictionary()
+"""By the `id` of a target's runner the latest text: several sessions may share a pair, and so its caches."""
+
+
 class Session:
     """Generates with one pair and one drafter; a policy's state carries over between prompts if the policy says so.
 
@@ -85,6 +98,7 @@ class Session:
         self.drafter = drafter
         self._keeps = keep_caches
         self._cached: tuple[int, ...] = ()  # all runners of the pair have cached a part of it, from the start
+        self._turn = Turn()
 
     def generate(
         self,
@@ -107,6 +121,30 @@ class Session:
         Raises:
             RecordError: the prompt fills the context.
         """
+        stops: bool | None = None
+        with closing(self.play(prompt, settings, seed_offset=seed_offset)) as playing:
+            while True:
+                try:
+                    round_ = playing.send(stops)
+                except StopIteration as end:
+                    completion: Completion = end.value
+                    return completion
+                if on_round is not None:
+                    on_round(round_)
+                stops = enough()
+
+    # Applied to the generator so that the mode ends wherever it waits for who takes its rounds.
+    @torch.inference_mode()
+    def play(
+        self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
+    ) -> Generator[Round, bool | None, Completion]:
+        """`generate` round by round: yields each as it ends, and returns the completion.
+
+        Sending True ends the text. The time until the next round is asked for is not counted.
+
+        Raises:
+            UsageError: another text was begun with the pair before this one ended.
+        """
         pair, drafter = self.pair, self.drafter
         limit = min(settings.max_new_tokens, pair.room(prompt))
         # torch takes seeds of 64 bits; a profile or record may have a longer one.
@@ -118,27 +156,31 @@ class Session:
         text: str | None = None
         arrivals: list[float] = []
         interrupted = False
-        watching = 0.0  # seconds in on_round
-        with torch.inference_mode(), ExitStack() as stack:
-            self._roll_back(prompt)
-            began = perf_counter()
-            prefill(pair.target, drafter, prompt)
-            prefilled = perf_counter()
-            decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator)
-            for round_ in stack.enter_context(closing(decoding)):
+        watching = 0.0  # seconds of who takes the rounds
+        if TURNS.get(id(pair.target)) is not self._turn:
+            self._cached = ()  # another session has used the caches
+        self._turn = TURNS[id(pair.target)] = turn = Turn()
+        self._roll_back(prompt)
+        began = perf_counter()
+        prefill(pair.target, drafter, prompt)
+        prefilled = perf_counter()
+        decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator)
+        with closing(decoding):
+            for round_ in decoding:
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
                 # The verdict has reached the host: its tokens are here.
                 arrivals.append(perf_counter() - began - watching)
-                if on_round is not None:
-                    paused = perf_counter()
-                    on_round(round_)
-                    watching += perf_counter() - paused
+                paused = perf_counter()
+                enough = yield round_
+                watching += perf_counter() - paused
+                if TURNS.get(id(pair.target)) is not turn:
+                    raise UsageError("another text was begun with these models before this one ended", ONE_TEXT)
                 if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop)):
                     count, text = found
                     del tokens[count:]
                     break
-                if interrupted := enough():
+                if interrupted := bool(enough):
                     break
             ended = perf_counter()
         if self._keeps:

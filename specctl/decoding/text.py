@@ -53,6 +53,19 @@ class TextStream:
         return shown, _decode(self._tokenizer, self._tokens[self._window :])
 
 
+def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:
+    """How much of a growing text may be shown: no stop string, and nothing that may turn out to begin one.
+
+    Args:
+        text: so far.
+        shown: characters that were shown already.
+        stops: the stop strings.
+    """
+    if any(stop in text for stop in stops):
+        return shown
+    return max(shown, len(text) - max((len(stop) - 1 for stop in stops), default=0))
+
+
 def find_stop(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int], stops: Sequence[str]
 ) -> tuple[int, str] | None:

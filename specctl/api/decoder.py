@@ -1,0 +1,196 @@
+"""A loaded target with its drafts: what `generate` and `chat` of the command line do, as methods."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from os import PathLike, fspath
+from typing import Any, Literal, TypedDict, Unpack, cast
+
+from specctl.conversation.chat import Chat
+from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.session import Session, warm_up
+from specctl.decoding.text import TextStream, shown_length
+from specctl.jsonl import Record
+from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.running.engines import EngineSettings
+from specctl.profile import ResolvedProfile, changed, parse_policy, resolve
+from specctl.profile.schema import PolicyTable, SamplingTable
+from specctl.records import Completion, Round
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""A text, token ids, or the messages of a chat, each with ``role`` and ``content``."""
+
+
+class SamplingSettings(TypedDict, total=False):
+    """The settings of ``[sampling]`` in a profile (docs/profiles.md), for one prompt."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    verification: Literal["token", "block"]
+    max_new_tokens: int
+    seed: int
+    stop: list[str]
+
+
+def load(
+    profile: str | PathLike[str] | None = None,
+    *,
+    target: str | None = None,
+    draft: str | None = None,
+    policy: str | None = None,
+    overrides: Sequence[str] = (),
+    trust_remote_code: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> "Decoder":
+    """Load a pair, chosen as on the command line.
+
+    Args:
+        profile: name or path of a profile; by default the pair of ``target`` and ``draft``, else the profile that
+            ``SPECCTL_PROFILE`` names, else the embedded models.
+        target: a folder or hub id; with a profile it replaces the profile's target.
+        draft: a folder, a hub id, ``prompt:lookup`` or ``drafter:NAME``; it replaces a profile's draft.
+        policy: a stopping policy, optionally with settings: ``"svip:threshold=0.4"``.
+        overrides: ``KEY=VALUE`` texts, as ``--set`` takes them.
+        trust_remote_code: let a profile that was found in ./profiles run a checkpoint's own code.
+        progress: called with the name of each model before it is loaded, and with what an engine prepares.
+
+    Raises:
+        ProfileError: the profile cannot be found or read, or has mistakes, all of which are listed.
+        ModelError: a model cannot be loaded, does not fit, or does not match the others.
+    """
+    name = None if profile is None else fspath(profile)
+    flags: dict[str, Any] = {"target.model": target, "draft.model": draft}
+    flags["draft.policy"] = None if policy is None else parse_policy(policy, "policy")
+    resolved = resolve(name, overrides=overrides, flags=flags, trust_remote_code=trust_remote_code)
+    for note in (*resolved.notes, *resolved.outdated):
+        warnings.warn(note, stacklevel=2)
+    own = resolved.profile
+    pair = load_pair(own, engines=EngineSettings.of(own, notice=progress, progress=progress), progress=progress)
+    if pair.preparing_seconds is not None:
+        setting = own.draft.own_setting if own.draft is not None else None
+        warm_up(pair, own.sampling, leaves=bool(setting and setting.leaves), tree=setting.tree if setting else None)
+    return Decoder(resolved, pair)
+
+
+class Decoder:
+    """A loaded pair. One text is written at a time; policies that learn go on learning from text to text.
+
+    Args:
+        resolved: the profile, with where its values came from.
+        pair: loaded with it.
+
+    Attributes:
+        profile: the checked values in force.
+    """
+
+    def __init__(self, resolved: ResolvedProfile, pair: Pair) -> None:
+        self.resolved, self.pair = resolved, pair
+        self.profile = resolved.profile
+        self._session = Session(pair, None)
+        self._use_drafter()
+
+    @property
+    def policy(self) -> str:
+        """The policy in force with its settings, as ``--policy`` writes it."""
+        return "none" if self.profile.draft is None else self.profile.draft.setting.label
+
+    def use(self, policy: str) -> None:
+        """Switch to another stopping policy; in a hierarchy the target's own draft gets it.
+
+        Raises:
+            ProfileError: there is no such policy or setting, there is no draft, or the policy needs a head.
+        """
+        table = PolicyTable(**parse_policy(policy, "policy"))
+        before = self.profile
+        if before.draft is None:
+            changed(before, f"draft.policy.name={table.name}", "policy")  # tells what is missing
+            return
+        self.profile = before.model_copy(update={"draft": before.draft.model_copy(update={"policy": table})})
+        try:
+            self._use_drafter()
+        except Exception:
+            self.profile = before
+            raise
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        on_round: Callable[[Round], None] | None = None,
+        **sampling: Unpack[SamplingSettings],
+    ) -> Completion:
+        """Complete a prompt.
+
+        Args:
+            prompt: a text, which goes through the chat template where the profile's ``prompt.chat`` says so; messages;
+                or ids.
+            on_round: called with each round as it ends.
+            sampling: settings in place of the profile's.
+
+        Returns:
+            The text, its tokens, why it ended, its rounds and times.
+
+        Raises:
+            RecordError: a setting is wrong, or the prompt is empty, fills the context or needs a missing chat template.
+        """
+        ids, settings = self._prepared(prompt, sampling)
+        return self._session.generate(ids, settings, on_round=on_round)
+
+    def stream(self, prompt: Prompt, **sampling: Unpack[SamplingSettings]) -> Iterator[str]:
+        """`generate` piece by piece: text as rounds end, together the completion's text.
+
+        Closing the iterator ends the text. Errors as of `generate`, when the first piece is asked for.
+        """
+        ids, settings = self._prepared(prompt, sampling)
+        stream = TextStream(self.pair.tokenizer, ids)
+        text, shown = "", 0
+        with closing(self._session.play(ids, settings)) as playing:
+            while True:
+                try:
+                    text += stream.push(next(playing).emitted)
+                except StopIteration as end:
+                    completion: Completion = end.value
+                    break
+                safe = shown_length(text, shown, settings.stop)
+                if safe > shown:
+                    yield text[shown:safe]
+                shown = safe
+        if rest := completion.text[shown:]:
+            yield rest
+
+    def chat(self, system: str | None = None, **sampling: Unpack[SamplingSettings]) -> Chat:
+        """A conversation, whose ``ask`` takes a turn and returns the answer; through the chat template if there is one.
+
+        It shares the models: after a text written between two turns the next one reads the conversation anew.
+
+        Args:
+            system: a system message.
+            sampling: settings in place of the profile's.
+
+        Raises:
+            UsageError: a system message is given, and there is no chat template.
+            RecordError: a setting is wrong.
+        """
+        template = bool(self.pair.tokenizer.chat_template)
+        _, settings = self._prepared([0], sampling)
+        prompt = self.profile.prompt.model_copy(update={"chat": template, "system": system})
+        return Chat(self.pair, self.profile.model_copy(update={"prompt": prompt, "sampling": settings}))
+
+    def _prepared(self, prompt: Prompt, sampling: Mapping[str, Any]) -> tuple[list[int], SamplingTable]:
+        answerer = Answerer(
+            self._session, PromptFormat.of(self.pair.tokenizer, self.profile.prompt), self.profile.sampling
+        )
+        settings = answerer.settings_of(Record(1, None, {"sampling": dict(sampling)}))
+        if isinstance(prompt, str):
+            return answerer.prompts.prompt(prompt), settings
+        if prompt and isinstance(prompt[0], Mapping):
+            return answerer.prompts.messages(cast("Sequence[Mapping[str, str]]", prompt)), settings
+        return [int(token) for token in cast("Sequence[int]", prompt)], settings
+
+    def _use_drafter(self) -> None:
+        draft = self.profile.draft
+        self._session.drafter = None if draft is None else build_drafter(self.pair, draft.setting)

@@ -1,0 +1,8 @@
+"""The folder that lets ``generate`` of transformers write with specctl by name: ``custom_generate=FOLDER``."""
+
+from pathlib import Path
+
+
+def hub_folder() -> Path:
+    """The folder with ``custom_generate/``, to be named in ``custom_generate=`` or copied into a hub repository."""
+    return Path(__file__).parent
