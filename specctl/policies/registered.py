@@ -1,13 +1,18 @@
 """A policy of another distribution at work: what it raises is told as its fault."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from specctl.plugins import PluginError
-from specctl.policies.base import Signal, StoppingPolicy
+from specctl.policies.base import SIGNALS, Signal, StoppingPolicy
 from specctl.records import DraftStep, Round
 
 Answer = TypeVar("Answer")
+UNDRAWN: frozenset[Signal] = frozenset({"entropy", "top_prob"})
+"""The signals that do not depend on the drawn token."""
+DRAWN = sorted(set(SIGNALS) - UNDRAWN)
+NO_TOKEN = -1
 
 
 class RegisteredPolicy:
@@ -16,6 +21,9 @@ class RegisteredPolicy:
     Args:
         policy: decides.
         what: names it and its distribution, in messages.
+
+    A policy that drops the token at which it stops is not shown that token, nor anything that depends on it: that would
+    bias what is written (docs/exactness.md).
 
     Raises:
         PluginError: every method, where the policy raises an exception or gives something else than it should.
@@ -27,6 +35,9 @@ class RegisteredPolicy:
         self.signals: frozenset[Signal] = policy.signals
         self.keep_trigger = policy.keep_trigger
         self.drafts = policy.drafts
+        if not self.keep_trigger and (drawn := sorted(self.signals - UNDRAWN)):
+            error = ValueError(f"{', '.join(drawn)} may not be read by a policy that drops the token at which it stops")
+            raise PluginError(what, "keep_trigger", error)
 
     @property
     def current_threshold(self) -> float | None:
@@ -45,7 +56,8 @@ class RegisteredPolicy:
         return limit
 
     def should_stop(self, step: DraftStep) -> bool:
-        return bool(self._asked("should_stop", lambda: self.policy.should_stop(step)))
+        seen = step if self.keep_trigger else replace(step, token=NO_TOKEN, **dict.fromkeys(DRAWN))
+        return bool(self._asked("should_stop", lambda: self.policy.should_stop(seen)))
 
     def observe(self, round_: Round) -> None:
         self._asked("observe", lambda: self.policy.observe(round_))

@@ -2,7 +2,7 @@
 
 Marks are HTML comments right before a fence. ``run`` (with an exit code other than 0 after a colon) runs a console
 block and compares what it shows; ``file: NAME`` gives the file NAME to the page's commands; ``help: COMMAND`` compares
-lines with that command's help. In shown output ``...`` stands for any lines, ``…`` for the rest of a line, a number for
+lines with that command's help; the ``python`` blocks of a page run one after the other. In shown output ``...`` stands for any lines, ``…`` for the rest of a line, a number for
 any number.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 
@@ -26,6 +27,7 @@ from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.conversation.slash import SLASHES
 from specctl.policies import POLICIES
 from specctl.profile.embedded import model_path
+from specctl.replay import metering
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -122,6 +124,15 @@ def test_commands_show_what_the_page_shows(block: Marked, folder: Path) -> None:
         ran = _run(command)
         assert ran.code == int(block.argument or 0), ran.output
         assert re.fullmatch(_pattern(shown), _numberless(ran.output).rstrip("\n") + "\n"), ran.output
+
+
+@pytest.mark.parametrize("page", dict.fromkeys(one.page for one in marked("python")), ids=lambda page: page.stem)
+def test_python_examples_run_in_their_order(page: Path, folder: Path) -> None:
+    names: dict[str, object] = {}
+    with patch.multiple(metering, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=metering.WARM_UPS + 1):
+        for block in marked("python"):
+            if block.page == page:
+                exec(compile(block.text, f"{page.name}: {block.text.splitlines()[0]}", "exec"), names)
 
 
 def _commands(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -1,0 +1,371 @@
+"""`speculative` as ``custom_generate`` of transformers: what it writes, what it refuses by name, what it tells."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from enumeration import largest_difference, law_of, walk
+from toys import FAMILIES, STOPPING, noisy_copy, random_model
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specctl import hub_folder, speculative
+from specctl.errors import ProfileError, SpecctlError, UsageError
+from specctl.models.loading.ready import ModelError
+from specctl.policies import Setting
+from specctl.profile.embedded import model_path
+
+PROMPT = torch.tensor([[1, 5, 9]])
+LONG = torch.tensor([[*range(1, 20)]])
+CONFIG: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+NOISY = Setting.of({"name": "svip", **STOPPING["svip"]}).label
+
+
+def written(family: str, ids: torch.Tensor = PROMPT, **settings: Any) -> torch.Tensor:
+    return random_model(family).generate(ids, attention_mask=torch.ones_like(ids), **CONFIG | settings)
+
+
+@cache
+def eos_in(family: str) -> int:
+    """A token that plain generation writes after some others."""
+    return int(written(family)[0, -6])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", ["cost-optimal", "constant:draft_length=4", NOISY])
+def test_tokens_are_those_of_plain_generate(family, policy):
+    fast = speculative(noisy_copy(family), policy)
+    for ids in (PROMPT, LONG):
+        assert written(family, ids, custom_generate=fast).equal(written(family, ids))
+    assert fast.metrics.generated_tokens == CONFIG["max_new_tokens"]
+    assert sum(len(round_.emitted) for round_ in fast.rounds) == CONFIG["max_new_tokens"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_end_of_sequence_ends_it(family):
+    fast = speculative(noisy_copy(family), "constant:draft_length=4")
+    end = {"eos_token_id": [eos_in(family)]}
+    assert written(family, **end, custom_generate=fast).equal(written(family, **end))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_cache_that_is_returned_goes_on(family):
+    """Of full attention it is copied, of sliding windows read anew."""
+    fast = speculative(noisy_copy(family), "constant")
+    found = written(family, custom_generate=fast, return_dict_in_generate=True)
+    assert found.sequences.equal(written(family))
+    assert found.past_key_values.get_seq_length() == found.sequences.shape[1] - 1
+    longer = torch.cat([found.sequences, torch.tensor([[3, 4]])], dim=-1)
+    assert written(family, longer, past_key_values=found.past_key_values).equal(written(family, longer))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"suppress_tokens": [11, 33, 34]},
+        {"bad_words_ids": [[11], [33, 34]]},
+        {"sequence_bias": [[[11], -5.0]]},
+        {"min_new_tokens": 12, "eos_token_id": 34},
+        {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 34},
+        {"forced_eos_token_id": 7},
+    ],
+    ids=lambda rules: next(iter(rules)),
+)
+def test_rules_about_tokens_hold(rules):
+    fast = speculative(noisy_copy("llama"), "constant:draft_length=3")
+    expected = written("llama", **rules)
+    assert written("llama", **rules, custom_generate=fast).equal(expected)
+    assert not expected.equal(written("llama")), "the rule changes nothing here"
+    assert fast.metrics.accepted > 0
+
+
+class Until(StoppingCriteria):
+    """Stops behind a token, and notes how long the texts were that it was asked about."""
+
+    def __init__(self, token: int) -> None:
+        self.token, self.asked = token, []
+
+    def __call__(self, input_ids, scores, **_):
+        assert scores is None
+        self.asked.append(input_ids.shape[1])
+        return input_ids[:, -1] == self.token
+
+
+def test_stopping_criteria_are_asked_about_every_token_and_the_tail_is_cut():
+    model, alike = random_model("llama"), Until(eos_in("llama"))
+    fast = speculative(model, "constant:draft_length=7")  # accepts all, so that rounds are long
+    found = written("llama", custom_generate=fast, stopping_criteria=[alike])
+    plain = Until(eos_in("llama"))
+    assert found.equal(written("llama", stopping_criteria=[plain]))
+    assert alike.asked == plain.asked
+    assert sum(len(round_.emitted) for round_ in fast.rounds) > found.shape[1] - PROMPT.shape[1], "nothing was cut"
+    assert fast.metrics.generated_tokens == found.shape[1] - PROMPT.shape[1]
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.texts: list[list[int]] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.texts.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_a_streamer_hears_the_prompt_and_then_every_token():
+    heard = Heard()
+    found = written("llama", custom_generate=speculative(noisy_copy("llama"), "constant", streamer=heard))
+    assert heard.texts[0] == PROMPT[0].tolist()
+    assert [token for text in heard.texts for token in text] == found[0].tolist()
+    assert heard.ended
+
+
+def test_tokens_come_as_rounds_end():
+    model, fast = random_model("llama"), speculative(noisy_copy("llama"), "constant")
+    settings = {**CONFIG, "attention_mask": torch.ones_like(PROMPT)}
+    pieces = list(fast.stream(model, PROMPT, **settings))
+    assert len(pieces) == len(fast.rounds) > 1
+    assert [token for piece in pieces for token in piece] == written("llama")[0, PROMPT.shape[1] :].tolist()
+    stream = fast.stream(model, PROMPT, **settings)
+    assert next(stream) == pieces[0]
+    stream.close()
+    assert len(fast.rounds) == 1
+    assert written("llama", custom_generate=fast).equal(written("llama"))
+
+
+def test_a_text_that_another_one_disturbed_does_not_go_on():
+    model, fast = random_model("llama"), speculative(noisy_copy("llama"), "constant")
+    stream = fast.stream(model, PROMPT, **CONFIG)
+    next(stream)
+    written("llama", LONG, custom_generate=fast)
+    with pytest.raises(UsageError, match="another text"):
+        next(stream)
+
+
+def test_where_the_draft_can_hold_no_more_the_target_goes_on_alone():
+    draft = random_model("llama", layers=1, seed=1)
+    fast = speculative(draft, "constant")
+    written("llama", custom_generate=fast)
+    fast._target._levels[0].runner.context = 10
+    assert written("llama", custom_generate=fast).equal(written("llama"))
+    assert any(round_.steps for round_ in fast.rounds)
+    assert not any(round_.steps for round_ in fast.rounds[-10:])
+    assert written("llama", LONG, custom_generate=fast).equal(written("llama", LONG))
+    assert not any(round_.steps for round_ in fast.rounds)
+
+
+def test_a_failed_call_leaves_nothing_behind():
+    class Fails(StoppingCriteria):
+        def __call__(self, input_ids, scores, **_):
+            raise ValueError("no")
+
+    fast = speculative(noisy_copy("llama"), "constant")
+    with pytest.raises(ValueError, match="no"):
+        written("llama", LONG, custom_generate=fast, stopping_criteria=[Fails()])
+    assert written("llama", custom_generate=fast).equal(written("llama"))
+
+
+# Drafts
+
+
+def tiny(rows: int, seed: int) -> LlamaForCausalLM:
+    """A model of ``rows`` tokens."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=rows, initializer_range=0.8, bos_token_id=None, eos_token_id=0, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("rows", [60, 70])
+def test_a_draft_may_have_other_output_rows(rows):
+    """The target may write ids that a narrower draft cannot read."""
+    fast = speculative(tiny(rows, 1), "constant:draft_length=3")
+    ids = torch.tensor([[63, 5, 62]])
+    for sample in (False, True):
+        torch.manual_seed(1)
+        found = written("llama", ids, custom_generate=fast, do_sample=sample)
+        assert sample or found.equal(written("llama", ids))
+        assert found.shape[1] == ids.shape[1] + CONFIG["max_new_tokens"]
+
+
+def test_a_lookup_drafts():
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+    fast = speculative("prompt:lookup")
+    assert written("llama", ids, custom_generate=fast).equal(written("llama", ids))
+    assert fast.metrics.drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "policy", "head"),
+    [
+        (None, "embedded-eagle3", None),
+        (None, "embedded-hsddw", None),
+        ("embedded:draft", "specdec++", "embedded:draft-head"),
+        (str(model_path("draft")), None, None),
+    ],
+    ids=["draft head", "hierarchy", "acceptance head", "folder"],
+)
+def test_a_draft_by_name(embedded, draft, policy, head):
+    ids = torch.tensor([[5, 300, 7, 42]])
+    fast = speculative(draft, policy, head=head)
+    plain = embedded.generate(ids, max_new_tokens=16, do_sample=False)
+    assert embedded.generate(ids, max_new_tokens=16, do_sample=False, custom_generate=fast).equal(plain)
+    assert fast.metrics.accepted > 0
+    assert not any(parameter.is_inference() for parameter in embedded.parameters())
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return LlamaForCausalLM.from_pretrained(model_path("target"))
+
+
+def test_the_folder_of_the_hub_form():
+    settings = {"custom_generate": str(hub_folder()), "trust_remote_code": True, "policy": "constant"}
+    heard = Heard()
+    found = written("llama", assistant_model=noisy_copy("llama"), streamer=heard, **settings)
+    assert found.equal(written("llama"))
+    assert found[0].tolist() == [token for text in heard.texts for token in text]
+    assert written("llama", draft="prompt:lookup", **settings).equal(written("llama"))
+
+
+# What is refused
+
+
+class Unknown(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_beams": 2}, "num_beams = 2"),
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences = 2"),
+        ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper"),
+        ({"do_sample": True, "epsilon_cutoff": 0.1}, "EpsilonLogitsWarper"),
+        ({"prefix_allowed_tokens_fn": lambda *_: [1, 2]}, "PrefixConstrainedLogitsProcessor"),
+        ({"logits_processor": [Unknown()]}, "Unknown"),
+        ({"do_sample": True, "logits_processor": [TopPLogitsWarper(0.5)], "temperature": 0.5}, "TopPLogitsWarper"),
+        (
+            {"do_sample": True, "top_k": 0, "logits_processor": [TopPLogitsWarper(0.5, min_tokens_to_keep=2)]},
+            "min_tokens_to_keep",
+        ),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt:lookup"),
+        ({"attention_mask": torch.tensor([[0, 1, 1]])}, "padded"),
+        ({"position_ids": torch.tensor([[4, 5, 6]])}, "position_ids"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_verified_is_refused_by_name(settings, named):
+    with pytest.raises(UsageError, match=named):
+        random_model("llama").generate(
+            PROMPT, **{**CONFIG, **settings}, custom_generate=speculative(noisy_copy("llama"))
+        )
+
+
+def test_one_prompt_at_a_time():
+    with pytest.raises(UsageError, match="2 prompts"):
+        written("llama", torch.tensor([[1, 2], [3, 4]]), custom_generate=speculative(noisy_copy("llama")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("small", "nope"), "is not a policy"),
+        (("small", "svip:foo=1"), "unknown setting of svip"),
+        (("small", "specdec++"), "draft.head: is required"),
+        (("prompt:lookup", "svip"), "signals that a lookup does not have"),
+        (("small", "nowhere.toml"), "there is no profile file"),
+        ((), "there is no draft"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_loaded(arguments, message):
+    with pytest.raises(SpecctlError, match=message) as error:
+        speculative(*arguments)
+    assert isinstance(error.value, ProfileError | UsageError)
+
+
+def test_a_draft_with_another_tokenizer_is_an_error(embedded, tmp_path):
+    from checkpoints import save_model
+
+    fast = speculative(str(save_model(tmp_path / "other")))
+    with pytest.raises(ModelError, match="tokenizers differ"):
+        embedded.generate(PROMPT, max_new_tokens=4, custom_generate=fast)
+
+
+# Sampling
+
+
+FILTERED = {"temperature": 0.8, "top_k": 2, "top_p": 0.95, "min_p": 0.02}
+
+
+def exact(model: LlamaForCausalLM, prompt: list[int], length: int, processors: LogitsProcessorList) -> dict[Any, float]:
+    """The probability of every completion, with transformers' own processors in the order of ``generate``."""
+    found: dict[Any, float] = {}
+
+    def grow(text: list[int], chance: float) -> None:
+        new = tuple(text[len(prompt) :])
+        if len(new) == length or (new and new[-1] == 0):
+            found[new] = chance
+            return
+        ids = torch.tensor([text])
+        probs = processors(ids, model(ids).logits[:, -1].float())[0].double().softmax(-1)
+        for token, share in enumerate(probs.tolist()):
+            if share:
+                grow([*text, token], chance * share)
+
+    with torch.no_grad():
+        grow(prompt, 1.0)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["constant:draft_length=2", "svip:threshold=0.36"])
+@pytest.mark.parametrize("rules", [{}, {"repetition_penalty": 1.4}], ids=["", "penalty"])
+def test_every_completion_has_its_exact_probability(policy, rules):
+    target, draft, prompt, length = tiny(3, 2), tiny(3, 5), [1, 2], 3
+    ids = torch.tensor([prompt])
+    fast = speculative(draft, policy)
+    settings = {"do_sample": True, "max_new_tokens": length, "pad_token_id": 0, **FILTERED, **rules}
+    found = law_of(
+        (outcome, chance)
+        for outcome, chance in walk(
+            lambda: tuple(target.generate(ids, **settings, custom_generate=fast)[0, len(prompt) :].tolist())
+        )
+    )
+    filters = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(2), TopPLogitsWarper(0.95), MinPLogitsWarper(0.02)]
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    penalties = [RepetitionPenaltyLogitsProcessor(rules["repetition_penalty"])] if rules else []
+    expected = exact(target, prompt, length, LogitsProcessorList([*penalties, *filters]))
+    assert largest_difference(found, expected) < 3e-7
+    assert largest_difference(found, exact(target, prompt, length, LogitsProcessorList(filters[:1]))) > 1e-2
+
+
+def test_the_state_of_torchs_generator_seeds_a_text():
+    fast = speculative(noisy_copy("llama"), "constant")
+    texts = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        texts.append(written("llama", do_sample=True, custom_generate=fast).tolist())
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[2] != written("llama", do_sample=True, custom_generate=fast).tolist()
+    before = torch.get_rng_state()
+    written("llama", custom_generate=fast)
+    assert torch.get_rng_state().equal(before), "greedy decoding draws nothing"
