@@ -6,10 +6,12 @@ classes. They are loaded when a name is asked for that does not ship with the pr
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from specctl.errors import SpecctlError, reason
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Item = TypeVar("Item")
 DRAFTER = "drafter:"
@@ -74,11 +76,13 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
     def _registered(self) -> Mapping[str, Item]:
         if not self._looked:
             self._looked = True  # first of all: a module that is loaded may ask too
+            from importlib.metadata import entry_points  # slow to import, and rarely needed
+
             for entry in sorted(entry_points(group=self._group), key=lambda entry: (entry.name, _origin(entry))):
                 self._load(entry)
         return self._added
 
-    def _load(self, entry: EntryPoint) -> None:
+    def _load(self, entry: "EntryPoint") -> None:
         name, origin = entry.name, _origin(entry)
         try:
             if not _NAME.fullmatch(name) or name == "all":
@@ -106,7 +110,7 @@ class PluginError(SpecctlError):
         )
 
 
-def _origin(entry: EntryPoint) -> str:
+def _origin(entry: "EntryPoint") -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
 
 

@@ -12,10 +12,11 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session, warm_up
 from specctl.decoding.text import TextStream, shown_length
+from specctl.errors import RecordError, UsageError
 from specctl.jsonl import Record
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.models.running.engines import EngineSettings
-from specctl.profile import ResolvedProfile, changed, parse_policy, resolve
+from specctl.profile import ResolvedProfile, parse_policy, resolve
 from specctl.profile.schema import PolicyTable, SamplingTable
 from specctl.records import Completion, Round
 
@@ -102,13 +103,13 @@ class Decoder:
         """Switch to another stopping policy; in a hierarchy the target's own draft gets it.
 
         Raises:
-            ProfileError: there is no such policy or setting, there is no draft, or the policy needs a head.
+            ProfileError: there is no such policy or setting, or it needs a head.
+            UsageError: there is no draft.
         """
         table = PolicyTable(**parse_policy(policy, "policy"))
         before = self.profile
         if before.draft is None:
-            changed(before, f"draft.policy.name={table.name}", "policy")  # tells what is missing
-            return
+            raise UsageError("there is no draft for a policy to stop", "load the pair with a draft")
         self.profile = before.model_copy(update={"draft": before.draft.model_copy(update={"policy": table})})
         try:
             self._use_drafter()
@@ -189,6 +190,8 @@ class Decoder:
             return answerer.prompts.prompt(prompt), settings
         if prompt and isinstance(prompt[0], Mapping):
             return answerer.prompts.messages(cast("Sequence[Mapping[str, str]]", prompt)), settings
+        if not prompt:
+            raise RecordError("empty_prompt", "the prompt is empty")
         return [int(token) for token in cast("Sequence[int]", prompt)], settings
 
     def _use_drafter(self) -> None:

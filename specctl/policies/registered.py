@@ -1,17 +1,15 @@
 """A policy of another distribution at work: what it raises is told as its fault."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
 from specctl.plugins import PluginError
-from specctl.policies.base import SIGNALS, Signal, StoppingPolicy
+from specctl.policies.base import Signal, StoppingPolicy
 from specctl.records import DraftStep, Round
 
 Answer = TypeVar("Answer")
 UNDRAWN: frozenset[Signal] = frozenset({"entropy", "top_prob"})
 """The signals that do not depend on the drawn token."""
-DRAWN = sorted(set(SIGNALS) - UNDRAWN)
 NO_TOKEN = -1
 
 
@@ -56,7 +54,8 @@ class RegisteredPolicy:
         return limit
 
     def should_stop(self, step: DraftStep) -> bool:
-        seen = step if self.keep_trigger else replace(step, token=NO_TOKEN, **dict.fromkeys(DRAWN))
+        undrawn = DraftStep(step.index, NO_TOKEN, entropy=step.entropy, top_prob=step.top_prob)
+        seen = step if self.keep_trigger else undrawn
         return bool(self._asked("should_stop", lambda: self.policy.should_stop(seen)))
 
     def observe(self, round_: Round) -> None:

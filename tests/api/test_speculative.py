@@ -170,7 +170,7 @@ def test_where_the_draft_can_hold_no_more_the_target_goes_on_alone():
 
 def test_a_failed_call_leaves_nothing_behind():
     class Fails(StoppingCriteria):
-        def __call__(self, input_ids, scores, **_):
+        def __call__(self, *_, **__):
             raise ValueError("no")
 
     fast = speculative(noisy_copy("llama"), "constant")
@@ -247,7 +247,7 @@ def test_the_folder_of_the_hub_form():
 
 
 class Unknown(LogitsProcessor):
-    def __call__(self, input_ids, scores):
+    def __call__(self, _, scores):
         return scores
 
 

@@ -2,8 +2,8 @@
 
 Marks are HTML comments right before a fence. ``run`` (with an exit code other than 0 after a colon) runs a console
 block and compares what it shows; ``file: NAME`` gives the file NAME to the page's commands; ``help: COMMAND`` compares
-lines with that command's help; the ``python`` blocks of a page run one after the other. In shown output ``...`` stands for any lines, ``…`` for the rest of a line, a number for
-any number.
+lines with that command's help; the ``python`` blocks of a page run one after the other. In shown output ``...`` stands
+for any lines, ``…`` for the rest of a line, a number for any number.
 """
 
 import ast
@@ -127,7 +127,8 @@ def test_commands_show_what_the_page_shows(block: Marked, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(one.page for one in marked("python")), ids=lambda page: page.stem)
-def test_python_examples_run_in_their_order(page: Path, folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_python_examples_run_in_their_order(page: Path) -> None:
     names: dict[str, object] = {}
     with patch.multiple(metering, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=metering.WARM_UPS + 1):
         for block in marked("python"):

@@ -1,0 +1,144 @@
+"""`load`, `generate`, `stream`, `chat` and `calibrate`, on the embedded models."""
+
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import specctl
+from specctl.errors import ProfileError, RecordError, UsageError
+from specctl.policies import POLICIES
+from specctl.replay import metering
+
+PROMPT = "Tom had a red kite. One windy day"
+
+
+@pytest.fixture(scope="module")
+def pair() -> specctl.Decoder:
+    return specctl.load("embedded", overrides=["sampling.max_new_tokens=16"])
+
+
+@pytest.fixture(scope="module")
+def alone() -> specctl.Decoder:
+    return specctl.load(target="embedded:target", overrides=["sampling.max_new_tokens=16"])
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys, specctl; dir(specctl); sys.exit(any(name in sys.modules for name in ('torch', 'pydantic')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_every_name_is_there() -> None:
+    assert specctl.POLICIES is POLICIES
+    assert all(getattr(specctl, name) is not None for name in specctl.__all__)
+    assert set(specctl.__all__) <= set(dir(specctl))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = specctl.nothing
+
+
+def test_a_text_is_the_targets_own(pair: specctl.Decoder, alone: specctl.Decoder) -> None:
+    heard = []
+    done = pair.generate(PROMPT, on_round=heard.append)
+    assert done.tokens == alone.generate(PROMPT).tokens
+    assert tuple(heard) == done.rounds
+    assert (pair.policy.partition(":")[0], alone.policy) == ("svip", "none")
+
+
+def test_a_prompt_may_be_ids_or_messages(pair: specctl.Decoder) -> None:
+    ids = pair.pair.tokenizer(PROMPT)["input_ids"]
+    assert pair.generate(ids).tokens == pair.generate(PROMPT).tokens
+    messages = [{"role": "user", "content": PROMPT}]
+    assert pair.generate(messages).text == pair.chat().ask(PROMPT) != pair.generate(PROMPT).text
+    with pytest.raises(RecordError, match="the prompt is empty"):
+        pair.generate([])
+
+
+def test_settings_are_those_of_the_sampling_table(pair: specctl.Decoder) -> None:
+    texts = [pair.generate(PROMPT, temperature=1.0, seed=seed, max_new_tokens=12).text for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    with pytest.raises(RecordError, match=r"sampling\.temperature"):
+        pair.generate(PROMPT, temperature=-1.0)
+    with pytest.raises(RecordError, match="did you mean 'top_k'"):
+        pair.generate(PROMPT, topk=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_pieces_are_the_text(pair: specctl.Decoder, stopped: bool) -> None:
+    whole = pair.generate(PROMPT).text
+    settings = {"stop": [whole[9:12]]} if stopped else {}
+    pieces = list(pair.stream(PROMPT, **settings))
+    assert "".join(pieces) == pair.generate(PROMPT, **settings).text == whole[: 9 if stopped else None]
+    assert len(pieces) > 1
+
+
+def test_a_stream_that_another_text_disturbed_does_not_go_on(pair: specctl.Decoder) -> None:
+    stream = pair.stream(PROMPT)
+    next(stream)
+    pair.generate("The", max_new_tokens=2)
+    with pytest.raises(UsageError, match="another text"):
+        list(stream)
+
+
+def test_a_chat_goes_on_whatever_is_written_between_its_turns(pair: specctl.Decoder) -> None:
+    said = []
+    for between in ((), ("The old man had",)):
+        talk = pair.chat(max_new_tokens=8)
+        said.append([talk.ask("Who are you?")])
+        for prompt in between:
+            pair.generate(prompt)
+        said[-1].append(talk.ask("And then?"))
+    assert said[0] == said[1]
+    assert [turn.answer for turn in talk.transcript.turns] == said[1]
+    assert talk.metrics.sequences == 2
+
+
+def test_two_chats_do_not_disturb_one_another(pair: specctl.Decoder) -> None:
+    one, other = pair.chat(max_new_tokens=6), pair.chat(max_new_tokens=6)
+    said = [(one.ask(text), other.ask(text)) for text in ("Who are you?", "And then?")]
+    assert all(mine == theirs for mine, theirs in said)
+
+
+def test_the_policy_can_be_changed(pair: specctl.Decoder, alone: specctl.Decoder) -> None:
+    text, before = pair.generate(PROMPT).text, pair.policy
+    pair.use("constant:draft_length=2")
+    assert pair.policy == "constant:draft_length=2"
+    done = pair.generate(PROMPT)
+    assert done.text == text
+    assert max(round_.drafted for round_ in done.rounds) == 2
+    for wrong in ("nope", "disco", "svip:c=-1"):
+        with pytest.raises(ProfileError):
+            pair.use(wrong)
+    assert pair.policy == "constant:draft_length=2"
+    pair.use(before)
+    with pytest.raises(UsageError, match="there is no draft"):
+        alone.use("svip")
+
+
+def test_what_a_profile_no_longer_means_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="left out"):
+        specctl.load("embedded", draft="prompt:lookup", policy="constant")
+
+
+def test_a_calibration_becomes_a_profile(pair: specctl.Decoder, tmp_path: Path) -> None:
+    texts = [PROMPT, "Sam saw a big dog."]
+    with patch.multiple(metering, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=metering.WARM_UPS + 1):
+        found = specctl.calibrate(pair, texts, policy="constant", grid="paper", samples=1)
+    assert found.policy == found.found.winner.score.setting.label
+    assert found.ranking[0][1] == max(speed for _, speed in found.ranking) > 0
+    assert any("too few" in warning for warning in found.warnings)
+    assert {one.setting.label for one in found.measured} >= {found.policy, "none"}
+    best = specctl.load(found.write(tmp_path / "fast.toml"))
+    assert best.policy == found.policy
+    assert best.profile.sampling.max_new_tokens == 16
+    assert best.profile.provenance is not None
+    drafting = specctl.speculative(policy=best.profile)._drafting
+    assert drafting.table.setting.label == found.policy
+
+
+def test_without_a_draft_there_is_nothing_to_calibrate(alone: specctl.Decoder) -> None:
+    with pytest.raises(UsageError, match="no draft"):
+        specctl.calibrate(alone)
+    with pytest.raises(UsageError, match="cannot read"):
+        specctl.calibrate(specctl.load("embedded"), "nowhere.jsonl")
