@@ -98,7 +98,7 @@ def test_target_only_decoding_is_generate(family: str) -> None:
 def test_tokens_are_those_of_the_target_alone(family: str) -> None:
     ends: Counter[bool] = Counter()
     for name, drafter in drafters(family).items():
-        for prompt in (ONE, LONG) if name == "constant" else (LONG,):
+        for prompt in PROMPTS if name == "constant" else (LONG,):
             tokens, rounds = written(EagerRunner(recurrent_model(family), 64), drafter, prompt)
             assert tokens == alone(family, prompt), (name, prompt)
             ends.update(0 < round_.accepted < round_.drafted for round_ in rounds)
