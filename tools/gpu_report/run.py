@@ -1,6 +1,6 @@
 """Runs the parts of the report one after the other within a time limit and writes what they found.
 
-    python -m tools.gpu_report FOLDER [--minutes 10] [--parts machine eager] [--rehearse]
+    python -m tools.gpu_report.run FOLDER [--minutes 10] [--parts machine eager] [--rehearse]
 
 A part that crashes or hangs ends alone. FOLDER gets ``report.md`` and ``report.jsonl``, which are written again after
 every part. Exits with 1 if something did not hold or a part did not end well.
@@ -25,7 +25,7 @@ PATIENCE = 5
 def main(arguments: list[str] | None = None) -> int:
     names = [part.name for part in PARTS]
     summary = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m tools.gpu_report", description=summary)
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu_report.run", description=summary)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=10, help="for all parts together (default: 10)")
     parser.add_argument("--parts", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
