@@ -17,6 +17,10 @@ def well(to: Recorder, stage: Stage, *more: str) -> None:
     to.fact("bandwidth", 2.0)
 
 
+def alone(to: Recorder, _: Stage) -> None:
+    to.fact("devices", 0)
+
+
 def knows(to: Recorder, _: Stage) -> None:
     to.note(f"the bandwidth is {to.facts['bandwidth']}")
     to.check("one does not hold", False, "for a reason")

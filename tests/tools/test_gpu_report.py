@@ -73,7 +73,14 @@ def test_without_time_nothing_begins(report: Callable[..., tuple[int, str, list[
     code, page, _ = report(ended("well"), minutes=0)
 
     assert code == 1
-    assert "- The part that well (`well`): skipped" in page
+    assert "- The part that well (`well`): skipped, no time was left" in page
+
+
+def test_without_a_device_nothing_is_measured(report: Callable[..., tuple[int, str, list[Line]]]) -> None:
+    code, page, _ = report(ended("alone"), ended("well"))
+
+    assert code == 1
+    assert "- The part that well (`well`): skipped, there is no CUDA device; --rehearse does without" in page
 
 
 def test_a_rehearsal_says_so(report: Callable[..., tuple[int, str, list[Line]]]) -> None:
@@ -146,8 +153,14 @@ def test_attention_is_timed_for_every_pass(tmp_path: Path) -> None:
     assert broken(lines) == []
 
 
-def test_what_a_token_and_a_round_take_on_pretended_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captures, "SHAPES", (captures.SHAPES[1], captures.SHAPES[1]))
-    lines = found_by(counts.count, tmp_path)
-    told = rows(lines, "Waits and launches")
-    assert len(told) == 6
+def test_what_a_token_and_a_round_take() -> None:
+    """2 a token and 3 a round, in rounds of 2 and of 4.5 tokens."""
+    each, rest = counts.shares([{"waits": 7.0}, {"waits": 12.0}], [2.0, 4.5])
+    assert (each, rest) == ({"waits": 2.0}, {"waits": 3.0})
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair small enough for a simulation in a test."""
+    small = Shape(2, 32, 4, 2, 64, 128, 2048), Shape(1, 32, 4, 2, 64, 128, 2048)
+    monkeypatch.setattr(captures, "SHAPES", small)

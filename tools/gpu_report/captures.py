@@ -123,7 +123,7 @@ def growth(to: Recorder, stage: Stage) -> None:
 
 def late_captures(to: Recorder, stage: Stage) -> None:
     """How much is captured after the warm-up, when requests are timed already."""
-    with stage.cards(clock=("specctl.models.running.graph",)) as cards:
+    with stage.cards(timed=True) as cards:
         tiny = Tiny.on(cards, "cuda:0", "cuda:0")
         pair = tiny.pair("graph")
         settings = SamplingTable(max_new_tokens=24)
@@ -138,7 +138,7 @@ def late_captures(to: Recorder, stage: Stage) -> None:
         usual = sorted(rounds)[0]
         to.row("After the warm-up", **{"capturing ms": spent * 1e3, "slowest round ms": max(rounds) * 1e3})
         told = f"slowest round {max(rounds) * 1e3:.1f} ms, slowest of the best request {usual * 1e3:.1f} ms"
-        stage.judge(to, "no round's time has a capture in it", max(rounds) <= SLOWER * usual, told)
+        to.check("no round's time has a capture in it", max(rounds) <= SLOWER * usual, told)
 
 
 def _writes(

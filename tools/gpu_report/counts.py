@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,62 +13,76 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
+from specctl.records import Completion
 from tools.gpu_report.captures import Tiny
 from tools.gpu_report.record import Recorder
 from tools.gpu_report.stage import Cards, Stage
 
 LENGTHS = (2, 5)
 """Tokens of a draft, from whose difference the share of one token is told."""
-SHORT, LONG = 12, 36
+SHORT, LONG = 10, 24
 """Tokens of a completion, from whose difference the prompt's share is left out."""
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
 COPIES = ("cudaMemcpyAsync", "cudaMemcpy", "cudaMemsetAsync")
+NAMES = ("waits", "launches", "copies")
 Counts = Counter[str]
+Shares = dict[str, float]
 
 
 def count(to: Recorder, stage: Stage) -> None:
     """A table by engine and temperature; of the synthetic pair, in a rehearsal of a tiny one."""
+    stage.keep_from_cudnn()
     with stage.cards() as cards:
         tiny = Tiny.on(cards, "cuda:0", "cuda:0") if stage.rehearsal else None
         for engine in ("eager", "static", "graph"):
             settings: Any = EngineSettings(engine=engine, notice=to.note)
             pair = stage.pair(settings) if tiny is None else tiny.pair(engine)
             for temperature in (0.0, 1.0):
-                token, rest = _split(pair, stage, cards, temperature)
+                token, rest = _measured(pair, stage, cards, temperature)
                 to.row(
                     "Waits and launches",
                     engine=engine_name(pair.target),
                     temperature=temperature,
-                    **{f"{name} a drafted token": token[name] for name in ("waits", "launches", "copies")},
-                    **{f"{name} a round besides": rest[name] for name in ("waits", "launches", "copies")},
+                    **{f"{name} a drafted token": token[name] for name in NAMES},
+                    **{f"{name} a round besides": rest[name] for name in NAMES},
                 )
 
 
-def _split(pair: Pair, stage: Stage, cards: Cards, temperature: float) -> tuple[dict[str, float], dict[str, float]]:
-    """What a drafted token and the rest of a round take, by least squares over two lengths of drafts."""
-    means: list[dict[str, float]] = []
-    tokens: list[float] = []
+def _measured(pair: Pair, stage: Stage, cards: Cards, temperature: float) -> tuple[Shares, Shares]:
+    """What a drafted token and the rest of a round take."""
+    means: list[Mapping[str, float]] = []
+    lengths: list[float] = []
     for length in LENGTHS:
         session = Session(pair, build_drafter(pair, Setting.of({"name": "constant", "draft_length": length})))
-        found: list[Counts] = []
-        sizes: list[tuple[int, int]] = []
-        for limit in (LONG, SHORT, LONG):  # the first captures or compiles what the others run
+        runs: dict[int, tuple[Completion, Counts]] = {}
+        for limit in (LONG, SHORT, LONG, SHORT):  # the first two capture or compile what the others run
             settings = SamplingTable(temperature=temperature, max_new_tokens=limit)
 
-            def work(session: Session = session, settings: SamplingTable = settings) -> Any:
+            def work(session: Session = session, settings: SamplingTable = settings) -> Completion:
                 return session.generate(stage.prompt(40), settings)
 
-            done, counted = _counted(work, cards)
-            found.append(counted)
-            sizes.append((len(done.rounds), sum(round_.drafted for round_ in done.rounds)))
-        rounds, drafted = (long - short for long, short in zip(sizes[2], sizes[1], strict=True))
-        means.append({name: (found[2][name] - found[1][name]) / rounds for name in ("waits", "launches", "copies")})
-        tokens.append(drafted / rounds)
-    each = {name: (means[1][name] - means[0][name]) / (tokens[1] - tokens[0]) for name in means[0]}
-    return each, {name: means[0][name] - tokens[0] * each[name] for name in each}
+            runs[limit] = _counted(work, cards)
+        (short, few), (long, many) = runs[SHORT], runs[LONG]
+        rounds = len(long.rounds) - len(short.rounds)
+        drafted = sum(round_.drafted for round_ in long.rounds) - sum(round_.drafted for round_ in short.rounds)
+        means.append({name: (many[name] - few[name]) / rounds for name in NAMES})
+        lengths.append(drafted / rounds)
+    return shares(means, lengths)
 
 
-def _counted(work: Callable[[], Any], cards: Cards) -> tuple[Any, Counts]:
+def shares(means: Sequence[Mapping[str, float]], lengths: Sequence[float]) -> tuple[Shares, Shares]:
+    """The line through two points: what each drafted token adds, and what a round takes besides.
+
+    Args:
+        means: of a round with short drafts, and with long ones.
+        lengths: tokens of these drafts, the mean of all rounds.
+    """
+    (short, long), more = means, lengths[1] - lengths[0]
+    each = {name: (long[name] - short[name]) / more for name in short}
+    return each, {name: short[name] - lengths[0] * each[name] for name in short}
+
+
+def _counted(work: Callable[[], Completion], cards: Cards) -> tuple[Completion, Counts]:
     """What some work gives, and what it made the host do."""
     if cards.pretended is not None:
         cards.pretended.ledger.clear()

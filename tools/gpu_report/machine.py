@@ -19,15 +19,18 @@ def examine(to: Recorder, stage: Stage) -> None:
     """Tell versions and devices, check that torch can use the cards, and measure the bandwidth."""
     found, cudnn = graphics(), torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     for name, value in {**versions(), "driver": found.driver, "cuDNN": cudnn}.items():
-        to.row("Versions", name=name, version=str(value))
+        to.row("Versions", name=name, version=None if value is None else str(value))
     for device in device_memory():
         to.row(
             "Devices", device=device.name, **{"is": device.label, "memory": gib(device.total), "free": gib(device.free)}
         )
     for obstacle in found.obstacles:
         to.check("torch can use the cards", False, obstacle)
+    to.fact("devices", found.usable)
     if not stage.rehearsal:
-        to.check("torch sees a CUDA device", torch.cuda.is_available(), f"{torch.cuda.device_count()} devices")
+        to.check("torch sees a CUDA device", found.usable > 0, f"{found.usable} devices")
+        if not found.usable:
+            return
     _attention(to, stage)
     speed = measured(stage.device, MOST)
     to.fact("bandwidth", speed)

@@ -43,7 +43,7 @@ PARTS: tuple[Part, ...] = (
     _captured("failed-capture", "A capture that fails, and what it leaves", "failed_capture"),
     _captured("growth", "Buffers that grow under another model's graphs", "growth"),
     Part("rare-tokens", "Whether rare tokens get their due", f"{HERE}.draws:rare_tokens", 45),
-    Part("prompt", "The prompt's time and the device's", f"{HERE}.prompts:prompt_time", 60),
+    Part("prompt", "The prompt's time and the device's", f"{HERE}.prompts:prompt_time", 60, (), "pretended"),
     Part("texts", "Texts by engine, in float32", f"{HERE}.texts:same_texts", 90),
     _engine("graph", "The graph engine", "graph", "plain"),
     _engine("eager", "The eager engine", "eager", "plain"),

@@ -20,12 +20,14 @@ class Recorder:
 
     def __init__(self, path: Path, part: str, facts: Mapping[str, Any]) -> None:
         self._path, self._part, self.facts = path, part, facts
-        self.failed = 0
 
     def check(self, claim: str, held: bool, detail: str = "") -> None:
         """A claim that is tested: whether it held, and the numbers by which that was told."""
-        self.failed += not held
         self._write("check", claim=claim, held=bool(held), detail=detail)
+
+    def unjudged(self, claim: str, detail: str = "") -> None:
+        """A claim that cannot be tested here."""
+        self._write("check", claim=claim, held=None, detail=detail)
 
     def row(self, table: str, **values: object) -> None:
         """A row of a table; columns in the order of the values."""

@@ -71,8 +71,8 @@ class Report:
         """The same for people."""
         return "\n".join(self._markdown()) + "\n"
 
-    def _checks(self, *, held: bool) -> list[Line]:
-        return [line for line in self.lines if line["kind"] == "check" and line["held"] == held]
+    def _checks(self, *, held: bool | None) -> list[Line]:
+        return [line for line in self.lines if line["kind"] == "check" and line["held"] is held]
 
     def _markdown(self) -> Iterator[str]:
         yield "# specctl on this machine's GPU"
@@ -81,10 +81,13 @@ class Report:
             where = "tiny models on the CPU and on pretended devices"
             yield from (f"**A REHEARSAL without a device: {where}. No figure is a GPU's.**", "")
         yield f"{self.verdict[0].upper()}{self.verdict[1:]}."
-        for title, held in (("What did not hold", False), ("What held", True)):
+        titles = {"What did not hold": False, "What held": True, "Not judged in a rehearsal": None}
+        for title, held in titles.items():
             yield from _section(title, [_claim(line) for line in self._checks(held=held)])
         ended = [pair for pair in self.outcomes if pair[1].state != "done"]
-        yield from _section("Not answered", [f"{part.title} (`{part.name}`): {how.state}" for part, how in ended])
+        reasons = {part.name: f", {how.output}" if how.state == "skipped" else "" for part, how in ended}
+        told = [f"{part.title} (`{part.name}`): {how.state}{reasons[part.name]}" for part, how in ended]
+        yield from _section("Not answered", told)
         for part, outcome in ended:
             if outcome.output and outcome.state != "skipped":
                 yield from ("", f"`{part.name}` ended with", "", "```text", *outcome.output.splitlines()[-15:], "```")

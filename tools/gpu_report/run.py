@@ -43,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         limit = part.limit * (PATIENCE if given.rehearse else 1)
         if left < min(LEAST, limit):
             outcome = Outcome("skipped", 0.0, [], "no time was left")
+        elif not given.rehearse and facts_in(report.lines).get("devices") == 0:
+            outcome = Outcome("skipped", 0.0, [], "there is no CUDA device; --rehearse does without")
         else:
             print(f"{perf_counter() - began:5.0f} s  {part.title}", file=sys.stderr, flush=True)
             outcome = run_part(part, min(limit, left), facts_in(report.lines), rehearse=given.rehearse)

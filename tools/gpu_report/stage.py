@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tools.gpu_report.record import Recorder
 
 TESTS = Path(__file__).parents[2] / "tests"
+SLOW = 1e-4
+"""Seconds that a kernel takes of simulated devices that are slower than their host, as with models of real size."""
 AGREEMENT = 0.8
 """Share of positions at which target and draft of the synthetic pair choose the same token."""
 
@@ -32,6 +35,10 @@ class Cards:
 
     count: int
     pretended: Any = None
+
+    def now(self) -> float:
+        """Seconds by the clock that specctl reads."""
+        return perf_counter() if self.pretended is None else float(self.pretended.clock.read())
 
     def put(self, model: "PreTrainedModel", device: str) -> "PreTrainedModel":
         """A copy of a model on a device."""
@@ -76,12 +83,12 @@ class Stage:
         return rehearsed if self.rehearsal else usual
 
     @contextmanager
-    def cards(self, count: int = 1, clock: tuple[str, ...] = ()) -> Iterator[Cards]:
+    def cards(self, count: int = 1, *, timed: bool = False) -> Iterator[Cards]:
         """Use CUDA devices.
 
         Args:
             count: how many a rehearsal pretends.
-            clock: modules whose clock is the simulation's in a rehearsal.
+            timed: whether specctl reads a simulated clock in a rehearsal, by which devices are slower than the host.
         """
         import torch
 
@@ -89,9 +96,11 @@ class Stage:
             yield Cards(torch.cuda.device_count())
             return
         sys.path.insert(0, str(TESTS))
-        from pretend_cuda import Devices  # type: ignore[import-not-found]
+        from pretend_cuda import Costs, Devices  # type: ignore[import-not-found]
 
-        with Devices(count, clock=clock) as pretended:
+        clocked = [name for name in sys.modules if name.startswith("specctl.") and _times(sys.modules[name])]
+        costs = Costs(kernel=SLOW, node=SLOW)
+        with Devices(count, clock=tuple(clocked) if timed else (), costs=costs if timed else None) as pretended:
             yield Cards(count, pretended)
 
     def wait(self) -> None:
@@ -135,15 +144,25 @@ class Stage:
         return [97 + place * place * 7 % 26 for place in range(tokens)]
 
     def judge(self, to: "Recorder", claim: str, held: bool, detail: str) -> None:
-        """A check of times, which prove nothing in a rehearsal: there it becomes a note."""
+        """A check of times, or of a device's own tests; in a rehearsal they prove nothing and are not judged."""
         if self.rehearsal:
-            to.note(f"not judged in a rehearsal: {claim} ({detail})")
+            to.unjudged(claim, detail)
         else:
             to.check(claim, held, detail)
+
+    def keep_from_cudnn(self) -> None:
+        """Keep torch from cuDNN's attention for the rest of the process, which plans anew for every new length."""
+        import torch
+
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
     def attention(self, *, cudnn: bool) -> AbstractContextManager[None]:
         """Let torch choose cuDNN's attention, or keep it from that; as before afterwards."""
         return _cudnn(cudnn) if not self.rehearsal else nullcontext()
+
+
+def _times(module: Any) -> bool:
+    return getattr(module, "perf_counter", None) is perf_counter
 
 
 @contextmanager
