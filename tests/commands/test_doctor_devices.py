@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from checkpoints import llama_config, save_model
+from toys import random_model
 from transformers import MixtralConfig
 from typer.testing import CliRunner
 
@@ -18,8 +20,10 @@ from specctl.models.loading import cards, diagnosis
 from specctl.models.loading.bandwidth import Bandwidth, bandwidth, published
 from specctl.models.loading.cards import Card, Graphics, parsed
 from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.engine_choice import EngineChoice
+from specctl.models.loading.engine_choice import ONNX_IF_FASTER, EngineChoice, engine_choice
 from specctl.models.loading.memory import DeviceMemory
+from specctl.models.onnx.automatic import LARGEST, PACKAGES
+from specctl.models.running.engines import EngineSettings, build_runner, engine_name
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 GIB = 1 << 30
@@ -215,3 +219,20 @@ def test_a_device_that_is_there_is_measured() -> None:
     assert bandwidth(card(), 5 * GIB, here=True, measure=measure) == Bandwidth(1e12, "measured")
     assert bandwidth(card(free=GIB), 5 * GIB, here=True, measure=measure) == Bandwidth(1e12, "measured")
     assert asked == [("cuda:0", 5 * GIB), ("cuda:0", GIB // 4)]
+
+
+@pytest.mark.parametrize("compile_", [True, False], ids=["compiled", "plain"])
+@pytest.mark.parametrize("engine", ["auto", "eager", "static", "graph"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_engine_is_the_one_that_is_built(family: str, engine: Any, compile_: bool) -> None:
+    model = random_model(family)
+    settings = EngineSettings(engine=engine, compile=compile_)
+    choice = engine_choice(model, settings, ["cpu"], LARGEST + 1, None)
+    assert choice.engine == engine_name(build_runner(model, 60, "it", settings))
+
+
+@pytest.mark.parametrize("quantised", [None, "torchao"])
+def test_onnx_is_chosen_where_it_could_be_faster(quantised: str | None) -> None:
+    choice = engine_choice(random_model("llama"), EngineSettings(), ["cpu"], 1000, quantised)
+    there = all(find_spec(package) for package in PACKAGES)
+    assert (choice.engine == ONNX_IF_FASTER) == (there and quantised is None)

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from tools.gpu_report import attention, captures, counts, draws, speeds
+from specctl.decoding import session
+from specctl.models.running.cuda_capture import CudaCapture
+from tools.gpu_report import attention, captures, counts, draws, prompts, speeds
 from tools.gpu_report import run as command
 from tools.gpu_report.parts import PARTS, Part
 from tools.gpu_report.process import run_part
 from tools.gpu_report.record import Line, Recorder, lines_of
 from tools.gpu_report.stage import Stage
+from tools.synthetic.shapes import Shape
 
 REHEARSAL = Stage(rehearsal=True)
 
@@ -114,7 +117,7 @@ def rows(lines: list[Line], table: str) -> list[dict[str, Any]]:
 
 
 def broken(lines: list[Line]) -> list[str]:
-    return [line["claim"] for line in lines if line["kind"] == "check" and not line["held"]]
+    return [line["claim"] for line in lines if line["kind"] == "check" and line["held"] is False]
 
 
 def test_speeds_of_an_engine(tmp_path: Path) -> None:
@@ -160,7 +163,28 @@ def test_what_a_token_and_a_round_take() -> None:
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair small enough for a simulation in a test."""
     small = Shape(2, 32, 4, 2, 64, 128, 2048), Shape(1, 32, 4, 2, 64, 128, 2048)
     monkeypatch.setattr(captures, "SHAPES", small)
+
+
+@pytest.mark.usefixtures("small_pair")
+def test_the_prompts_time_by_a_simulated_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broken(found_by(prompts.prompt_time, tmp_path)) == []
+    monkeypatch.setattr(session, "wait", lambda *_: None)
+    assert broken(found_by(prompts.prompt_time, tmp_path)) == ["the time told for a prompt is the device's"]
+
+
+@pytest.mark.usefixtures("small_pair")
+def test_captures_on_a_second_simulated_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broken(found_by(captures.second_card, tmp_path)) == []
+
+    def nothing(_: CudaCapture, step: Callable[[], Any]) -> Callable[[], Any]:
+        """A graph of a pass that went elsewhere: what it leaves is always the same."""
+        results = step()
+        return lambda: results
+
+    monkeypatch.setattr(CudaCapture, "__call__", nothing)
+    wrong = broken(found_by(captures.second_card, tmp_path))
+    assert "target on cuda:1, draft on cuda:1: captured passes write what eager ones write" in wrong

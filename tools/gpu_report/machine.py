@@ -56,4 +56,4 @@ def _attention(to: Recorder, stage: Stage) -> None:
     load_model(ModelTable(model="embedded:draft", device=stage.device), role="draft")
     allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     to.fact("cudnn", allowed)
-    to.check("a loaded model keeps torch from cuDNN's attention", not allowed, "it plans anew for every new length")
+    stage.judge(to, "a loaded model keeps torch from cuDNN's attention", not allowed, "it plans for every new length")

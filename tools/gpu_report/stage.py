@@ -151,10 +151,10 @@ class Stage:
             to.check(claim, held, detail)
 
     def keep_from_cudnn(self) -> None:
-        """Keep torch from cuDNN's attention for the rest of the process, which plans anew for every new length."""
-        import torch
+        """Let torch do without cuDNN's attention for the rest of the process, as loading a model does."""
+        from specctl.models.loading.model import prefer_own_attention
 
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        prefer_own_attention([self.device])
 
     def attention(self, *, cudnn: bool) -> AbstractContextManager[None]:
         """Let torch choose cuDNN's attention, or keep it from that; as before afterwards."""
