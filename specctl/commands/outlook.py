@@ -62,7 +62,7 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
         return Devices(graphics, {}, (), (), None)
     models = expectations(profile, report)
     taken = rooms(models, report.devices)
-    here = {"cpu", "mps:0", *(f"cuda:{index}" for index in range(graphics.usable))}
+    here = {"cpu", *(f"cuda:{index}" for index in range(graphics.usable))}
     held = {room.device: room.weights for room in taken}
     bandwidths = {
         device.name: bandwidth(device, held[device.name], here=device.name in here)

@@ -74,7 +74,7 @@ def test_a_pair_on_a_card(examine: Callable[..., Devices]) -> None:
     (room,) = found.rooms
     assert room.device == "cuda:0"
     assert room.weights == target.weights + draft.weights
-    assert room.caches == (6 + 1) * 2 * 2 * 4 * 4 * target.context
+    assert room.caches == 1.5 * (6 + 1) * 2 * 2 * 4 * 4 * target.context  # buffers keep room for half as many
     assert room.left == 70 * GIB - room.weights - room.caches - room.working
     assert found.bandwidths == {"cuda:0": Bandwidth(3350e9, "published")}
     outlook = found.outlook
@@ -101,7 +101,7 @@ def test_a_card_that_is_too_small_for_the_context_says_how_much_fits(examine: Ca
 
 
 def test_a_target_over_two_cards_reads_its_parts_one_after_the_other(examine: Callable[..., Devices]) -> None:
-    alone = examine([card(), CPU])
+    alone = examine([card(), CPU], engine="graph")
     spread = examine([card(), card(1), CPU], place="balanced", engine="graph")
     assert len(spread.models[0].devices) == 2
     assert alone.outlook is not None
@@ -236,3 +236,29 @@ def test_onnx_is_chosen_where_it_could_be_faster(quantised: str | None) -> None:
     choice = engine_choice(random_model("llama"), EngineSettings(), ["cpu"], 1000, quantised)
     there = all(find_spec(package) for package in PACKAGES)
     assert (choice.engine == ONNX_IF_FASTER) == (there and quantised is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "shares_output"),
+    [("embedded-eagle3", False, False), ("embedded-dspark", True, True), ("embedded-lookup", True, False)],
+)
+def test_drafts_that_are_no_models(name: str, blocks: bool, shares_output: bool) -> None:
+    result = CliRunner().invoke(app, ["-p", name, "--devices", "--json"], catch_exceptions=False)
+    told = json.loads(result.stdout)["outlook"]
+    target, draft = told["models"]
+    gains = told["outlook"]["gains"]
+
+    assert draft["blocks"] is blocks
+    lengths = [gain["draft_length"] for gain in gains]
+    assert lengths == sorted(lengths)
+    if name == "embedded-lookup":
+        assert (draft["reads"], told["outlook"]["cost_ratio"], lengths[0]) == ([], 0, 40)
+        return
+    assert len(set(draft["reads"])) == 1
+    output = 4 * 4096 * 192  # of the target, float32
+    assert (draft["reads"][0] > sum(draft["devices"].values())) is shares_output
+    assert draft["reads"][0] < target["reads"][0]
+    if blocks:
+        assert set(lengths) == {draft["longest"]}  # a whole block costs no more than its first token
+        assert draft["reads"][0] > output
+    assert told["outlook"]["pays_from"] < 1

@@ -178,6 +178,7 @@ def test_the_prompts_time_by_a_simulated_clock(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("small_pair")
 def test_captures_on_a_second_simulated_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captures, "PLACES", captures.PLACES[:1])
     assert broken(found_by(captures.second_card, tmp_path)) == []
 
     def nothing(_: CudaCapture, step: Callable[[], Any]) -> Callable[[], Any]:

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.session import Session, warm_up
+from specctl.decoding.session import Session
+from specctl.decoding.warming import warm_up
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings, build_runner, preparing_seconds
 from specctl.models.running.runner import Runner
@@ -22,6 +23,8 @@ from tools.synthetic_pair import tokenizer
 
 SHAPES = Shape(3, 64, 8, 4, 160, 512, 4096), Shape(1, 32, 4, 2, 96, 512, 4096)
 """A tiny pair whose context is longer than buffers are at first."""
+PLACES = (("cuda:1", "cuda:1"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"))
+"""Of target and draft, where one at least is not on the current card."""
 SLOWER = 5.0
 SPECULATING = Setting.of({"name": "constant", "draft_length": 4})
 
@@ -63,7 +66,7 @@ def text(pair: Pair, prompt: Sequence[int], tokens: int, *, drafts: bool = True)
 def second_card(to: Recorder, stage: Stage) -> None:
     """Target, draft or both on another card than the current one: a graph of nothing would replay old results."""
     prompt = stage.prompt(30)
-    for places in (("cuda:1", "cuda:1"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")):
+    for places in PLACES:
         where = f"target on {places[0]}, draft on {places[1]}"
         with stage.cards(2) as cards:  # each time anew, for a capture that fails may leave its stream current
             if cards.count < 2:
@@ -127,7 +130,7 @@ def late_captures(to: Recorder, stage: Stage) -> None:
         tiny = Tiny.on(cards, "cuda:0", "cuda:0")
         pair = tiny.pair("graph")
         settings = SamplingTable(max_new_tokens=24)
-        warm_up(pair, settings)
+        warm_up(pair, settings, longest=SPECULATING.longest_draft)
         before = preparing_seconds(pair.target) or 0.0, preparing_seconds(pair.drafts[0]) or 0.0
         rounds = []
         for length in (20, 45, 90, 260, 300, 520):

@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.session import Session, warm_up
+from specctl.decoding.session import Session
+from specctl.decoding.warming import warm_up
 from specctl.models.loading.memory import cached_values
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings, engine_name
@@ -30,6 +31,8 @@ SPEEDS, STEPS, MEMORY = (
     "Draft step and verification against the memory floor",
     "Memory and preparing",
 )
+LONGEST = 10
+"""Tokens up to which verifications are captured before policies are timed; others are captured when they come."""
 SLOWEST = 10.0
 """A round that takes longer than this many usual ones has something in it that is no round."""
 
@@ -50,7 +53,7 @@ def engine_speeds(to: Recorder, stage: Stage, engine: str, way: str) -> None:
         weights = torch.cuda.memory_reserved() - began if not stage.rehearsal else 0
         name = engine_name(pair.target) + (", cuDNN allowed" if way == "cudnn" else "")
         started = perf_counter()
-        warm_up(pair, SamplingTable())
+        warm_up(pair, SamplingTable(), longest=DRAFTED)
         warmed = perf_counter() - started
         outstanding = max(
             _one_setting(to, stage, pair, name, temperature, context)
@@ -138,7 +141,7 @@ def policy_speeds(to: Recorder, stage: Stage) -> None:
     stage.keep_from_cudnn()
     engine: Any = "eager" if stage.rehearsal else "graph"
     pair = stage.pair(EngineSettings(engine=engine, notice=to.note))
-    warm_up(pair, SamplingTable())
+    warm_up(pair, SamplingTable(), longest=LONGEST)
     name, context = engine_name(pair.target), stage.sized(200, 20)
     settings = SamplingTable(max_new_tokens=stage.sized(96, 16))
     usual: float | None = None

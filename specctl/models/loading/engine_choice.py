@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import torch
+
 from specctl.models.onnx.automatic import LARGEST, LONG_RUN, PACKAGES
 from specctl.models.running import engines
-from specctl.models.running.engines import EngineSettings
+from specctl.models.running.engines import EngineSettings, engine_on
 from specctl.models.running.static import obstacle
 
 if TYPE_CHECKING:
@@ -40,24 +42,26 @@ def engine_choice(
         return EngineChoice("eager", "as set")
     if settings.engine == "onnx":
         return EngineChoice("onnx", "as set; what onnxruntime cannot run, torch does, with a note")
-    kind = next((name.partition(":")[0] for name in devices if name != "cpu"), "cpu")
+    device = torch.device(next((name for name in devices if name != "cpu"), "cpu"))
     why = _obstacle(model, devices, quantised)
-    if settings.engine == "auto" and settings.compile is not True:
-        return _automatic(kind, weights, quantised, why)
+    meant = engine_on(device, settings.engine)
+    if meant == "auto" and settings.compile is not True:
+        return _automatic(device.type, weights, quantised, why)
     if why is not None:
         return EngineChoice("eager", why)
     compiled = ", compiled" if settings.compile is True else ""
-    if settings.engine == "graph" and kind != "cuda":
-        return EngineChoice(f"static{compiled}", f"graphs need a CUDA device, and it is on {kind}")
-    if settings.engine == "auto":
+    if meant == "graph" and device.type != "cuda":
+        return EngineChoice(f"static{compiled}", f"graphs need a CUDA device, and it is on {device.type}")
+    if meant == "auto":
         return EngineChoice("static, compiled", "compile = true")
-    return EngineChoice(f"{settings.engine}{compiled}", "as set")
+    return EngineChoice(f"{meant}{compiled}", "as set" if settings.engine == meant else "auto")
 
 
 def head_choice(settings: EngineSettings, devices: Sequence[str]) -> EngineChoice:
     """The engine of a draft head, as `build_head_runner` would choose it."""
-    if settings.engine == "graph" and any(name.startswith("cuda") for name in devices):
-        return EngineChoice("graph", "as set")
+    meant = engine_on(torch.device(devices[0]), settings.engine)
+    if meant == "graph" and devices[0].startswith("cuda"):
+        return EngineChoice("graph", "as set" if settings.engine == meant else "auto")
     if settings.compile is True and settings.engine != "eager":
         return EngineChoice("static, compiled", "compile = true")
     return EngineChoice("static", "as of every draft head")
@@ -70,6 +74,8 @@ def _automatic(kind: str, weights: int, quantised: str | None, why: str | None) 
         return EngineChoice(ONNX_IF_FASTER, f"auto: the faster here; {long}")
     if why is not None:
         return EngineChoice("eager", f"auto; {why}")
+    if kind == "cuda":
+        return EngineChoice("eager", f"auto; {engines.UNMEASURED}")
     return EngineChoice("eager", f"auto; static and compiled in runs of {engines.LONG_RUN:,} tokens or more")
 
 

@@ -13,13 +13,14 @@ from specctl.models.loading.draft_head_loading import BUILDERS, needed
 from specctl.models.loading.engine_choice import EngineChoice, engine_choice, head_choice
 from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.found import find_head
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, load_config
+from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, load_config
 from specctl.models.loading.model import model_tables
 from specctl.models.loading.preparation import weighed
 from specctl.models.loading.reads import WeightReads
 from specctl.models.loading.skeleton import skeleton
+from specctl.models.loading.working_room import GROWTH, working_bytes
 from specctl.models.running.engines import EngineSettings
-from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,8 +42,9 @@ class Expectation:
         devices: bytes of the weights by device.
         context: tokens that the profile's models hold.
         working: bytes that its passes need besides weights and cache, roughly: the states of `PROMPT` tokens in one
-            layer, and the distributions of its widest pass.
+            layer, the distributions of its widest pass, and what `working_bytes` knows.
         cache: bytes of its KV cache for one token; sliding windows are ignored.
+        spare: how many times as many tokens as it holds its cache may have room for.
         layers: its decoder layers.
         reads: bytes of weights that passes of 1, 2, ... tokens read; empty for a lookup.
         blocks: whether one pass drafts a whole block.
@@ -56,6 +58,7 @@ class Expectation:
     context: int
     working: int
     cache: int
+    spare: float
     layers: int
     reads: tuple[int, ...]
     blocks: bool
@@ -84,7 +87,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
         facts = known[key]
         if table.is_lookup:
             found.append(
-                Expectation(key, None, {}, context, 0, 0, 0, (), True, EngineChoice("lookup", "it has no model"))
+                Expectation(key, None, {}, context, 0, 0, 1.0, 0, (), True, EngineChoice("lookup", "it has no model"))
             )
         elif isinstance(table, DraftTable) and (head := find_head(key, table, uppers[key])) is not None:
             if head.local:
@@ -97,7 +100,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
 def _of_model(
     facts: ModelFacts, table: ModelTable, context: int, profile: Profile, devices: Sequence[DeviceMemory]
 ) -> Expectation:
-    dtype = _dtype(facts)
+    dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
     need = weighed(locate(table, facts.key), table, devices, profile.engine)
     model = _skeleton(table, facts.key)
     config = model.config.get_text_config(decoder=True)
@@ -111,8 +114,9 @@ def _of_model(
         dtype=dtype,
         devices=facts.devices,
         context=context,
-        working=_working(config, ITEM_BYTES[dtype]),
+        working=_working(config, need, dtype, profile.engine, on_cuda=on_cuda),
         cache=need.cache_bytes(dtype, 1),
+        spare=_spare(profile.engine, on_cuda=on_cuda),
         layers=reads.layers,
         reads=tuple(reads.bytes(need, dtype, width) for width in range(1, WIDEST + 1)),
         blocks=False,
@@ -127,7 +131,7 @@ def _of_head(
     context: int,
     profile: Profile,
 ) -> Expectation:
-    dtype = _dtype(facts)
+    dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
     key, upper = verifier
     model = _skeleton(upper, key)
     network = BUILDERS[head.kind](head.config, head.read(), model, str(head))
@@ -140,8 +144,9 @@ def _of_head(
         dtype=dtype,
         devices=facts.devices,
         context=context,
-        working=_working(model.config.get_text_config(decoder=True), ITEM_BYTES[dtype]),
+        working=_working(model.config.get_text_config(decoder=True), need, dtype, profile.engine, on_cuda=on_cuda),
         cache=need.cache_bytes(dtype, 1),
+        spare=_spare(profile.engine, on_cuda=on_cuda),
         layers=network.num_layers,
         reads=(reads,) * WIDEST,
         blocks=isinstance(network, BlockHead),
@@ -150,14 +155,21 @@ def _of_head(
     )
 
 
-def _working(config: Any, item: int) -> int:
+def _working(config: Any, need: Estimate, dtype: str, engine: Engine, *, on_cuda: bool) -> int:
     """States in and around one layer, each token's input, its norm, queries and keys, and the three products of its
-    feed-forward part; then float32 logits, probabilities and two sums of them."""
+    feed-forward part; then float32 logits, probabilities and two sums of them; then what an empty cache's model takes.
+    """
     hidden = int(config.hidden_size)
     inner = getattr(config, "intermediate_size", None)
     inner = inner if isinstance(inner, int) else 4 * hidden
     tokens = min(PROMPT, int(getattr(config, "max_position_embeddings", PROMPT)))
-    return tokens * (4 * hidden + 3 * inner) * item + WIDEST * int(config.vocab_size) * 4 * ITEM_BYTES["float32"]
+    states = tokens * (4 * hidden + 3 * inner) * ITEM_BYTES[dtype]
+    laws = WIDEST * int(config.vocab_size) * 4 * ITEM_BYTES["float32"]
+    return states + laws + working_bytes(need, dtype, 0, engine, on_cuda=on_cuda, first=False)
+
+
+def _spare(engine: Engine, *, on_cuda: bool) -> float:
+    return GROWTH.get(engine, GROWTH["eager"]) if on_cuda else 1.0
 
 
 def _dtype(facts: ModelFacts) -> str:

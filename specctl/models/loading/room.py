@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from specctl.models.loading.expectations import Expectation
 from specctl.models.loading.memory import DeviceMemory
-
-CUDA_CONTEXT = 1 << 29
-"""Bytes that CUDA's context, loaded kernels and libraries' workspaces take of a card, roughly."""
+from specctl.models.loading.working_room import CUDA_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,7 @@ class Room:
         free: before anything is loaded.
         weights: of all models.
         context: how many tokens the caches are counted for.
-        caches: of all models, filled to that length.
+        caches: of all models, for that length, with the room that they keep for more.
         working: what passes need beside both.
         tokens: for how many tokens there is room; None where nothing grows with them.
     """
@@ -46,7 +44,7 @@ def rooms(models: Sequence[Expectation], devices: Sequence[DeviceMemory]) -> lis
         if not here:
             continue
         weights = sum(model.devices[device.name] for model in here)
-        each = sum(model.cache * model.devices[device.name] / model.weights for model in here)
+        each = sum(model.cache * model.spare * model.devices[device.name] / model.weights for model in here)
         context = here[0].context
         working = sum(model.working for model in here) + CUDA_CONTEXT * device.name.startswith("cuda")
         tokens = max(0, int((device.free - weights - working) / each)) if each else None
