@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.graph import GraphRunner
-from specctl.policies import POLICIES, StoppingPolicy
+from specctl.policies import Setting, StoppingPolicy
 
 BAR = 60.0
 """Microseconds that a drafted token may take of the host."""
@@ -31,17 +31,17 @@ def main(
 ) -> None:
     """Print microseconds of processor time for a drafted token, by policy and sampling; exits with 1 above the bar."""
     torch.set_num_threads(1)
-    policies: dict[str, Callable[[], StoppingPolicy]] = {
-        "constant": lambda: POLICIES["constant"](draft_length=DRAFTED),
-        "svip": lambda: POLICIES["svip"](threshold=1e9),
-        "cost-optimal": lambda: POLICIES["cost-optimal"](),
-    }
+    settings = [
+        Setting("constant", (("draft_length", DRAFTED),)),
+        Setting("svip", (("threshold", 1e9),)),
+        Setting("cost-optimal"),
+    ]
     slow = False
-    for name, policy in policies.items():
+    for setting in settings:
         for label, sampling in (("greedy", Sampling()), ("temperature 1", Sampling(1.0))):
-            taken = median(microseconds(policy(), sampling, rounds) for _ in range(repeats))
+            taken = median(microseconds(setting.build(), sampling, rounds) for _ in range(repeats))
             slow |= taken > BAR
-            print(f"{name:13} {label:14} {taken:6.1f} us a drafted token")
+            print(f"{setting.policy:13} {label:14} {taken:6.1f} us a drafted token")
     if slow:
         raise typer.Exit(1)
 
@@ -74,11 +74,13 @@ def _nothing(step: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: results
 
 
-def _model() -> LlamaForCausalLM:
+def _model() -> PreTrainedModel:
     config = LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
     )
-    return LlamaForCausalLM(config).eval()
+    model: PreTrainedModel = LlamaForCausalLM(config)
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 if __name__ == "__main__":

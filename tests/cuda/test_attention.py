@@ -54,7 +54,7 @@ def test_cudnns_attention_is_off_where_a_model_goes_to_a_card(
 ) -> None:
     table = resolve("embedded").profile.target
     placement = Placement(device, None, "float32", {device: 1})
-    monkeypatch.setattr(loading, "placed", lambda *_: placement)
+    monkeypatch.setattr(loading, "placed_here", lambda *_: placement)
     monkeypatch.setattr(loading, "_read", lambda *_: tiny_model())
     with Devices() as cuda:
         loading.load_model(table, role="target")

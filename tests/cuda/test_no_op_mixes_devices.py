@@ -17,7 +17,11 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.draft_training.lessons import Teacher
 from specctl.heads.draft_states import ModelStates
+from specctl.heads.examples import Example
+from specctl.heads.mixing import acceptance, signals
+from specctl.heads.training import weighted_loss
 from specctl.models.draft_heads.engines import build_head_runner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.pair import Pair
@@ -209,7 +213,28 @@ def test_hidden_states_for_training(cuda: Devices) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.device == torch.device("cuda:1")
         torch.testing.assert_close(one.cpu(), other)
-    assert ModelStates(model).device == torch.device("cuda:1")
+
+
+def test_a_step_of_training_a_head_up_to_its_loss(cuda: Devices) -> None:
+    """Gradients are no part of it: torch wants streams for them that are really there."""
+    tokens = [torch.tensor(TEXT[start : start + 6]) for start in (0, 6, 12)]
+    example = Example(0, *tokens, *torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
+    losses = []
+    for draft, device in ((random_model("llama"), "cpu"), (on(cuda, random_model("llama"), "cuda:1"), "cuda:1")):
+        states, head = ModelStates(draft), random_head(32, spread=0.15)
+        assert states.device == torch.device(device)
+        mixed = states.mix([example], 0.5, "a seed")
+        hidden = states.of([example], mixed)
+        accepted, seen = (part.to(hidden.device) for part in (acceptance([example], mixed), signals([example], mixed)))
+        head = head if device == "cpu" else cuda.move(head, device)
+        losses.append(weighted_loss(head(hidden, seen), accepted, 2.0).item())
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def test_lessons_for_training_a_draft_head(cuda: Devices) -> None:
+    target = spread(cuda, random_model("llama"), "cuda:0", "cuda:1")
+    lesson = Teacher(target, (0, 1, -1)).lesson(torch.tensor(TEXT[:5]), torch.tensor(TEXT[5:12]))
+    assert {part.device for part in (lesson.ids, lesson.logits, *lesson.states.values())} == {torch.device("cuda:0")}
 
 
 def test_embeddings_that_are_kept_in_main_memory(cuda: Devices, text: list[int]) -> None:

@@ -70,6 +70,15 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     return _single(table, name, need, free, role)
 
 
+def named_devices(table: ModelTable) -> set[str] | None:
+    """The devices that a table names, by their full names; None where they are chosen on the machine."""
+    if isinstance(table.device, dict):
+        return {_device_name(str(value)) for value in table.device.values()}
+    if table.device == "auto" or table.device in STRATEGIES:
+        return None
+    return {table.device if table.device == "cpu" or ":" in table.device else f"{table.device}:0"}
+
+
 def kind_of_device(table: ModelTable, devices: Sequence[DeviceMemory]) -> str:
     """The kind of the devices that a model will go to, such as ``cuda``; of several kinds, the one that computes."""
     gpus = [device.name for device in devices if device.name.startswith("cuda")]

@@ -110,7 +110,7 @@ class Capturing(FixedBufferRunner):
         captured = self._captured.get((kind, span)) or self._new(kind, span, given)
         if captured is None:
             return super()._run(kind, tokens, *given)
-        numbers = [float(value) for value in given if _of_host(value)]
+        numbers = [float(value) for value in given if value is not None and _of_host(value)]
         padded = [*tokens, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
         captured.given.copy_(staged(padded, self.device, torch.float64)[None], non_blocking=True)
         for argument, value in zip(captured.more, given, strict=True):
