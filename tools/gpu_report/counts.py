@@ -38,18 +38,21 @@ def count(to: Recorder, stage: Stage) -> None:
             settings: Any = EngineSettings(engine=engine, notice=to.note)
             pair = stage.pair(settings) if tiny is None else tiny.pair(engine)
             for temperature in (0.0, 1.0):
-                token, rest = _measured(pair, stage, cards, temperature)
+                whole, token, rest = _measured(pair, stage, cards, temperature)
+                if temperature:  # drafts of both lengths are accepted whole in other shares: no line goes through them
+                    token, rest = {}, {}
                 to.row(
                     "Waits and launches",
                     engine=engine_name(pair.target),
                     temperature=temperature,
-                    **{f"{name} a drafted token": token[name] for name in NAMES},
-                    **{f"{name} a round besides": rest[name] for name in NAMES},
+                    **{f"{name} a round": number for name, number in whole.items()},
+                    **{f"{name} a drafted token": token.get(name) for name in NAMES},
+                    **{f"{name} a round besides": rest.get(name) for name in NAMES},
                 )
 
 
-def _measured(pair: Pair, stage: Stage, cards: Cards, temperature: float) -> tuple[Shares, Shares]:
-    """What a drafted token and the rest of a round take."""
+def _measured(pair: Pair, stage: Stage, cards: Cards, temperature: float) -> tuple[Shares, Shares, Shares]:
+    """What a round with long drafts takes in all, then what one of its tokens and the rest of it take."""
     means: list[Mapping[str, float]] = []
     lengths: list[float] = []
     for length in LENGTHS:
@@ -67,7 +70,7 @@ def _measured(pair: Pair, stage: Stage, cards: Cards, temperature: float) -> tup
         drafted = sum(round_.drafted for round_ in long.rounds) - sum(round_.drafted for round_ in short.rounds)
         means.append({name: (many[name] - few[name]) / rounds for name in NAMES})
         lengths.append(drafted / rounds)
-    return shares(means, lengths)
+    return {"drafted": lengths[-1], **means[-1]}, *shares(means, lengths)
 
 
 def shares(means: Sequence[Mapping[str, float]], lengths: Sequence[float]) -> tuple[Shares, Shares]:
