@@ -8,7 +8,11 @@ ONE_THREAD = OMP_NUM_THREADS=1
 # What pip installs as torch, instead of the build that fits this machine: make TORCH="torch==2.13.0"
 TORCH ?=
 
-.PHONY: demo test test-all check clean
+# Minutes that the measurements on a GPU may take, and where their report goes.
+MINUTES ?= 10
+REPORT ?= gpu-report
+
+.PHONY: demo test test-all check gpu clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/specctl generate "Once upon a time"
@@ -24,6 +28,10 @@ check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# On a GPU: its tests and measurements, each in a process of its own, and one report.
+gpu: $(VENV)/installed-dev
+	$(VENV)/bin/python -m tools.gpu_report.run $(REPORT) --minutes $(MINUTES)
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

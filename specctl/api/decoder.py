@@ -10,8 +10,9 @@ from specctl.conversation.chat import Chat
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.decoding.session import Session, warm_up
+from specctl.decoding.session import Session
 from specctl.decoding.text import TextStream, shown_length
+from specctl.decoding.warming import warm_up
 from specctl.errors import RecordError, UsageError
 from specctl.jsonl import Record
 from specctl.models.loading.pair import Pair, load_pair
@@ -71,9 +72,15 @@ def load(
         warnings.warn(note, stacklevel=2)
     own = resolved.profile
     pair = load_pair(own, engines=EngineSettings.of(own, notice=progress, progress=progress), progress=progress)
-    if pair.preparing_seconds is not None:
+    if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
         setting = own.draft.own_setting if own.draft is not None else None
-        warm_up(pair, own.sampling, leaves=bool(setting and setting.leaves), tree=setting.tree if setting else None)
+        warm_up(
+            pair,
+            own.sampling,
+            leaves=bool(setting and setting.leaves),
+            tree=setting.tree if setting else None,
+            longest=setting.longest_draft if setting else 0,
+        )
     return Decoder(resolved, pair)
 
 

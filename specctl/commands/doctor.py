@@ -21,12 +21,14 @@ from specctl.commands.options import (
     ThreadsOption,
     TrustOption,
 )
+from specctl.commands.outlook import sections
 from specctl.errors import ModelError
 from specctl.files import write_line
 from specctl.terminal.loading import loading
 from specctl.terminal.output import write_out
 
 if TYPE_CHECKING:
+    from specctl.commands.outlook import Devices
     from specctl.models.loading.diagnosis import Diagnosis
     from specctl.models.loading.facts import ModelFacts
     from specctl.models.running.threads import Threads
@@ -51,6 +53,14 @@ def doctor(
             "drafts.",
         ),
     ] = False,
+    devices: Annotated[
+        bool,
+        typer.Option(
+            "--devices",
+            help="Tell more, still without loading weights: the cards, what weights and caches take, which engine will "
+            "run, how long passes take at least, and from which acceptance rate on drafts can pay.",
+        ),
+    ] = False,
     trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -68,23 +78,32 @@ def doctor(
     )
     with loading(Console(stderr=True), "examining the models"):
         from specctl.models.loading.diagnosis import diagnose
-        from specctl.models.running.threads import decided
+        from specctl.models.running.threads import decided, use
 
         report = diagnose(resolved.profile)
         chosen = decided(resolved.profile.threads)
+        found = None
+        if devices:
+            from specctl.commands.outlook import examine_devices
+            from specctl.models.loading.cards import graphics
+
+            use(resolved.profile.threads)
+            found = examine_devices(resolved.profile, report, graphics())
     tried = None
     if run and report.ready:
         tried, chosen = _try_out(resolved.profile)
     if json_:
         document: dict[str, object] = {"profile": resolved.name, "ready": report.ready, **asdict(report)}
         document["threads"] = None if chosen is None else asdict(chosen)
+        if found is not None:
+            document["outlook"] = found.document
         if tried is not None:
             document["run"] = asdict(tried)
         write_line(sys.stdout, document)
     elif (console := Console()).is_terminal:
-        _print_tables(console, report, chosen, tried)
+        _print_tables(console, report, chosen, found, tried)
     else:
-        write_out("\n".join(_plain(resolved.name, report, chosen, tried)))
+        write_out("\n".join(_plain(resolved.name, report, chosen, found, tried)))
     if not report.ready:
         raise typer.Exit(ModelError.exit_code)
 
@@ -129,7 +148,13 @@ def _pass_lines(tried: "Trial") -> list[str]:
     return lines
 
 
-def _print_tables(console: Console, report: "Diagnosis", threads: "Threads | None", tried: "Trial | None") -> None:
+def _print_tables(
+    console: Console,
+    report: "Diagnosis",
+    threads: "Threads | None",
+    found: "Devices | None",
+    tried: "Trial | None",
+) -> None:
     from specctl.reporting.console import cell
 
     models = {facts.key: _model_rows(facts, report) for facts in report.models}
@@ -142,18 +167,31 @@ def _print_tables(console: Console, report: "Diagnosis", threads: "Threads | Non
     for name, rows in devices.items():
         table.add_row(cell(name), *map(cell, rows.values()))
     console.print(table)
+    for title, facts in sections(found) if found is not None else ():
+        table = Table(show_header=False, title=title, title_justify="left")
+        for row in facts.items():
+            table.add_row(*map(cell, row))
+        console.print(table)
     console.print(cell(_versions(report), "dim"))
     console.print(cell(_threads_line(threads), "dim"))
     for line, style in verdict(report, tried):
         console.print(cell(line, style))
 
 
-def _plain(profile: str, report: "Diagnosis", threads: "Threads | None", tried: "Trial | None") -> list[str]:
+def _plain(
+    profile: str,
+    report: "Diagnosis",
+    threads: "Threads | None",
+    found: "Devices | None",
+    tried: "Trial | None",
+) -> list[str]:
     lines = [f"profile: {profile}"]
     for facts in report.models:
         lines += ["", facts.key, *(f"  {name}: {value}" for name, value in _model_rows(facts, report).items())]
     for device, rows in _device_rows(report).items():
         lines += ["", device, *(f"  {name}: {value}" for name, value in rows.items())]
+    for title, told in sections(found) if found is not None else ():
+        lines += ["", title, *(f"  {name}: {value}" for name, value in told.items())]
     return [*lines, "", _versions(report), _threads_line(threads), "", *(line for line, _ in verdict(report, tried))]
 
 

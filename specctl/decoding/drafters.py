@@ -9,13 +9,15 @@ import torch
 
 from specctl.decoding.host import Floats, array, rows_of
 from specctl.decoding.reading import AcceptancePredictor, Reader, own_accept_prob, packed_signals, step_of, unpack
-from specctl.decoding.sampling import Sampling, Uniforms, sibling, uniforms
+from specctl.decoding.sampling import Sampling, Uniforms, sibling
 from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import FusedRunner, Runner, StateReader
 from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round, StopReason
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class ModelDrafter:
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
         self._take_readers()
-        self._generator = sibling(generator, self.runner.device)
+        self._generator = sibling(generator, CPU)  # a number of the host reaches the device with the token
         self._uniforms = Uniforms(self._generator)
         self.policy.reset()
 
@@ -251,12 +253,10 @@ class ModelDrafter:
         return self._step_of(index, packed.tolist(), reader), probs
 
     def _uniform(self) -> torch.Tensor | None:
-        """The randomness of a draw where the runner computes it."""
+        """The randomness of a draw, ``()`` on the host."""
         if self._sampling.greedy:
             return None
-        if self.runner.device.type == "cpu":  # the same numbers as those of draws by numpy
-            return torch.tensor(self._uniforms.next(), dtype=torch.float64)
-        return uniforms((), self.runner.device, self._generator)
+        return torch.tensor(self._uniforms.next(), dtype=torch.float64)
 
     def _step_of(self, index: int, numbers: Sequence[float], reader: Reader) -> DraftStep:
         found = unpack(numbers, reader.fields)

@@ -2,74 +2,21 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from time import perf_counter
 from weakref import WeakValueDictionary
 
 import torch
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
-from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
-from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.lookup import LookupRunner
-from specctl.models.running.runner import StateReader
-from specctl.models.running.trained_heads import signal_of
-from specctl.models.running.trees import tree_obstacle, tree_runner
-from specctl.policies import (
-    POLICIES,
-    Signal,
-)
-from specctl.policies.constant import Constant
-from specctl.policies.trees import TreeSize
+from specctl.models.running.preparing import working_seconds
+from specctl.models.running.waiting import wait
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
-
-
-def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: TreeSize | None = None) -> None:
-    """Run each kind of pass once, so that no request waits for compiling or capturing.
-
-    Args:
-        pair: loaded models.
-        settings: the sampling table in force.
-        leaves: whether drafts have leaves.
-        tree: the size of the first draft's trees; None for chains.
-    """
-    few = [token for token in range(64) if token not in pair.eos][:4]
-    sampling = Sampling.of(settings)
-    with torch.inference_mode():
-        for runner in (pair.target, *pair.drafts):
-            runner.rollback(0)
-            runner.extend(few, keep=0)  # makes the buffers
-            runner.extend(few[:1], keep=1)
-            if not isinstance(runner, StateReader):  # it never verifies
-                runner.extend(few[:2], keep=2)
-        if (leaves or tree is not None) and not tree_obstacle(pair.target):
-            tree_runner(pair.target).extend_tree(few[:3], [0, 0])
-        if tree is not None and pair.drafts and not tree_obstacle(pair.drafts[0]):
-            pair.drafts[0].rollback(len(few))
-            grown = TreeDrafter(tree_runner(pair.drafts[0]), Constant(2), tree)
-            grown.begin(sampling, frozenset(), None)
-            grown.draft([*few, *few[:2]], budget=2)
-        # Any draft may be the lowest level, and its head may or may not be used.
-        for runner, head in zip(pair.drafts, pair.heads, strict=True):
-            if isinstance(runner, LookupRunner):
-                continue
-            for predicts in (False, True) if head is not None else (False,):
-                runner.rollback(len(few))
-                record = frozenset[Signal]({signal_of(head)} if predicts and head is not None else ())
-                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
-                drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
-                drafter.draft([*few, *few[:2]], budget=2)
-                if predicts and isinstance(head, AcceptanceHead) and not isinstance(runner, StateReader):
-                    runner.extend(few[:2], keep=2, hidden=True)
-        for runner in (pair.target, *pair.drafts):
-            runner.rollback(0)
-
 
 ONE_TEXT = "Take all of one text, or close it, before the next one."
 
@@ -161,19 +108,20 @@ class Session:
             self._cached = ()  # another session has used the caches
         self._turn = TURNS[id(pair.target)] = turn = Turn()
         self._roll_back(prompt)
-        began = perf_counter()
+        began = working_seconds()
         prefill(pair.target, drafter, prompt)
-        prefilled = perf_counter()
+        wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
+        prefilled = working_seconds()
         decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator)
         with closing(decoding):
             for round_ in decoding:
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
                 # The verdict has reached the host: its tokens are here.
-                arrivals.append(perf_counter() - began - watching)
-                paused = perf_counter()
+                arrivals.append(working_seconds() - began - watching)
+                paused = working_seconds()
                 enough = yield round_
-                watching += perf_counter() - paused
+                watching += working_seconds() - paused
                 if TURNS.get(id(pair.target)) is not turn:
                     raise UsageError("another text was begun with these models before this one ended", ONE_TEXT)
                 if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop)):
@@ -182,7 +130,7 @@ class Session:
                     break
                 if interrupted := bool(enough):
                     break
-            ended = perf_counter()
+            ended = working_seconds()
         if self._keeps:
             self._cached = (*prompt, *tokens[:-1])  # the last token need not be cached yet
         stopped = text is not None or (bool(tokens) and tokens[-1] in eos)

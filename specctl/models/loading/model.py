@@ -1,6 +1,6 @@
 """From a profile's model table to a model and a tokenizer in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,8 +9,8 @@ from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
 from specctl.models.loading.hushing import hushed
 from specctl.models.loading.memory import device_memory, estimate, load_config
-from specctl.models.loading.placement import Placement
-from specctl.models.loading.preparation import inspected, placed
+from specctl.models.loading.placement import Placement, named_devices
+from specctl.models.loading.preparation import inspected, placed_here
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import ModelTable, Profile
@@ -55,6 +55,8 @@ class LoadedModel:
             name: of the model, in messages.
             devices: every device that holds weights; None for a model of one device.
         """
+        from specctl.models.running.weights import device_of
+
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         config = model.config.get_text_config(decoder=True)
@@ -64,7 +66,7 @@ class LoadedModel:
             config=config,
             eos_ids=eos_ids(model),
             vocabulary=config.vocab_size if head is None else head.weight.shape[0],
-            device=model.device if inputs.is_meta else inputs.device,
+            device=device_of(model) if inputs.is_meta else inputs.device,
             dtype=model.dtype,
             devices=(str(model.device),) if devices is None else tuple(devices),
         )
@@ -100,7 +102,9 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
-    return load_inspected(checkpoint, table, inspected(checkpoint, table, device_memory()), verbose=verbose)
+    return load_inspected(
+        checkpoint, table, inspected(checkpoint, table, device_memory(named_devices(table))), verbose=verbose
+    )
 
 
 def load_inspected(
@@ -109,12 +113,26 @@ def load_inspected(
     """`load_model` for a model that was `inspected`, which told how it is quantised."""
     role = checkpoint.role
     need = estimate(checkpoint, table.trust_remote_code, quantization)
-    placement = placed(checkpoint, table, need, device_memory())
+    placement = placed_here(checkpoint, table, need)
     checkpoint.fetch_weights()
+    prefer_own_attention(placement.devices)
     with explained(role, table.model), hushed(verbose):
         model = _read(checkpoint, placement, quantization, table.trust_remote_code)
     _require_numbers(checkpoint, model)
     return LoadedModel.of(model, table.model, placement.devices)
+
+
+def prefer_own_attention(devices: Iterable[str]) -> None:
+    """Do without cuDNN's attention in this process where a model goes to a CUDA device.
+
+    From torch 2.9 on it comes first on H100 and B200. It builds a plan for every new length and stride of the cache,
+    which takes 20 to 40 ms on an H100 each time that a text has grown by a token; and on a B200 its one-token passes
+    are wrong for models with fewer than 8 key-value heads (pytorch #193893).
+    """
+    import torch
+
+    if any(device.startswith("cuda") for device in devices):
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTokenizerBase":

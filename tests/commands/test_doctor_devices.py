@@ -1,0 +1,264 @@
+"""``doctor --devices`` on machines that are handed in as data."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from checkpoints import llama_config, save_model
+from toys import random_model
+from transformers import MixtralConfig
+from typer.testing import CliRunner
+
+from specctl.commands.doctor import doctor
+from specctl.commands.outlook import Devices, examine_devices, sections
+from specctl.models.loading import cards, diagnosis
+from specctl.models.loading.bandwidth import Bandwidth, bandwidth, published
+from specctl.models.loading.cards import Card, Graphics, parsed
+from specctl.models.loading.diagnosis import diagnose
+from specctl.models.loading.engine_choice import ONNX_IF_FASTER, EngineChoice, engine_choice
+from specctl.models.loading.memory import DeviceMemory
+from specctl.models.onnx.automatic import LARGEST, PACKAGES
+from specctl.models.running.engines import EngineSettings, build_runner, engine_name
+from specctl.profile.schema import DraftTable, ModelTable, Profile
+
+GIB = 1 << 30
+H100 = Card("NVIDIA H100 80GB HBM3", 81559 << 20, "9.0")
+WITH_CUDA = Graphics("580.82.07", (H100,), "2.13.0+cu130", "13.0", ("sm_80", "sm_90", "compute_90"), 1)
+WITHOUT = Graphics(None, (), "2.13.0+cpu", None)
+app = typer.Typer()
+app.command()(doctor)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_model(folder / "target", llama_config(258, num_hidden_layers=6))
+    save_model(folder / "draft", llama_config(258, num_hidden_layers=1))
+    return folder
+
+
+@pytest.fixture
+def examine(models: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Devices]:
+    """Examine the pair on some devices; the cards are not there, so that published bandwidths are used."""
+
+    def examined(devices: list[DeviceMemory], *, place: str = "auto", **settings: Any) -> Devices:
+        monkeypatch.setattr(diagnosis, "device_memory", lambda: devices)
+        target = ModelTable(model=str(models / "target"), device=place)
+        profile = Profile(target=target, draft=DraftTable(model=str(models / "draft")), **settings)
+        return examine_devices(profile, diagnose(profile), replace(WITH_CUDA, usable=0))
+
+    return examined
+
+
+def card(index: int = 0, *, free: int = 70 * GIB, label: str = H100.name) -> DeviceMemory:
+    return DeviceMemory(f"cuda:{index}", label, 80 * GIB, free)
+
+
+CPU = DeviceMemory("cpu", "8 CPU threads", 64 * GIB, 60 * GIB)
+
+
+def test_a_pair_on_a_card(examine: Callable[..., Devices]) -> None:
+    found = examine([card(), CPU], engine="graph")
+
+    target, draft = found.models
+    assert [one.choice.engine for one in found.models] == ["graph", "graph"]
+    # Per layer: q and o 16 x 16, k and v 8 x 16, three 16 x 32, two norms; then the output layer and a last norm.
+    layer = 2 * 256 + 2 * 128 + 3 * 512 + 2 * 16
+    assert target.reads[0] == 4 * (6 * layer + 258 * 16 + 16)
+    assert draft.reads[0] == 4 * (layer + 258 * 16 + 16)
+    (room,) = found.rooms
+    assert room.device == "cuda:0"
+    assert room.weights == target.weights + draft.weights
+    assert room.caches == 1.5 * (6 + 1) * 2 * 2 * 4 * 4 * target.context  # buffers keep room for half as many
+    assert room.left == 70 * GIB - room.weights - room.caches - room.working
+    assert found.bandwidths == {"cuda:0": Bandwidth(3350e9, "published")}
+    outlook = found.outlook
+    assert outlook is not None
+    cached = 1000 * 2 * 2 * 4 * 4
+    assert outlook.step_ms["target"] == pytest.approx((target.reads[0] + 6 * cached) / 3350e6)
+    assert outlook.cost_ratio == pytest.approx((draft.reads[0] + cached) / (target.reads[0] + 6 * cached))
+    assert outlook.layer_ratio == 1 / 6
+    assert outlook.pays_from_launched == pytest.approx(0.17)
+
+
+def test_a_card_that_is_too_small_for_the_context_says_how_much_fits(examine: Callable[..., Devices]) -> None:
+    roomy = examine([card(), CPU]).rooms[0]
+    each = roomy.caches // roomy.context
+    free = roomy.weights + roomy.working + 10 * each
+
+    found = examine([card(free=free), CPU])
+
+    assert found.rooms[0].left < 0
+    assert found.rooms[0].tokens == 10
+    shown = dict(sections(found))["cuda:0, once the models run"]
+    assert shown["room for"] == "10 tokens"
+    assert shown["left"].endswith("too little")
+
+
+def test_a_target_over_two_cards_reads_its_parts_one_after_the_other(examine: Callable[..., Devices]) -> None:
+    alone = examine([card(), CPU], engine="graph")
+    spread = examine([card(), card(1), CPU], place="balanced", engine="graph")
+    assert len(spread.models[0].devices) == 2
+    assert alone.outlook is not None
+    assert spread.outlook is not None
+    assert spread.outlook.step_ms["target"] == pytest.approx(alone.outlook.step_ms["target"], rel=1e-3)
+    assert spread.models[0].choice == EngineChoice("eager", "it is spread over several devices")
+    caches = [room.caches for room in spread.rooms]
+    assert sum(caches) == pytest.approx(alone.rooms[0].caches, rel=1e-3)
+
+
+def test_a_card_without_a_known_bandwidth(examine: Callable[..., Devices]) -> None:
+    found = examine([card(label="NVIDIA H100 80GB HBM3 MIG 1g.10gb"), CPU])
+
+    assert found.bandwidths == {"cuda:0": None}
+    assert found.outlook is not None
+    assert found.outlook.step_ms == {"target": None, "draft": None}
+    shown = dict(sections(found))
+    assert shown["cuda:0, once the models run"]["reads"] == "unknown"
+    assert shown["what drafts can bring"]["can pay"].startswith("unknown")
+
+
+def test_on_a_cpu_it_is_measured(models: Path) -> None:
+    arguments = ["--target", str(models / "target"), "--draft", str(models / "draft"), "--devices"]
+    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    told = json.loads(result.stdout)["outlook"]
+
+    assert result.exit_code == 0
+    assert told["bandwidths"]["cpu"]["source"] == "measured"
+    assert 0 < told["outlook"]["step_ms"]["draft"] < told["outlook"]["step_ms"]["target"]
+    assert [gain["acceptance_rate"] for gain in told["outlook"]["gains"]] == [0.6, 0.7, 0.8, 0.9]
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    assert "  cards: none that nvidia-smi lists; models run on the other devices below\n" in shown
+    assert "  can pay: if more than about " in shown
+    assert shown.splitlines()[-1] == "Verdict: ready."
+
+
+def test_models_with_problems_leave_the_cards(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "_answer", lambda: "NVIDIA L4, 550.54.14, 23034, 8.9\n")
+    arguments = ["--target", str(models / "target"), "--draft", str(models / "none"), "--devices"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    assert result.exit_code == 3
+    assert "  card 0: NVIDIA L4, 22.5 GiB, compute capability 8.9\n" in result.stdout
+    assert "  problem 1: torch " in result.stdout
+    assert "what drafts can bring" not in result.stdout
+
+
+def test_experts_that_no_token_chose_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 32, "head_dim": 4}
+    dense = llama_config(258)
+    config = MixtralConfig(**{**{key: getattr(dense, key) for key in SHAPE}, **sizes})
+    save_model(tmp_path / "target", config)
+    monkeypatch.setattr(diagnosis, "device_memory", lambda: [card(), CPU])
+    profile = Profile(target=ModelTable(model=str(tmp_path / "target")))
+
+    (model,) = examine_devices(profile, diagnose(profile), replace(WITH_CUDA, usable=0)).models
+
+    expert = 2 * 3 * 16 * 32 * 4  # bytes of one expert in both layers
+    assert model.reads[1] - model.reads[0] == pytest.approx(4 * expert * (3 / 4 - (3 / 4) ** 2), abs=1)
+    assert model.reads[-1] < model.weights
+
+
+SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (WITH_CUDA, []),
+        (WITHOUT, []),
+        (replace(WITHOUT, driver="580.1", cards=(H100,)), ["torch 2.13.0+cpu was built without CUDA"]),
+        (
+            replace(WITH_CUDA, usable=0, driver="550.54.14"),
+            ["needs a driver of version 580 or newer, and the driver is 550"],
+        ),
+        (replace(WITH_CUDA, usable=0, hidden=""), ["CUDA_VISIBLE_DEVICES = '' hides every card"]),
+        (
+            replace(WITH_CUDA, cards=(Card("NVIDIA GeForce GTX 1080", 8 * GIB, "6.1"),)),
+            ["no kernels for NVIDIA GeForce GTX"],
+        ),
+        (replace(WITH_CUDA, cards=(Card("NVIDIA B200", 8 * GIB, "10.0"),)), []),  # compute_90 is translated for it
+        (replace(WITH_CUDA, cards=(Card("NVIDIA A10", 8 * GIB, "8.6"),)), []),  # sm_80 runs on all of its generation
+    ],
+    ids=["usable", "none", "no CUDA in torch", "old driver", "hidden", "too old", "newer", "same generation"],
+)
+def test_why_torch_cannot_use_a_card(found: Graphics, said: list[str]) -> None:
+    obstacles = found.obstacles
+    assert len(obstacles) == len(said)
+    for obstacle, part in zip(obstacles, said, strict=True):
+        assert part in obstacle
+
+
+def test_what_nvidia_smi_answers() -> None:
+    answer = "NVIDIA GeForce RTX 4090, 580.82.07, 24564, 8.9\nNVIDIA GH200, 580.82.07, [N/A], [N/A]\nNo devices\n"
+    assert parsed(answer) == (
+        "580.82.07",
+        (Card("NVIDIA GeForce RTX 4090", 24564 << 20, "8.9"), Card("NVIDIA GH200", None, None)),
+    )
+    assert parsed("") == (None, ())
+
+
+def test_published_bandwidths_are_those_of_the_very_card() -> None:
+    assert published("NVIDIA GeForce RTX 4090") == Bandwidth(1008e9, "published")
+    assert published("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert published("Tesla T4") == Bandwidth(320e9, "published")
+
+
+def test_a_device_that_is_there_is_measured() -> None:
+    asked = []
+
+    def measure(device: str, size: int) -> float:
+        asked.append((device, size))
+        return 1e12
+
+    assert bandwidth(card(), 5 * GIB, here=True, measure=measure) == Bandwidth(1e12, "measured")
+    assert bandwidth(card(free=GIB), 5 * GIB, here=True, measure=measure) == Bandwidth(1e12, "measured")
+    assert asked == [("cuda:0", 5 * GIB), ("cuda:0", GIB // 4)]
+
+
+@pytest.mark.parametrize("compile_", [True, False], ids=["compiled", "plain"])
+@pytest.mark.parametrize("engine", ["auto", "eager", "static", "graph"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_engine_is_the_one_that_is_built(family: str, engine: Any, compile_: bool) -> None:
+    model = random_model(family)
+    settings = EngineSettings(engine=engine, compile=compile_)
+    choice = engine_choice(model, settings, ["cpu"], LARGEST + 1, None)
+    assert choice.engine == engine_name(build_runner(model, 60, "it", settings))
+
+
+@pytest.mark.parametrize("quantised", [None, "torchao"])
+def test_onnx_is_chosen_where_it_could_be_faster(quantised: str | None) -> None:
+    choice = engine_choice(random_model("llama"), EngineSettings(), ["cpu"], 1000, quantised)
+    there = all(find_spec(package) for package in PACKAGES)
+    assert (choice.engine == ONNX_IF_FASTER) == (there and quantised is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "shares_output"),
+    [("embedded-eagle3", False, False), ("embedded-dspark", True, True), ("embedded-lookup", True, False)],
+)
+def test_drafts_that_are_no_models(name: str, blocks: bool, shares_output: bool) -> None:
+    result = CliRunner().invoke(app, ["-p", name, "--devices", "--json"], catch_exceptions=False)
+    told = json.loads(result.stdout)["outlook"]
+    target, draft = told["models"]
+    gains = told["outlook"]["gains"]
+
+    assert draft["blocks"] is blocks
+    lengths = [gain["draft_length"] for gain in gains]
+    assert lengths == sorted(lengths)
+    if name == "embedded-lookup":
+        assert (draft["reads"], told["outlook"]["cost_ratio"], lengths[0]) == ([], 0, 40)
+        return
+    assert len(set(draft["reads"])) == 1
+    output = 4 * 4096 * 192  # of the target, float32
+    assert (draft["reads"][0] > sum(draft["devices"].values())) is shares_output
+    assert draft["reads"][0] < target["reads"][0]
+    if blocks:
+        assert set(lengths) == {draft["longest"]}  # a whole block costs no more than its first token
+        assert draft["reads"][0] > output
+    assert told["outlook"]["pays_from"] < 1
