@@ -36,7 +36,8 @@ class Exported:
     Attributes:
         engine: whose rule was searched.
         found: the setting, scored on the prompts reported on; target-only decoding where drafting does not pay.
-        best: the fastest setting that drafts, on the prompts chosen on.
+        best: the setting to draft with, on the prompts chosen on.
+        kinds: the fastest setting of each kind of rule, on these prompts.
         baseline: target-only decoding, on the prompts chosen on.
         written: ``best`` as the engine reads it.
         curve: by the longest draft, from 1.
@@ -47,6 +48,7 @@ class Exported:
     engine: Engine
     found: Ranked
     best: Score
+    kinds: list[Score]
     baseline: Score
     written: Written
     curve: list[CurvePoint]
@@ -103,6 +105,7 @@ def search_rule(
         engine,
         Ranked(found, found.speedup(alone)),
         drafting,
+        bests,
         baseline,
         engine.write(names, drafting.setting, sampled),
         _curve(families),

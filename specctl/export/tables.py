@@ -1,5 +1,6 @@
 """Shows what was found for other engines: as tables, as the text to copy, and as plain values."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +17,16 @@ _BAR = 20
 
 
 def export_tables(exports: Exports) -> list[Table]:
-    """A table of all engines, and for each the curve over the longest draft."""
-    return [_summary(exports), *map(_curve, exports.found)]
+    """A table of all engines, and one with the curve over the longest draft for all that have the same."""
+    alike: dict[tuple[str, ...], list[Exported]] = {}
+    for one in exports.found:
+        alike.setdefault(_kinds(one), []).append(one)
+    return [_summary(exports), *map(_curve, alike.values())]
+
+
+def _kinds(one: Exported) -> tuple[str, ...]:
+    """The fastest setting of each kind of rule with its speed; equal for engines with the same rule."""
+    return tuple(f"{_setting(score)}: {score.tokens_per_second:.1f}" for score in one.kinds)
 
 
 def _summary(exports: Exports) -> Table:
@@ -55,7 +64,8 @@ def _setting(score: Score) -> str:
     return f"threshold {threshold_of(score.setting):g}" + (f", K = {length}" if length < 1000 else ", any K")
 
 
-def _curve(one: Exported) -> Table:
+def _curve(alike: Sequence[Exported]) -> Table:
+    one = alike[0]
     fastest = max(max(point.constant.tokens_per_second, _speed(point.stopped)) for point in one.curve)
     thresholds = any(point.stopped is not None for point in one.curve)
     rows = []
@@ -74,11 +84,11 @@ def _curve(one: Exported) -> Table:
         rows.append(tuple(row))
     further = (f"tokens/s with a threshold{UP}", "best threshold") if thresholds else ()
     return Table(
-        f"{one.engine.name}: tokens/s by K",
+        f"{', '.join(each.engine.name for each in alike)}: tokens/s by K",
         ("K", "", f"tokens/s{UP}", f"speedup{UP}", *further),
         tuple(rows),
         labels=2,
-        note=f"{one.settings} settings of its rule were replayed.",
+        note=f"{one.settings} settings of the rule were replayed. Fastest of each kind: {'; '.join(_kinds(one))}.",
     )
 
 

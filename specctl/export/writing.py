@@ -32,7 +32,7 @@ def transformers(names: Names, setting: Setting, sampled: Sampled) -> Written:  
         "num_assistant_tokens_schedule": schedule,
         "assistant_confidence_threshold": threshold_of(setting),
     }
-    notes = ["Assisted generation reads these keys of the draft, never of the target or of the call to generate."]
+    notes = ["Add these keys to the file, or set them on draft.generation_config: transformers reads the draft's alone."]
     if threshold_of(setting):
         notes.append("Where scikit-learn can be imported, transformers moves the threshold: it stays only without.")
     return Written(f"generation_config.json in {names.draft}", json.dumps(keys, indent=2), tuple(notes))
