@@ -32,7 +32,7 @@ def transformers(names: Names, setting: Setting, sampled: Sampled) -> Written:  
         "num_assistant_tokens_schedule": schedule,
         "assistant_confidence_threshold": threshold_of(setting),
     }
-    notes = ["Add these keys to the file, or set them on draft.generation_config: transformers reads the draft's alone."]
+    notes = ["Add these keys to that file, or set them on draft.generation_config: only the draft's are read."]
     if threshold_of(setting):
         notes.append("Where scikit-learn can be imported, transformers moves the threshold: it stays only without.")
     return Written(f"generation_config.json in {names.draft}", json.dumps(keys, indent=2), tuple(notes))
