@@ -59,7 +59,7 @@ class Engine:
         name: what ``--export`` calls it.
         package: of PyPI, whose version is compared where it is installed; None for an engine that has none.
         version: that was read.
-        released: the day on which that version appeared.
+        released: the day on which that version appeared, or what it is where that is not known.
         source: the file that has the rule.
         write: the setting of its rule as it reads it.
         acceptance: when sampling; None for a rule of its own that cannot be replayed, which ``own_rule`` describes.

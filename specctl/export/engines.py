@@ -49,7 +49,7 @@ _TABLE = (
         "tensorrt-llm",
         "tensorrt-llm",
         "0004396",
-        "2026-11",
+        "a commit of main",
         "tensorrt_llm/llmapi/llm_args.py",
         writing.tensorrt_llm,
         "likeliest",
