@@ -27,18 +27,21 @@ class Contest:
         candidates: settings that may be chosen; all are replayed.
         also_ranked: settings that are ranked too, but not chosen.
         space: for a hierarchy, the settings of each level, whose combinations are too many to replay all.
+        at_least: a length of drafts that traces shall hold, whatever the settings draft.
     """
 
     old: Setting
     candidates: list[Setting]
     also_ranked: list[Setting]
     space: Space | None
+    at_least: int = 0
 
     @property
     def depth(self) -> int:
         """The longest draft at any level."""
         levels = (one for level in (self.space.fine if self.space is not None else ()) for one in level)
-        return max(one.longest_draft for one in (self.old, *self.candidates, *self.also_ranked, *levels))
+        settings = (self.old, *self.candidates, *self.also_ranked, *levels)
+        return max(self.at_least, *(one.longest_draft for one in settings))
 
     def most(self, old: Setting | None) -> int:
         """An upper bound of the number of settings that a search replays.

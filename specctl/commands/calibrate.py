@@ -1,7 +1,7 @@
 """`specctl calibrate`: the fastest policy and threshold for this pair, this machine and these prompts."""
 
-import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from specctl.commands.calibrate_several import calibrate_several
-from specctl.commands.calibrating import calibrate_one, facts_of, write_calibrated
+from specctl.commands.calibrating import calibrate_one, show_calibration
+from specctl.commands.exporting import export_order
 from specctl.commands.files import open_report, resolve_profile, spare_profile
 from specctl.commands.options import (
     CategoryOption,
@@ -37,14 +38,10 @@ from specctl.commands.options import (
     warn,
 )
 from specctl.errors import ProfileError, UsageError
-from specctl.outputs import OutputFile, Outputs
-from specctl.terminal.output import tell, write_out
+from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from specctl.calibration.live_check import Measured
-    from specctl.calibration.search import Calibration
     from specctl.profile import ResolvedProfile
-    from specctl.replay.costs import CostTable
     from specctl.replay.trace_files import TraceSet
 
 
@@ -115,6 +112,22 @@ def calibrate(
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Run the chosen setting live and compare with the prediction.")
     ] = True,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="Search the best setting of this engine's own stopping rule too and show it as the engine reads it: "
+            "transformers, vllm, sglang, llama.cpp, tensorrt-llm, mlx-lm, openvino, exllamav3; repeatable.",
+        ),
+    ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DRAFT,TARGET[,TOKEN]",
+            help="For --export: milliseconds in the engine of a draft step, of a target pass over one token, and of "
+            "each further token in it. Default: those of specctl here.",
+        ),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
@@ -132,10 +145,13 @@ def calibrate(
     """
     if trace is not None and from_ is not None:
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
-    if against and (trace or from_ or head):
-        raise UsageError("--against goes with neither --trace, --from nor --head", "calibrate one profile with these")
+    if against and (trace or from_ or head or export):
+        raise UsageError(
+            "--against goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
+        )
     from specctl.calibration.contest import computed_by, contest, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
+    from specctl.export.rule_space import LONGEST
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces
@@ -169,6 +185,8 @@ def calibrate(
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
         computed = computed_by(drafting, heads, earlier.header if earlier is not None and from_ is not None else None)
         asked = contest(drafting, policy, grid, heads, recorded, computed)
+        if (order := export_order(export or [], costs, own)) is not None and from_ is None:
+            asked = replace(asked, at_least=LONGEST)
         prompts = None
         if against:
             rivals = [
@@ -215,8 +233,9 @@ def calibrate(
             foreign_head=foreign_head,
             shown=progress_,
             quiet=quiet,
+            order=order,
         )
-        _show(resolved, *found, calibrated, report, json_, quiet)
+        show_calibration(resolved, *found, calibrated, report, json_=json_, quiet=quiet)
     if found[0].failures:
         raise typer.Exit(1)
 
@@ -231,47 +250,3 @@ def _resolved(
         if not heads:
             raise
         return choose({**flags, "draft.head": heads[0]})
-
-
-def _show(
-    resolved: "ResolvedProfile",
-    traces: "TraceSet",
-    found: "Calibration",
-    costs: "CostTable",
-    measured: list["Measured"],
-    output: OutputFile | None,
-    report: Path | None,
-    as_document_: bool,
-    quiet: bool,
-) -> None:
-    import tomli_w
-    from rich.console import Console
-
-    from specctl.calibration.calibrated import draft_table
-    from specctl.calibration.tables import as_document, calibration_tables, verdict
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
-
-    facts = facts_of(traces)
-    shown = calibration_tables(found, costs, measured)
-    if as_document_:
-        write_line(sys.stdout, {"provenance": facts, **as_document(found, costs, measured)})
-    else:
-        print_tables(Console(), shown)
-        write_out(verdict(found))
-        if output is None:
-            drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
-            write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
-    for warning in found.warnings:
-        warn(warning)
-    if output is not None:
-        write_calibrated(resolved, found, costs, facts, output, quiet=quiet)
-    if report is not None:
-        from specctl.calibration.figures import draw_calibration
-        from specctl.reporting.document import write_document
-
-        paths = write_document(
-            "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report
-        )
-        for path in paths if not quiet else []:
-            tell(f"wrote {path}")

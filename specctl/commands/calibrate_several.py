@@ -84,7 +84,7 @@ def calibrate_several(
             shown=shown,
             quiet=quiet,
         )
-        traces, calibration, costs[one.name], _ = found
+        traces, calibration, costs[one.name], *_ = found
         entrants.append(Entrant(one.name, own, traces, calibration))
     standings = predicted(entrants)
     field = field_of_entrants(entrants)

@@ -2,18 +2,20 @@
 
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.commands.loading import load
 from specctl.commands.options import warn
 from specctl.errors import UsageError
 from specctl.outputs import OutputFile
-from specctl.terminal.output import tell
+from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
     from specctl.calibration.contest import Contest
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
+    from specctl.export.exports import Exports, Order
     from specctl.models.loading.pair import Pair
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
@@ -34,8 +36,9 @@ def calibrate_one(
     foreign_head: bool,
     shown: bool | None,
     quiet: bool,
-) -> "tuple[TraceSet, Calibration, CostTable, list[Measured]]":
-    """Collect the traces of the prompts, if there are any, search, and run the winner live.
+    order: "Order | None" = None,
+) -> "tuple[TraceSet, Calibration, CostTable, list[Measured], Exports | None]":
+    """Collect the traces of the prompts, if there are any, search, run the winner live, and search engines' own rules.
 
     Args:
         own: the profile.
@@ -49,6 +52,7 @@ def calibrate_one(
         foreign_head: as in `load`.
         shown: whether to show progress; None for where it makes sense.
         quiet: show only warnings.
+        order: what to export; None for nothing.
     """
     from rich.console import Console
 
@@ -57,9 +61,11 @@ def calibrate_one(
 
     console = Console(stderr=True, quiet=quiet)
     progress = TerminalProgress(console, shown)
-    pair: Pair | None = None
-    if prompts is not None or verify:
-        pair = load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head, progress=progress)
+
+    def loaded() -> "Pair":
+        return load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head, progress=progress)
+
+    pair = loaded() if prompts is not None or verify else None
     traces = earlier
     if pair is not None and prompts is not None:
         from specctl.replay.collecting import collect_traces
@@ -80,7 +86,12 @@ def calibrate_one(
 
         measured = check_live(pair, own, traces, found, asked.old, progress)
         found.warnings.extend(doubts(measured))
-    return traces, found, traces.costs, measured
+    exports = None
+    if order is not None:
+        from specctl.export.exports import export_to
+
+        exports = export_to(order, own, asked, traces, found, lambda: pair or loaded(), progress)
+    return traces, found, traces.costs, measured, exports
 
 
 def facts_of(traces: "TraceSet") -> dict[str, Any]:
@@ -110,3 +121,67 @@ def write_calibrated(
     output.replace(tomli_w.dumps(calibrated_profile(resolved, found, costs, facts, output.path)))
     if not quiet:
         tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
+
+
+def show_calibration(
+    resolved: "ResolvedProfile",
+    traces: "TraceSet",
+    found: "Calibration",
+    costs: "CostTable",
+    measured: list["Measured"],
+    exports: "Exports | None",
+    output: OutputFile | None,
+    report: Path | None,
+    *,
+    json_: bool,
+    quiet: bool,
+) -> None:
+    """Print the outcome, as tables with what to copy or as one JSON object, and write profile and report.
+
+    Args:
+        resolved: the profile that was calibrated.
+        traces, found, costs, measured, exports: of `calibrate_one`.
+        output: where the calibrated profile goes.
+        report: folder of the report.
+        json_: whether to print one JSON object.
+        quiet: show only warnings.
+    """
+    import tomli_w
+    from rich.console import Console
+
+    from specctl.calibration.calibrated import draft_table
+    from specctl.calibration.tables import as_document, calibration_tables, verdict
+    from specctl.export.tables import export_document, export_tables, export_warnings, text_of
+    from specctl.files import write_line
+    from specctl.reporting.console import print_tables
+
+    facts = facts_of(traces)
+    shown = calibration_tables(found, costs, measured)
+    document = {"provenance": facts, **as_document(found, costs, measured)}
+    if exports is not None:
+        shown += export_tables(exports)
+        document["exports"] = export_document(exports)
+        found.warnings.extend(export_warnings(exports))
+    if json_:
+        write_line(sys.stdout, document)
+    else:
+        print_tables(Console(), shown)
+        write_out(verdict(found))
+        if output is None:
+            drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
+            write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
+        for one in exports.found if exports is not None else []:
+            write_out("\n" + text_of(one))
+    for warning in found.warnings:
+        warn(warning)
+    if output is not None:
+        write_calibrated(resolved, found, costs, facts, output, quiet=quiet)
+    if report is not None:
+        from specctl.calibration.figures import draw_calibration
+        from specctl.reporting.document import write_document
+
+        paths = write_document(
+            "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report
+        )
+        for path in paths if not quiet else []:
+            tell(f"wrote {path}")

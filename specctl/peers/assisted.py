@@ -1,6 +1,6 @@
 """transformers' own assisted generation on the loaded models, called as a user of transformers calls it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -79,6 +79,11 @@ class _Thresholds:
 class AssistedPeer:
     """transformers' assisted generation, with the `generate` method of a `Session`; its rounds are not visible.
 
+    Args:
+        pair: with a draft.
+        name: of the peer.
+        settings: of the draft's generation_config; None for those that the name stands for.
+
     Attributes:
         passes: for each completion so far, forward passes of the target and of the draft.
         thresholds: for each completion so far, the confidence thresholds of its first and of its last draft, which
@@ -88,7 +93,7 @@ class AssistedPeer:
         UsageError: the pair has no draft, or transformers cannot pair the draft with the target.
     """
 
-    def __init__(self, pair: Pair, name: str) -> None:
+    def __init__(self, pair: Pair, name: str, settings: Mapping[str, Any] | None = None) -> None:
         if len(pair.models) < 2:
             raise UsageError(
                 f"{name} needs a draft model", "choose a profile with one; transformers runs no draft heads"
@@ -100,7 +105,7 @@ class AssistedPeer:
                 f"{target.vocab_size} and {draft.vocab_size} columns",
                 "leave this peer out",
             )
-        self._pair, self._settings = pair, ASSISTED[name]
+        self._pair, self._settings = pair, ASSISTED[name] if settings is None else settings
         self._counters = [_Counter(model) for model in pair.models[:2]]
         self._noted = _Thresholds(pair.models[1]) if name in MOVING else None
         self.passes: list[tuple[int, int]] = []

@@ -71,7 +71,7 @@ def collect_traces(
     if output is not None and earlier is not None:
         _require_same(earlier.header, header, output.path)
         traces = earlier
-    answerer = _answerer(pair, profile)
+    answerer = answerer_of(pair, profile)
     overheads: list[list[float]] = []
     write = TRACES.writing(output, header)
     with progress.counting("prompts", len(suite.prompts)) as advance:
@@ -108,7 +108,7 @@ def _require_same(old: TraceHeader, new: TraceHeader, path: Path) -> None:
         raise other_calibration(path)
 
 
-def _answerer(pair: Pair, profile: Profile) -> Answerer:
+def answerer_of(pair: Pair, profile: Profile) -> Answerer:
     """Answers with the profile's own policies. Stop strings are ignored: where a text ends early shows nothing about a
     draft."""
     assert profile.draft is not None

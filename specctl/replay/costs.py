@@ -56,15 +56,16 @@ class CostTable:
     head_ms: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def flat(cls, draft_ms: float, verify_ms: float, longest: int) -> "CostTable":
+    def flat(cls, draft_ms: float, verify_ms: float, longest: int, per_token_ms: float = 0.0) -> "CostTable":
         """A table without overhead, with one time for every drafted token and one for every verifying pass.
 
         Args:
-            draft_ms, verify_ms: milliseconds of a drafted token, and of a pass of the verifier.
+            draft_ms, verify_ms: milliseconds of a drafted token, and of a pass of the verifier over one token.
             longest: the longest draft that has to be priced.
+            per_token_ms: what each further token adds to a pass of the verifier.
         """
         lengths = np.arange(longest + 1, dtype=np.float64)
-        return cls(np.zeros(1), lengths, draft_ms * lengths[None], np.full((1, longest + 1), verify_ms), {}, 0.0)
+        return cls(np.zeros(1), lengths, draft_ms * lengths[None], (verify_ms + per_token_ms * lengths)[None], {}, 0.0)
 
     @classmethod
     def of_passes(cls, times: PassTimes, drafts: Sequence[int], longest: int) -> "CostTable":

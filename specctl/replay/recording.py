@@ -30,6 +30,9 @@ def read_sequence(
     depth: int,
     sampling: Sampling,
     generator: torch.Generator,
+    *,
+    matched: bool = False,
+    tops: bool = False,
 ) -> Drafted:
     """What the draft drafts along an output of at least one token, and which draft tokens are accepted.
 
@@ -43,6 +46,9 @@ def read_sequence(
         depth: the longest draft that shall be replayed.
         sampling: as the output was generated.
         generator: on the target's device; draws draft tokens and verdicts when sampling.
+        matched: for draft models whose tokens are not drawn jointly with the text's but apart from it, and accepted
+            where they are the same, as some engines do; ``sampling`` is then how the draft chooses them.
+        tops: for draft models, whether steps get ``top_probs`` although no DISCO head reads them.
 
     Raises:
         UsageError: the pair cannot be recorded, see `require_recordable`.
@@ -57,7 +63,7 @@ def read_sequence(
     if sampling.in_blocks:
         heads, verifier = pair.named_heads[0], pair.target
         return BlockReading(verifier, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos).read()
-    reading = _Reading(pair, depth, sampling, generator)
+    reading = _Reading(pair, depth, sampling, generator, matched, tops)
     return reading.read(0, prompt, output, output, limit - 2)
 
 
@@ -87,6 +93,8 @@ class _Reading:
     depth: int
     sampling: Sampling
     generator: torch.Generator
+    matched: bool = False
+    tops: bool = False
 
     def read(
         self,
@@ -113,7 +121,7 @@ class _Reading:
             previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
         """
         draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
-        tops = bool(disco_heads(self._heads(level)))
+        tops = self.tops or bool(disco_heads(self._heads(level)))
         along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
         eos = self.pair.eos
         rejected = [
@@ -196,9 +204,10 @@ class _Reading:
         The models read the whole text in few passes.
         """
         draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
-        tops = bool(disco_heads(self._heads(level)))
+        tops = self.tops or bool(disco_heads(self._heads(level)))
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
-        readers: list[Runner] = [draft] if sampling.greedy else [draft, verifier]
+        apart = sampling.greedy or self.matched
+        readers: list[Runner] = [draft] if apart else [draft, verifier]
         tokens: list[int] = []
         accepted: list[bool] = []
         chances: list[float] = []
@@ -206,8 +215,11 @@ class _Reading:
         for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=bool(heads), cached=True):
             logits = forward.logits  # (C, V)
             written = torch.tensor(verifier_tokens[part], device=logits.device)
-            if sampling.greedy:
-                drafted = logits.argmax(-1)
+            if apart:
+                if sampling.greedy:
+                    drafted = logits.argmax(-1)
+                else:
+                    drafted = draw(sampling.probs(logits), sibling(self.generator, logits.device))
                 verdicts = drafted == written
             else:
                 above = sampling.probs(verifying[0].logits)
@@ -233,7 +245,7 @@ class _Reading:
                 columns += read_top_probs(logits).unbind(-1)
             signals.append(torch.stack(columns))  # (3, one for each head, and what DISCO heads read; C)
         along = draft_steps(tokens, torch.cat(signals, dim=1).tolist(), heads)
-        return along, accepted, None if sampling.greedy else chances
+        return along, accepted, None if apart else chances
 
     def _heads(self, level: int) -> Mapping[str, TrainedHead]:
         """A draft's heads by name, the head that it usually uses first."""

@@ -39,6 +39,7 @@ class Pair:
             options.num_assistant_tokens = question["tokens"]
         if question["draft"] == "confidence":
             options.assistant_confidence_threshold = question["threshold"]
+            options.logprobs = 1  # without them every greedy token counts as certain, and each draft ends after one
         self._drafts, self._options = bool(draft), options
         self._pipeline = openvino_genai.LLMPipeline(
             str(folder / "target"), "CPU", scheduler_config=scheduler, **draft, **settings

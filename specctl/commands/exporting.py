@@ -1,0 +1,62 @@
+"""`specctl calibrate --export`: what is asked for, and what is shown of it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from specctl.export.exports import GivenCosts, Order
+    from specctl.profile import Profile
+
+
+def export_order(names: Sequence[str], costs: str | None, profile: "Profile") -> "Order | None":
+    """What to export, checked before a model is loaded; None for nothing.
+
+    Args:
+        names: of engines.
+        costs: the text of ``--costs``.
+        profile: with a draft.
+
+    Raises:
+        UsageError: an engine is not known, takes no ordinary draft or samples by a rule that cannot be replayed; the
+            draft is no single draft model; or the costs are no costs, or those of no engine.
+        ModelError: a model cannot be found.
+    """
+    if not names:
+        if costs is not None:
+            raise UsageError("--costs are those of an engine", "name it with --export")
+        return None
+    from specctl.decoding.sampling import Sampling
+    from specctl.export.engines import engine_of
+    from specctl.export.exports import Order
+    from specctl.export.rereading import reading_of
+    from specctl.models.loading.found import find_head
+
+    draft = profile.draft
+    assert draft is not None
+    engines = tuple(engine_of(name) for name in dict.fromkeys(names))
+    if draft.draft is not None:
+        raise UsageError("--export is for one draft model, and the profile has several", "no other engine takes these")
+    if draft.is_lookup or find_head("draft", draft, ("target", profile.target)) is not None:
+        raise UsageError("--export is for a draft that is a model of its own", "choose a profile with one")
+    for engine in engines:
+        reading_of(engine, Sampling.of(profile.sampling))
+    return Order(engines, None if costs is None else _given(costs))
+
+
+def _given(text: str) -> "GivenCosts":
+    from specctl.export.exports import GivenCosts
+
+    try:
+        draft, target, *more = map(float, text.split(","))
+        each = more.pop() if more else 0.0
+        if more or not (0 < draft < 1e9 and 0 < target < 1e9 and 0 <= each < 1e9):
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"--costs {text} is not DRAFT_MS,TARGET_MS or DRAFT_MS,TARGET_MS,PER_TOKEN_MS",
+            "milliseconds of a draft step, of a target pass over one token, and of each further token of that pass: "
+            "e.g. --costs 1.5,12,0.2",
+        ) from None
+    return GivenCosts(draft, target, each)

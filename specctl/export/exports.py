@@ -1,0 +1,123 @@
+"""Exports of one calibration: what was asked for, and what was found for every engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from specctl.calibration.contest import Contest
+from specctl.calibration.search import Calibration, Ranked, search
+from specctl.decoding.sampling import Sampling
+from specctl.export.engine import Engine, Names, Sampled
+from specctl.export.rereading import Reading, reading_of, traces_as
+from specctl.export.rule_space import rule_space
+from specctl.export.search import Exported, search_rule
+from specctl.models.loading.pair import Pair
+from specctl.observing.progress import SILENT, Progress
+from specctl.profile.embedded import model_path
+from specctl.profile.schema import Profile
+from specctl.replay.costs import CostTable
+from specctl.replay.trace_files import TraceSet
+
+LONGEST_PRICED = 1000
+"""The longest draft that given costs price."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenCosts:
+    """Milliseconds that passes take in an engine.
+
+    Attributes:
+        draft: of a draft step.
+        target: of a target pass over one token.
+        per_token: of each further token in such a pass.
+    """
+
+    draft: float
+    target: float
+    per_token: float = 0.0
+
+    def __str__(self) -> str:
+        wider = f" + {self.per_token:g} n" if self.per_token else ""
+        return f"{self.draft:g} ms for a draft step and {self.target:g}{wider} ms for a target pass of 1 + n tokens"
+
+    @property
+    def table(self) -> CostTable:
+        return CostTable.flat(self.draft, self.target, LONGEST_PRICED, self.per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be exported: the engines, and their costs if these are known."""
+
+    engines: tuple[Engine, ...]
+    costs: GivenCosts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """What was found for every engine, with what it is compared with.
+
+    Attributes:
+        found: an entry for each engine.
+        here: the setting that specctl itself would use, with the same costs.
+        costs: of the engine; None for those of this machine.
+        reported_on: how many prompts report.
+        held_out: whether these chose nothing.
+    """
+
+    found: Sequence[Exported]
+    here: Ranked
+    costs: GivenCosts | None
+    reported_on: int
+    held_out: bool
+
+
+def export_to(
+    order: Order,
+    profile: Profile,
+    asked: Contest,
+    traces: TraceSet,
+    calibration: Calibration,
+    pair: Callable[[], Pair],
+    progress: Progress = SILENT,
+) -> Exports:
+    """Search every engine's rule, and with given costs specctl's own policies once more.
+
+    Args:
+        order: the engines.
+        profile: of a target and one draft model.
+        asked: the settings of specctl's own that compete.
+        traces: of the calibration, with costs.
+        calibration: its outcome.
+        pair: gives the loaded models, asked for only if an engine's draft tokens are not those of the traces.
+        progress: receives a count of settings.
+
+    Raises:
+        UsageError: an engine's rule for sampling cannot be replayed.
+    """
+    assert profile.draft is not None
+    assert traces.costs is not None
+    sampling = replace(Sampling.of(profile.sampling), verification=traces.header.verification)
+    readings = [reading_of(engine, sampling) for engine in order.engines]
+    costs, here = traces.costs, calibration.winner
+    if order.costs is not None:
+        costs = order.costs.table
+        here = search(traces, asked.candidates, None, costs, asked.also_ranked).winner
+    names = Names(*(_told(table.model) for table in (profile.target, profile.draft)))
+    prompts = calibration.chosen_on, calibration.reported_on
+    read: dict[Reading, TraceSet] = {}
+    found = []
+    together = list(zip(order.engines, readings, strict=True))
+    count = sum(len(rule_space(engine, how.confidence, traces.header.depth)) for engine, how in together)
+    with progress.counting("settings of other engines", count) as advance:
+        for engine, how in together:
+            if how not in read:
+                read[how] = traces_as(how, traces, profile, pair)
+            sampled = Sampled(profile.sampling.temperature, how.blocks)
+            found.append(search_rule(engine, how, read[how], prompts, costs, names, sampled, advance))
+    return Exports(found, here, order.costs, len(calibration.reported_on), calibration.held_out)
+
+
+def _told(model: str) -> str:
+    """A model as another program finds it: an embedded one by its folder."""
+    family, _, name = model.partition(":")
+    return str(model_path(name)) if family == "embedded" else model

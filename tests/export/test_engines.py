@@ -1,0 +1,302 @@
+"""What is written for each engine, what its rule costs, and what is chosen."""
+
+import json
+import shlex
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import yaml
+from made_traces import flat_costs, trace, traces
+
+from specctl.calibration.grids import grid
+from specctl.calibration.search import search
+from specctl.decoding.sampling import Sampling
+from specctl.errors import UsageError
+from specctl.export import engines as table
+from specctl.export.engine import Engine, Names, Sampled
+from specctl.export.engines import ENGINES, engine_of, other_version
+from specctl.export.exports import Exports, GivenCosts
+from specctl.export.pricing import score_in
+from specctl.export.rereading import Reading, reading_of, traces_as
+from specctl.export.rule_space import LONGEST, rule_space
+from specctl.export.search import Exported, search_rule
+from specctl.export.tables import export_document, export_tables, export_warnings, text_of
+from specctl.policies import NONE, Setting
+from specctl.replay.costs import CostTable
+from specctl.replay.trace_files import TraceSet
+
+NAMES = Names("org/big", "small models/d")
+K5 = Setting.of({"name": "constant", "draft_length": 5})
+STOPPED = Setting.of(
+    {"name": "max-confidence", "adapt": False, "keep_trigger": False, "threshold": 0.45, "max_draft": 8}
+)
+
+
+def flags(engine: str, setting: Setting, sampled: Sampled | None = None) -> dict[str, str]:
+    """The options of a command line."""
+    words = shlex.split(ENGINES[engine].write(NAMES, setting, sampled or Sampled()).text)
+    first = next(index for index, word in enumerate(words) if word.startswith("--"))
+    return dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
+
+
+def test_command_lines_hold_the_setting_and_the_pair() -> None:
+    assert flags("sglang", K5) == {
+        "--model-path": "org/big",
+        "--speculative-algorithm": "STANDALONE",
+        "--speculative-draft-model-path": "small models/d",
+        "--speculative-num-steps": "5",
+        "--speculative-eagle-topk": "1",
+        "--speculative-num-draft-tokens": "6",
+    }
+    assert flags("llama.cpp", STOPPED) == {
+        "--model": "big.gguf",
+        "--spec-type": "draft-simple",
+        "--spec-draft-model": "d.gguf",
+        "--spec-draft-n-max": "8",
+        "--spec-draft-n-min": "0",
+        "--spec-draft-p-min": "0.45",
+    }
+    assert flags("llama.cpp", K5)["--spec-draft-p-min"] == "0"
+    assert flags("mlx-lm", K5) == {
+        "--model": "org/big",
+        "--draft-model": "small models/d",
+        "--num-draft-tokens": "5",
+    }
+
+
+@pytest.mark.parametrize(
+    ("sampled", "further"),
+    [
+        (Sampled(), {}),
+        (Sampled(0.7), {"draft_sample_method": "probabilistic"}),
+        (Sampled(0.7, blocks=True), {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}),
+    ],
+    ids=["greedy", "sampled", "as blocks"],
+)
+def test_vllm_keeps_the_drafts_probabilities_when_sampling(sampled: Sampled, further: dict[str, str]) -> None:
+    words = shlex.split(ENGINES["vllm"].write(NAMES, K5, sampled).text)
+    assert words[:4] == ["vllm", "serve", "org/big", "--speculative-config"]
+    config = {"method": "draft_model", "model": "small models/d", "num_speculative_tokens": 5}
+    assert json.loads(words[4]) == config | further
+
+
+def test_a_file_for_tensorrt_llm_is_yaml() -> None:
+    config = {"decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": "small models/d"}
+    assert yaml.safe_load(ENGINES["tensorrt-llm"].write(NAMES, K5, Sampled()).text) == {"speculative_config": config}
+
+
+def test_transformers_is_told_how_lengths_move() -> None:
+    for carried, schedule in ((False, "heuristic_transient"), (True, "heuristic")):
+        setting = Setting.of({"name": "heuristic", "draft_length": 3, "carry_over": carried})
+        assert json.loads(ENGINES["transformers"].write(NAMES, setting, Sampled()).text) == {
+            "num_assistant_tokens": 3,
+            "num_assistant_tokens_schedule": schedule,
+            "assistant_confidence_threshold": 0.0,
+        }
+
+
+def test_exllamav3_gets_arguments_that_python_reads() -> None:
+    text = ENGINES["exllamav3"].write(NAMES, K5, Sampled()).text
+    assert eval(text, {"Generator": lambda *_, **given: given}) == {
+        "num_draft_tokens": 5,
+        "dynamic_draft_tokens": False,
+    }
+
+
+def test_a_threshold_for_openvino_comes_with_log_probabilities() -> None:
+    write = ENGINES["openvino"].write
+    assert json.loads(write(NAMES, K5, Sampled()).text) == {"num_assistant_tokens": 5}
+    assert json.loads(write(NAMES, STOPPED, Sampled()).text) == {
+        "assistant_confidence_threshold": 0.45,
+        "logprobs": 1,
+    }
+
+
+@pytest.mark.skipif(find_spec("openvino_genai") is None, reason="openvino-genai is not installed")
+@pytest.mark.parametrize("setting", [K5, STOPPED], ids=["length", "threshold"])
+def test_openvino_accepts_what_is_written(setting: Setting) -> None:
+    import openvino_genai
+
+    keys = json.loads(ENGINES["openvino"].write(NAMES, setting, Sampled()).text)
+    config = openvino_genai.GenerationConfig(max_new_tokens=8, **keys)
+    config.validate()
+    assert {key: pytest.approx(getattr(config, key)) for key in keys} == keys
+
+
+# What a setting costs
+
+
+def test_passes_are_priced_as_an_engine_makes_them() -> None:
+    """Sure and right for three tokens, then unsure and wrong, over and over; rounds of at most five tokens."""
+    made = traces(6, 1)
+    made.traces = [trace("p0", [True, True, True, False] * 3)]
+    costs = flat_costs(1, 10)
+
+    def ms(engine: str, setting: Setting) -> float:
+        found = score_in(ENGINES[engine], setting, made, ["p0"], costs)
+        assert found is not None
+        return float(found.ms[0])
+
+    # Three rounds; the last has room for three tokens only.
+    assert ms("vllm", K5) == 3 * 10 + 5 + 5 + 3
+    assert ms("exllamav3", K5) == ms("vllm", K5) + 3
+    assert ms("llama.cpp", K5) == ms("vllm", K5) + 3
+    # Three tokens a round and, but for the last round, the one that is dropped.
+    assert ms("llama.cpp", STOPPED) == 3 * 10 + 3 * 3 + 2 + 3
+    assert ms("vllm", NONE) == ms("llama.cpp", NONE) == 12 * 10
+
+
+def test_engines_that_do_not_look_for_the_end_draft_on() -> None:
+    made = traces(6, 1)
+    made.traces = [trace("p0", [True] * 12)]
+    made = replace(made, header=replace(made.header, eos=[102]))  # the third token, so that drafts stop there
+    costs = flat_costs(1, 10)
+    stops, goes_on = (score_in(ENGINES[name], K5, made, ["p0"], costs) for name in ("transformers", "vllm"))
+    assert stops is not None
+    assert goes_on is not None
+    assert goes_on.ms[0] - stops.ms[0] == 2
+    assert goes_on.drafted[0] == stops.drafted[0]
+
+
+def test_what_was_not_recorded_is_not_scored() -> None:
+    made = traces(6, 1)
+    made.traces = [trace("p0", [False] + [True] * 99)]
+    long = Setting.of({"name": "constant", "draft_length": 59})
+    assert score_in(ENGINES["vllm"], long, made, ["p0"], CostTable.flat(1, 10, 100)) is None
+    assert (
+        score_in(
+            ENGINES["vllm"], Setting.of({"name": "constant", "draft_length": 9}), made, ["p0"], CostTable.flat(1, 10, 8)
+        )
+        is None
+    )
+
+
+def test_given_costs_price_wider_passes() -> None:
+    costs = GivenCosts(1.5, 12, 0.25).table
+    drafting, verifying = costs.clock(())(100, 4)
+    assert (drafting, verifying) == pytest.approx((0.006, 0.013))
+
+
+# What is searched and chosen
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_the_rule_is_searched_whole(engine: Engine) -> None:
+    space = rule_space(engine, engine.confidence, 40)
+    assert len(set(space)) == len(space)
+    assert [one for one in space if one.policy == "constant"] == [
+        Setting.of({"name": "constant", "draft_length": length}) for length in range(1, LONGEST + 1)
+    ]
+    assert {one.policy for one in space} == {"constant"} | ({"max-confidence"} if engine.confidence else set[str]()) | (
+        {"heuristic"} if engine.lengthens else set[str]()
+    )
+    assert all(one.all_values.get("keep_trigger", True) == engine.keeps_trigger for one in space if one.signals)
+    assert rule_space(engine, None, 7)[6].all_values == {"draft_length": 7}
+
+
+def exported(name: str, made: TraceSet, costs: CostTable) -> Exported:
+    parts = [f"p{n}" for n in range(0, 12, 2)], [f"p{n}" for n in range(1, 12, 2)]
+    engine = ENGINES[name]
+    return search_rule(engine, Reading(confidence=engine.confidence), made, parts, costs, NAMES, Sampled())
+
+
+@pytest.fixture(scope="module")
+def searched() -> Exports:
+    made, costs = traces(6), flat_costs(1, 10)
+    found = search(made, grid("svip", "paper", {"entropy"}), None, costs)
+    names = ("transformers", "vllm", "sglang")
+    return Exports([exported(name, made, costs) for name in names], found.winner, None, 6, held_out=True)
+
+
+def test_a_threshold_wins_where_the_draft_knows_when_it_is_wrong(searched: Exports) -> None:
+    transformers, vllm, _ = searched.found
+    assert transformers.best.setting.policy == "max-confidence"
+    assert json.loads(transformers.written.text)["assistant_confidence_threshold"] > 0
+    assert transformers.found.score.tokens_per_second > vllm.found.score.tokens_per_second
+    speeds = [point.constant.tokens_per_second for point in vllm.curve]
+    assert len(speeds) == LONGEST
+    assert vllm.best.tokens_per_second == max(speeds)
+    assert f'"num_speculative_tokens": {1 + speeds.index(max(speeds))}}}' in vllm.written.text
+
+
+def test_tables_and_document_tell_the_same(searched: Exports) -> None:
+    summary, *curves = export_tables(searched)
+    assert [row[0] for row in summary.rows] == ["transformers", "vllm", "sglang", "specctl"]
+    assert [curve.title for curve in curves] == ["transformers: tokens/s by K", "vllm, sglang: tokens/s by K"]
+    document = export_document(searched)
+    for row, one in zip(summary.rows, document, strict=False):
+        assert row[2] == f"{one['tokens_per_second']:.1f}"
+    for curve, one in zip(curves, document, strict=False):
+        assert [row[2] for row in curve.rows] == [f"{point['tokens_per_second']:.1f}" for point in one["curve"]]
+    assert document[0]["curve"][3]["with_threshold"]["threshold"] > 0
+    assert document[1]["curve"][3]["with_threshold"] is None
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_version_source_and_date_stand_next_to_the_text(searched: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = searched.found[1]
+    first = text_of(one).splitlines()[0]
+    assert (
+        first == f"# vllm {one.engine.version} ({one.engine.released}), by vllm/config/speculative.py, read 2026-11-22"
+    )
+    monkeypatch.setattr(table, "version", lambda _: "99.1")
+    assert other_version(one.engine) == "99.1"
+    assert other_version(ENGINES["llama.cpp"]) is None
+    said = export_warnings(searched)
+    assert "give --costs" in said[0]
+    assert any("vllm 99.1 is installed here" in line for line in said)
+    monkeypatch.setattr(table, "version", lambda _: one.engine.version)
+    assert other_version(one.engine) is None
+    assert export_warnings(replace(searched, costs=GivenCosts(1, 2)))[0].startswith(("transformers", "sglang"))
+
+
+def test_where_drafting_does_not_pay_it_says_so() -> None:
+    one = exported("vllm", traces(6), flat_costs(20, 10))
+    assert not one.pays
+    assert one.found.score.setting == NONE
+    assert "run it without a draft" in text_of(one)
+    assert one.best.setting.drafts
+
+
+def test_the_best_length_follows_the_ratio_of_costs() -> None:
+    lengths = [exported("vllm", traces(9), flat_costs(draft, 10)).best.setting for draft in (0.1, 1, 4)]
+    found = [one.all_values["draft_length"] for one in lengths]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+# What cannot be exported
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("ollama", "cannot be handed a target and a draft"), ("vlm", "did you mean 'vllm'")]
+)
+def test_engines_that_are_none(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        engine_of(name)
+
+
+def test_how_engines_sample() -> None:
+    assert reading_of(ENGINES["openvino"], Sampling()).acceptance is None
+    with pytest.raises(UsageError, match="openvino keeps a draft token by the draft's probability"):
+        reading_of(ENGINES["openvino"], Sampling(0.7))
+    block = Sampling(0.7, verification="block")
+    assert reading_of(ENGINES["vllm"], block) == Reading("ratio", blocks=True)
+    assert reading_of(ENGINES["transformers"], block) == Reading("ratio")
+    assert reading_of(ENGINES["transformers"], Sampling(1.0)) == Reading("ratio", confidence="chosen")
+    assert reading_of(ENGINES["llama.cpp"], Sampling(0.7)) == Reading("likeliest", confidence="top ten")
+    assert reading_of(ENGINES["mlx-lm"], Sampling(0.7)) == Reading("matched")
+    one = search_rule(
+        ENGINES["transformers"], Reading("ratio"), traces(6), (["p0"], ["p1"]), flat_costs(1, 10), NAMES, Sampled(0.7)
+    )
+    assert "no threshold was tried" in one.left_out[0]
+
+
+def test_nothing_is_read_again_without_need() -> None:
+    def no_pair() -> object:
+        raise AssertionError("the models are not needed")
+
+    made = traces(6)
+    same = traces_as(Reading(confidence="chosen"), made, None, no_pair)  # type: ignore[arg-type]
+    assert same is made

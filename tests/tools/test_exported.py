@@ -1,0 +1,34 @@
+"""What the runs of an exported setting in its engine say: the costs fitted to them, and the comparison."""
+
+import numpy as np
+import pytest
+
+from tools.exported import Timed, compared, fit
+
+PROMPT_TOKENS = np.array([10.0, 40.0, 25.0])
+
+
+def runs(noise: float = 0.0) -> Timed:
+    """Two lengths and an exported setting that takes 2% longer than the better of them."""
+    passes = np.array([[20.0, 24, 30], [12, 15, 17], [12, 15, 17]])
+    drafted = passes * np.array([[1.0], [4], [4]])
+    ms = 1.5 * drafted + 11 * passes + 0.1 * PROMPT_TOKENS
+    ms[2] *= 1.02
+    ms += noise * np.random.default_rng(0).standard_normal(ms.shape)
+    return Timed(["K = 1", "K = 4", "exported"], ms, np.full((3, 3), 32.0), passes, drafted, PROMPT_TOKENS)
+
+
+def test_costs_are_those_of_the_runs() -> None:
+    made = runs()
+    two = Timed(made.labels[:2], made.ms[:2], made.tokens[:2], made.passes[:2], made.drafted[:2], PROMPT_TOKENS)
+    draft, target, off = fit(two)
+    assert (draft, target) == pytest.approx((1.5, 11))
+    assert off == pytest.approx(0, abs=1e-9)
+    assert fit(runs(noise=5.0))[2] > 0.001
+
+
+def test_the_exported_setting_is_compared_with_the_fastest_length() -> None:
+    best, ratio = compared(runs(), "exported")
+    assert best == "K = 4"
+    assert ratio.value == pytest.approx(1 / 1.02)
+    assert (ratio.low, ratio.high) == pytest.approx((1 / 1.02, 1 / 1.02))
