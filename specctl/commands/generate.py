@@ -236,7 +236,7 @@ def generate(
         loading: dict[str, Any] = {"quiet": quiet, "traced": traced is not None, "foreign_head": foreign_head}
         replicas: Replicas | None = None
         if replication is not None:
-            starting = replication.start(resolved, REPLICA, loading, expected, shown_progress)
+            starting = replication.start(resolved, REPLICA, loading, shown_progress, expected)
             replicas = stack.enter_context(starting)
         else:
             answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()

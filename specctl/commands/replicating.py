@@ -90,8 +90,8 @@ class Replication:
         profile: "Profile",
         maker: str,
         setup: Mapping[str, Any],
-        expected_tokens: int,
         progress: "TerminalProgress",
+        expected_tokens: int | None = None,
     ) -> "Iterator[Replicas]":
         """Start replicas, and wait until the first of them is ready.
 
@@ -99,8 +99,8 @@ class Replication:
             profile: of the pair.
             maker: as in `specctl.replicas.job.Job`.
             setup: of the job, without the profile and its share of the tokens.
-            expected_tokens: number of tokens to generate in all, 0 if unknown.
             progress: shows that they are starting.
+            expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
 
         Raises:
             UsageError: they do not fit on this machine, or Ray is missing or not there.
@@ -112,8 +112,8 @@ class Replication:
         from specctl.replicas.shares import shares
 
         def job(count: int) -> Job:
-            share = -(-expected_tokens // count)
-            return Job(maker, {"profile": profile, **setup, "expected_tokens": share})
+            shared = {} if expected_tokens is None else {"expected_tokens": -(-expected_tokens // count)}
+            return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}))
 
         replicas: Replicas
         if self.cluster is not None:

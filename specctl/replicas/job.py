@@ -24,10 +24,12 @@ class Job:
             import torch. It is called once with the setup and the replica's ``number``, loads what answers need, and
             gives the function that answers.
         setup: its keyword arguments; they are pickled.
+        passing: names of those that differ from command to command and make no other replica.
     """
 
     maker: str
     setup: Mapping[str, Any]
+    passing: frozenset[str] = frozenset()
 
     def begin(self, number: int) -> Answer:
         """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would."""

@@ -4,13 +4,14 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, Self
 
-from specctl.errors import SpecctlError, UsageError
+from specctl.errors import SpecctlError, UsageError, reason
 from specctl.profile.schema import Profile
 from specctl.replicas.job import Answer, Job, ReplicaError, portable
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
@@ -76,7 +77,7 @@ class RayReplicas:
     again fail at once; such failures count for nothing.
 
     Args:
-        names: of the actors that stay, one for each; None for actors that end with this process.
+        names: for each actor its name if it stays, or None if it ends with this process.
         job: what each does.
         resources: CPUs and GPUs of each, as Ray calls them.
         warn: called with what became of those that ended.
@@ -85,7 +86,7 @@ class RayReplicas:
 
     def __init__(
         self,
-        names: "list[str] | list[None]",
+        names: Sequence[str | None],
         job: Job,
         resources: Mapping[str, float],
         warn: Callable[[str], None],
@@ -136,7 +137,9 @@ class RayReplicas:
                 f"use --workers {max(1, fit)}, or a larger cluster",
             )
         made = job(count)
-        names = [None] * count if not warm_seconds else [f"specctl-{_hash(made)}-{number}" for number in range(count)]
+        names = (
+            [None] * count if not warm_seconds else [f"specctl-{fingerprint(made)}-{number}" for number in range(count)]
+        )
         return cls(names, made, {"num_cpus": threads, "num_gpus": needed}, warn, warm_seconds)
 
     @property
@@ -252,31 +255,45 @@ def connected(address: str, *, started: bool = True) -> Any:
     Raises:
         UsageError: Ray is missing, or the cluster is not there.
     """
+    if "RAY_AUTH_MODE" not in os.environ and _token_is_there():
+        os.environ["RAY_AUTH_MODE"] = "token"  # `ray start` asks for the token wherever there is one
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine needs more than half a minute
     try:
         import ray
     except ImportError as error:
         raise MISSING from error
-    quiet = {"log_to_driver": True, "logging_level": "error", "namespace": NAMESPACE}
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its warning is of what nobody here relies on
+    quiet = {"logging_level": "error", "namespace": NAMESPACE}
     try:
-        ray.init(address, **quiet)
-    except ConnectionError as error:
-        if address != "auto":
-            raise UsageError(f"there is no Ray cluster at {address}", "start one with: ray start --head") from error
-        if not started:
-            raise UsageError(
-                "--keep-warm needs a Ray cluster that outlives this command", "start one with: ray start --head"
-            ) from error
-        ray.init(include_dashboard=False, **quiet)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise SpecctlError(f"Ray cannot connect to {address}: {error}") from error
+        try:
+            ray.init(address, **quiet)
+        except ConnectionError as error:
+            if address != "auto":
+                raise UsageError(f"there is no Ray cluster at {address}", "start one with: ray start --head") from error
+            if not started:
+                raise UsageError(
+                    "--keep-warm needs a Ray cluster that outlives this command", "start one with: ray start --head"
+                ) from error
+            ray.init(include_dashboard=False, **quiet)
+    except SpecctlError:
+        raise
+    except Exception as error:  # Ray raises errors of many kinds, bare exceptions among them
+        raise ReplicaError(f"Ray cannot connect to {address}: {reason(error)}") from error
     return ray
 
 
-def _hash(job: Job) -> str:
+def _token_is_there() -> bool:
+    """Whether this user has a token for Ray clusters, where Ray looks for it."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return True
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().is_file()
+
+
+def fingerprint(job: Job) -> str:
     """What tells replicas apart that may serve each other's commands: the job with its profile, and versions."""
     setup = {
-        key: value.model_dump(mode="json") if isinstance(value, Profile) else value for key, value in job.setup.items()
+        name: value.model_dump(mode="json") if isinstance(value, Profile) else value
+        for name, value in job.setup.items()
+        if name not in job.passing
     }
     versions = {name: version(name) for name in ("specctl", "torch", "transformers")}
     text = json.dumps([job.maker, setup, versions], sort_keys=True, default=str)
