@@ -36,6 +36,7 @@ from specctl.commands.options import (
     sampling_flags,
     warn,
 )
+from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import OutputFile, Outputs
 from specctl.terminal.output import tell, write_out
@@ -82,6 +83,8 @@ def calibrate(
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -134,6 +137,7 @@ def calibrate(
         raise UsageError("--trace and --from exclude each other", "leave one of them out")
     if against and (trace or from_ or head):
         raise UsageError("--against goes with neither --trace, --from nor --head", "calibrate one profile with these")
+    replication = Replication.of(workers, cluster, None)
     from specctl.calibration.contest import computed_by, contest, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.prompts.suites import sample
@@ -191,6 +195,7 @@ def calibrate(
                 foreign_head=foreign_head,
                 shown=progress_,
                 quiet=quiet,
+                replication=replication,
             )
             return
         if from_ is None:
@@ -215,6 +220,7 @@ def calibrate(
             foreign_head=foreign_head,
             shown=progress_,
             quiet=quiet,
+            replication=replication,
         )
         _show(resolved, *found, calibrated, report, json_, quiet)
     if found[0].failures:

@@ -92,6 +92,8 @@ class Replication:
         setup: Mapping[str, Any],
         progress: "TerminalProgress",
         expected_tokens: int | None = None,
+        *,
+        spare: bool = False,
     ) -> "Iterator[Replicas]":
         """Start replicas, and wait until the first of them is ready.
 
@@ -101,6 +103,7 @@ class Replication:
             setup: of the job, without the profile and its share of the tokens.
             progress: shows that they are starting.
             expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
+            spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
 
         Raises:
             UsageError: they do not fit on this machine, or Ray is missing or not there.
@@ -109,7 +112,7 @@ class Replication:
         from specctl.replicas.job import Job
         from specctl.replicas.local import LocalReplicas
         from specctl.replicas.replica import started
-        from specctl.replicas.shares import shares
+        from specctl.replicas.shares import gpus_here, gpus_needed, shares
 
         def job(count: int) -> Job:
             shared = {} if expected_tokens is None else {"expected_tokens": -(-expected_tokens // count)}
@@ -122,7 +125,9 @@ class Replication:
             with progress.doing("connecting to Ray"):
                 replicas = RayReplicas.on(self.cluster, self.workers, profile, job, warn, self.warm_seconds)
         else:
-            each = shares(self.workers, profile)
+            gpus = gpus_here()
+            needed = gpus_needed(profile, len(gpus))
+            each = shares(self.workers, profile, gpus[needed:] if spare and len(gpus) >= 2 * needed else gpus)
             # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
             one_first = not all(share.alone for share in each) or profile.compile is True
             environments = [share.environment for share in each]
