@@ -94,6 +94,7 @@ class Replication:
         expected_tokens: int | None = None,
         *,
         spare: bool = False,
+        exclusive: bool = False,
     ) -> "Iterator[Replicas]":
         """Start replicas, and wait until the first of them is ready.
 
@@ -104,6 +105,7 @@ class Replication:
             progress: shows that they are starting.
             expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
             spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
+            exclusive: whether nothing may share a replica's devices, because it measures time.
 
         Raises:
             UsageError: they do not fit on this machine, or Ray is missing or not there.
@@ -112,7 +114,7 @@ class Replication:
         from specctl.replicas.job import Job
         from specctl.replicas.local import LocalReplicas
         from specctl.replicas.replica import started
-        from specctl.replicas.shares import gpus_here, gpus_needed, shares
+        from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
 
         def job(count: int) -> Job:
             shared = {} if expected_tokens is None else {"expected_tokens": -(-expected_tokens // count)}
@@ -123,11 +125,20 @@ class Replication:
             from specctl.replicas.on_ray import RayReplicas
 
             with progress.doing("connecting to Ray"):
-                replicas = RayReplicas.on(self.cluster, self.workers, profile, job, warn, self.warm_seconds)
+                replicas = RayReplicas.on(
+                    self.cluster, self.workers, profile, job, warn, self.warm_seconds, exclusive=exclusive
+                )
         else:
             gpus = gpus_here()
             needed = gpus_needed(profile, len(gpus))
+            if exclusive:
+                require_gpus(profile, len(gpus))
             each = shares(self.workers, profile, gpus[needed:] if spare and len(gpus) >= 2 * needed else gpus)
+            if exclusive and not all(share.gpus and share.alone for share in each):
+                raise UsageError(
+                    f"{len(each)} replicas would share {len(gpus)} GPUs, and times would be those of sharing",
+                    f"use --workers {max(1, len(gpus) // needed)}, or leave it out",
+                )
             # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
             one_first = not all(share.alone for share in each) or profile.compile is True
             environments = [share.environment for share in each]

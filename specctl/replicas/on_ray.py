@@ -3,73 +3,18 @@
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
-from time import monotonic
 from typing import Any, Literal, Self
 
-from specctl.errors import SpecctlError, UsageError, reason
+from specctl.errors import UsageError
 from specctl.profile.schema import Profile
-from specctl.replicas.job import Answer, Job, ReplicaError, portable
+from specctl.replicas.actor import Actor
+from specctl.replicas.cluster import NAMESPACE, connected
+from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
-from specctl.replicas.shares import gpus_needed
-
-NAMESPACE = "specctl"
-MISSING = UsageError("--cluster needs Ray, which is not installed", 'pip install "specctl[ray]"')
-
-
-class Actor:
-    """One replica; the process of it that Ray starts makes it anew, and `begin` loads."""
-
-    def __init__(self, job: Job, number: int, warm_seconds: float) -> None:
-        self._job, self._number, self._warm = job, number, warm_seconds
-        self._answer: Answer | None = None
-        self._busy = threading.Lock()
-        self._used = monotonic()
-        if warm_seconds:
-            threading.Thread(target=self._end_after_rest, name="rest", daemon=True).start()
-
-    def begin(self) -> Exception | None:
-        """Load, unless that was done; the error that kept it from it."""
-        with self._busy:
-            try:
-                self._answer = self._answer or self._job.begin(self._number)
-            except Exception as error:  # raised again where the replica was asked for
-                return portable(error)
-            finally:
-                self._used = monotonic()
-        return None
-
-    def answer(self, question: Any) -> Any:
-        """The answer to a question, or an exception in its place."""
-        assert self._answer is not None, "a replica is asked before it is ready"
-        with self._busy:
-            try:
-                return self._answer(question)
-            except Exception as error:
-                return portable(error)
-            finally:
-                self._used = monotonic()
-
-    def watch(self) -> None:
-        """Never answer: that this call fails tells at once that the actor has ended, also where it had no question."""
-        threading.Event().wait()
-
-    def _end_after_rest(self) -> None:
-        """End once there was nothing to do for long enough."""
-        import ray
-
-        while True:
-            rest = self._used + self._warm - monotonic()
-            if rest > 0:
-                threading.Event().wait(rest)
-            elif self._busy.acquire(blocking=False):
-                ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
-            else:
-                threading.Event().wait(min(1.0, self._warm))
+from specctl.replicas.shares import gpus_needed, require_gpus
 
 
 class RayReplicas:
@@ -110,6 +55,8 @@ class RayReplicas:
         job: Callable[[int], Job],
         warn: Callable[[str], None],
         warm_seconds: float = 0.0,
+        *,
+        exclusive: bool = False,
     ) -> "RayReplicas":
         """Connect to a cluster and start replicas there.
 
@@ -119,13 +66,16 @@ class RayReplicas:
             profile: of the pair.
             job: what each of so many replicas does.
             warn, warm_seconds: as above.
+            exclusive: whether nothing may share a replica's devices.
 
         Raises:
-            UsageError: Ray is missing, or no cluster is there.
+            UsageError: Ray is missing, no cluster is there, or it has no room for them.
         """
         ray = connected(address, started=not warm_seconds)
         there = ray.cluster_resources()
         gpus = int(there.get("GPU", 0))
+        if exclusive:
+            require_gpus(profile, gpus)
         needed = gpus_needed(profile, gpus)
         threads = 1 if profile.threads == "auto" else profile.threads
         fit = gpus // needed if needed else int(there.get("CPU", 1)) // threads
@@ -243,49 +193,6 @@ class RayReplicas:
         if not self._actors:
             raise ReplicaError("no replica is left on the cluster", "what was finished is kept; --resume goes on")
         return [Lost(number, f"{name} ended ({why})")] if ready else []
-
-
-def connected(address: str, *, started: bool = True) -> Any:
-    """Ray, connected to a cluster.
-
-    Args:
-        address: ``ray://HOST:PORT``, ``HOST:PORT``, or ``auto`` for the one that runs on this machine.
-        started: whether ``auto`` starts one where none runs; it ends with this process.
-
-    Raises:
-        UsageError: Ray is missing, or the cluster is not there.
-    """
-    if "RAY_AUTH_MODE" not in os.environ and _token_is_there():
-        os.environ["RAY_AUTH_MODE"] = "token"  # `ray start` asks for the token wherever there is one
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine needs more than half a minute
-    try:
-        import ray
-    except ImportError as error:
-        raise MISSING from error
-    quiet = {"logging_level": "error", "namespace": NAMESPACE}
-    try:
-        try:
-            ray.init(address, **quiet)
-        except ConnectionError as error:
-            if address != "auto":
-                raise UsageError(f"there is no Ray cluster at {address}", "start one with: ray start --head") from error
-            if not started:
-                raise UsageError(
-                    "--keep-warm needs a Ray cluster that outlives this command", "start one with: ray start --head"
-                ) from error
-            ray.init(include_dashboard=False, **quiet)
-    except SpecctlError:
-        raise
-    except Exception as error:  # Ray raises errors of many kinds, bare exceptions among them
-        raise ReplicaError(f"Ray cannot connect to {address}: {reason(error)}") from error
-    return ray
-
-
-def _token_is_there() -> bool:
-    """Whether this user has a token for Ray clusters, where Ray looks for it."""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return True
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().is_file()
 
 
 def fingerprint(job: Job) -> str:

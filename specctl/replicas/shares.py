@@ -108,6 +108,18 @@ def shares(
     return [Share(threads, (there[index % len(there)],), alone=False) for index in range(count)]
 
 
+def require_gpus(profile: Profile, there: int) -> None:
+    """Raise UsageError unless replicas of a profile's pair compute on GPUs alone, of which so many are there.
+
+    Cores are never one replica's own: memory and caches are everyone's.
+    """
+    if "cpu" in _devices(profile) or not gpus_needed(profile, there):
+        raise UsageError(
+            "replicas on the CPU share its cores and memory, and times would be those of sharing",
+            "leave out --workers, or name GPUs in the profile",
+        )
+
+
 def _devices(profile: Profile) -> list[str]:
     """The devices that a profile names for the models that have weights."""
     found: list[str] = []

@@ -8,7 +8,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.profile import resolve
-from specctl.replicas import on_ray
+from specctl.replicas.cluster import connected
 from specctl.replicas.job import Job
 from specctl.replicas.on_ray import RayReplicas, fingerprint
 from specctl.replicas.replica import started
@@ -20,7 +20,7 @@ ECHO = "tests.replicas.toy_jobs:echo"
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_message_says_how_to_get_it():
     with pytest.raises(UsageError, match="which is not installed") as caught:
-        on_ray.connected("auto")
+        connected("auto")
     assert caught.value.hint == 'pip install "specctl[ray]"'
 
 
@@ -37,7 +37,7 @@ def test_replicas_that_stay_are_known_by_what_they_do():
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_actors_answer_in_order_and_are_started_again(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    on_ray.connected("auto")
+    connected("auto")
     warnings = []
     with RayReplicas([None, None], Job(ECHO, {}), {"num_cpus": 1}, warnings.append) as replicas:
         started(replicas)

@@ -75,7 +75,8 @@ def test_traces_and_their_order_are_the_same_and_costs_are_measured_here(profile
     written = read_traces(tmp_path / "trace.jsonl")
     assert written.traces == found.traces
     # What an earlier run has traced needs no replica.
-    again = collect_traces(
-        pair, profile, suite, 4, earlier=written, replicas=lambda: pytest.fail("replicas were started")
-    )
+    with Outputs() as outputs:
+        file = outputs.file("trace", tmp_path / "trace.jsonl", resumed=True)
+        none = lambda: pytest.fail("replicas were started")  # noqa: E731
+        again = collect_traces(pair, profile, suite, 4, output=file, earlier=written, replicas=none)
     assert again.prompts == found.prompts
