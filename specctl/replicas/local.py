@@ -75,6 +75,7 @@ class LocalReplicas:
         self._selector = selectors.DefaultSelector()
         self._replicas: dict[int, _Replica] = {}
         self._said: set[str] = set()
+        self._served = False  # whether any has been ready
         self._unborn = list(range(len(environments)))
         try:
             self._start(1 if one_first else len(environments))
@@ -175,16 +176,18 @@ class LocalReplicas:
 
     def _hear(self, one: _Replica) -> list[Event]:
         found: list[Event] = []
+        one.heard = monotonic()  # a part of a long answer is a sign of life too
         for kind, value in one.frames.arrived():
-            one.heard = monotonic()
             if kind == "ready":
-                one.ready = True
+                one.ready = self._served = True
                 self._start(len(self._unborn))
             elif kind == "answer":
                 one.asked, one.failures = False, 0
                 found.append(Answered(one.number, value))
-            elif kind == "failed":
+            elif kind == "failed" and (one.ready or not self._served):
                 raise value
+            elif kind == "failed":  # the others go on; it may be that there is no memory for one more
+                return [*found, *self._bury(one, f"cannot be loaded: {value.args[0] if value.args else value}")]
         return [*found, *self._bury(one, None)] if one.frames.ended else found
 
     def _bury(self, one: _Replica, why: str | None) -> list[Event]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal, Self
 
-from specctl.errors import UsageError
+from specctl.errors import UsageError, reason
 from specctl.profile.schema import Profile
 from specctl.replicas.actor import Actor
 from specctl.replicas.cluster import NAMESPACE, connected
@@ -18,8 +18,10 @@ from specctl.replicas.shares import gpus_needed, require_gpus
 
 
 class RayReplicas:
-    """Actors of a cluster. A record that was lost with one goes to another, since calls to one that Ray is starting
-    again fail at once; such failures count for nothing.
+    """Actors of a cluster.
+
+    Ray starts those again that end, but does not repeat questions: it would wait for the same actor, and for ever where
+    a question ends whoever gets it. No question goes to an actor before it has loaded again.
 
     Args:
         names: for each actor its name if it stays, or None if it ends with this process.
@@ -42,6 +44,7 @@ class RayReplicas:
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, str]] = {}
         self._ready: set[int] = set()
+        self._served = False  # whether any has been ready
         self._failures = dict.fromkeys(range(len(names)), 0)
         for number in range(len(names)):
             self._make(number)
@@ -125,10 +128,14 @@ class RayReplicas:
             except ray.exceptions.RayActorError as error:
                 found += self._lost(number, type(error).__name__)
                 continue
-            if isinstance(value, Exception):
+            if isinstance(value, Exception) and (what == "answer" or not self._served):
                 raise value
+            if isinstance(value, Exception):  # the others go on
+                found += self._lost(number, f"it cannot be loaded: {reason(value)}")
+                continue
             if what == "begin":
                 self._ready.add(number)
+                self._served = True
                 watch = self._actors[number].watch.options(concurrency_group="watch")
                 self._calls[watch.remote()] = number, "watch"
             else:

@@ -113,6 +113,15 @@ def test_errors_arrive_as_what_they_are(start):
     assert caught.value.hint == "a hint"
 
 
+def test_one_that_cannot_be_loaded_does_not_end_those_that_can(start, heard):
+    replicas = start(2, setup={"failing": [1]}, one_first=True)
+    answers = asked(replicas, *[{"said": number, "seconds": 0.2} for number in range(4)])
+    wait_until(lambda: "the others go on without it" in "".join(heard.warnings) or replicas.wait(0.1) is None)
+    assert [answer["said"] for answer in answers] == [0, 1, 2, 3]
+    assert "replica 2 cannot be loaded: there is no such model" in heard.warnings[0]
+    assert asked(replicas, {"said": "still"})[0]["said"] == "still"
+
+
 def test_errors_survive_a_pipe(monkeypatch):
     import pickle
 

@@ -11,7 +11,7 @@ from specctl.errors import ModelError, UsageError
 
 def echo(*, number, **setup):
     """Answers a question with what it says, after doing what it asks for."""
-    if setup.get("fails"):
+    if setup.get("fails") or number in setup.get("failing", ()):
         raise ModelError("there is no such model", "look for it")
 
     def answer(question):
