@@ -140,9 +140,9 @@ class Replication:
                     f"use --workers {max(1, len(gpus) // needed)}, or leave it out",
                 )
             # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
-            one_first = not all(share.alone for share in each) or profile.compile is True
+            one_by_one = not all(share.alone for share in each) or profile.compile is True
             environments = [share.environment for share in each]
-            replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_first=one_first)
+            replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one)
         with replicas:
             with progress.doing(f"starting {replicas.count} replicas"):
                 started(replicas)

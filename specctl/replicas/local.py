@@ -55,8 +55,8 @@ class LocalReplicas:
             before anything is imported.
         say: called with each line of their standard error.
         warn: called with what became of those that ended.
-        one_first: start the others once the first is ready, where it may have to fetch or to compile what the others
-            then find.
+        one_by_one: start each once the one before is ready, where that takes memory that they share, or compiles what
+            the others then find.
         beat: seconds between two signs of life.
     """
 
@@ -67,7 +67,7 @@ class LocalReplicas:
         say: Callable[[str], None],
         warn: Callable[[str], None],
         *,
-        one_first: bool = False,
+        one_by_one: bool = False,
         beat: float = BEAT,
     ) -> None:
         self._job, self._environments, self._say, self._warn = job, environments, say, warn
@@ -77,8 +77,9 @@ class LocalReplicas:
         self._said: set[str] = set()
         self._served = False  # whether any has been ready
         self._unborn = list(range(len(environments)))
+        self._at_once = 1 if one_by_one else len(environments)
         try:
-            self._start(1 if one_first else len(environments))
+            self._start_more()
         except BaseException:
             self.close()
             raise
@@ -132,8 +133,8 @@ class LocalReplicas:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, most: int) -> None:
-        for number in self._unborn[:most]:
+    def _start_more(self) -> None:
+        for number in self._unborn[: self._at_once]:
             self._unborn.remove(number)
             self._replicas[number] = self._born(number)
 
@@ -180,7 +181,7 @@ class LocalReplicas:
         for kind, value in one.frames.arrived():
             if kind == "ready":
                 one.ready = self._served = True
-                self._start(len(self._unborn))
+                self._start_more()
             elif kind == "answer":
                 one.asked, one.failures = False, 0
                 found.append(Answered(one.number, value))
@@ -201,6 +202,7 @@ class LocalReplicas:
             self._replicas[one.number] = self._born(one.number, failures)
         else:
             self._warn(f"{name} {why}, for the {failures}th time in a row; the others go on without it")
+            self._start_more()
         if not self._replicas:
             raise ReplicaError(
                 f"no replica is left: the last one {why}",

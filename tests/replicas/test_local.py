@@ -114,11 +114,12 @@ def test_errors_arrive_as_what_they_are(start):
 
 
 def test_one_that_cannot_be_loaded_does_not_end_those_that_can(start, heard):
-    replicas = start(2, setup={"failing": [1]}, one_first=True)
+    replicas = start(3, setup={"failing": [1]}, one_by_one=True)
     answers = asked(replicas, *[{"said": number, "seconds": 0.2} for number in range(4)])
     wait_until(lambda: "the others go on without it" in "".join(heard.warnings) or replicas.wait(0.1) is None)
     assert [answer["said"] for answer in answers] == [0, 1, 2, 3]
     assert "replica 2 cannot be loaded: there is no such model" in heard.warnings[0]
+    wait_until(lambda: replicas.idle() == [0, 2] or replicas.wait(0.1) is None)
     assert asked(replicas, {"said": "still"})[0]["said"] == "still"
 
 
@@ -145,8 +146,9 @@ def test_what_replicas_write_to_standard_error_is_passed_on_once(start, heard):
     assert all(line.startswith(("replica 1: ", "replica 2: ")) for line in heard)
 
 
-def test_the_others_start_once_the_first_is_ready(start):
-    replicas = start(3, one_first=True)
+def test_each_starts_once_the_one_before_is_ready(start):
+    replicas = start(3, one_by_one=True)
+    assert len(replicas.pids) == 2
     wait_until(lambda: len(replicas.idle()) == 3 or replicas.wait(0.1) is None)
     assert len(replicas.pids) == 3
 
