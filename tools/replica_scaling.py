@@ -4,7 +4,7 @@ python -m tools.replica_scaling --records 400 --workers 2 --ray
 
 Each way runs `specctl generate` with one thread for each pair, greedy, and its texts are compared with one process's.
 Throughput is that of the records between the first one's line and the last one's, so it leaves the start out. Memory
-and processor time are of all processes that the command started, Ray's own among them, looked at ten times a second.
+and processor time are of all processes that the command started, Ray's own among them, looked at every second.
 """
 
 import argparse
@@ -24,7 +24,9 @@ import psutil  # type: ignore[import-untyped]
 from tools.replica_kills import WORDS
 
 LOOKS = 0.1
-"""Seconds between two looks."""
+"""Seconds between two looks at the output."""
+WEIGHINGS = 1.0
+"""Seconds between two looks at memory and processor time, which cost some themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,15 @@ def measure(name: str, folder: Path, more: Sequence[str], options: argparse.Name
     began = time.monotonic()
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     first = last = began
-    memory, lines = 0, 0
+    memory, lines, due = 0, 0, began
     cpu: dict[int, float] = {}
     while process.poll() is None:
         now = output.read_bytes().count(b"\n") if output.exists() else 0
         if now > lines:
             first = time.monotonic() if not lines else first
             lines, last = now, time.monotonic()
-        memory = max(memory, _look(process.pid, cpu))
+        if time.monotonic() >= due:
+            memory, due = max(memory, _look(process.pid, cpu)), time.monotonic() + WEIGHINGS
         time.sleep(LOOKS)
     ended = time.monotonic()
     if process.returncode:
@@ -90,28 +93,27 @@ def _look(command: int, cpu: dict[int, float]) -> int:
     return memory
 
 
-def table(ways: Sequence[Measured], count: int) -> str:
-    """The measurements as a Markdown table, each compared with the first one."""
-    head = "| way | records/s | ratio | first record s | whole run s | MiB | CPU s a record | texts that differ |"
-    rows = [head, "| --- " * (head.count("|") - 1) + "|"]
-    for way in ways:
-        differ = sum(way.texts.get(key) != text for key, text in ways[0].texts.items())
-        cells = (
-            way.name,
-            f"{way.rate:.2f}",
-            f"{way.rate / ways[0].rate:.2f}",
-            f"{way.first:.1f}",
-            f"{way.total:.1f}",
-            f"{way.memory / 2**20:.0f}",
-            f"{way.cpu / count:.3f}",
-            f"{differ} of {count}",
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+HEAD = "| way | records/s | ratio | first record s | whole run s | MiB | CPU s a record | texts that differ |"
+
+
+def row(way: Measured, first: Measured) -> str:
+    """A measurement as a row of a Markdown table, compared with the first one."""
+    count = len(first.texts)
+    cells = (
+        way.name,
+        f"{way.rate:.2f}",
+        f"{way.rate / first.rate:.2f}",
+        f"{way.first:.1f}",
+        f"{way.total:.1f}",
+        f"{way.memory / 2**20:.0f}",
+        f"{way.cpu / count:.3f}",
+        f"{sum(way.texts.get(key) != text for key, text in first.texts.items())} of {count}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each way in turn, as often as asked, and print a table for each turn."""
+    """Measure each way in turn, as often as asked, and print a table for each turn, row by row."""
     parser = argparse.ArgumentParser(description="Measures one process and several replicas.")
     parser.add_argument("--records", type=int, default=400, help="number of records")
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of each")
@@ -133,9 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             lines = (json.dumps({"id": number, "prompt": prompt}) for number, prompt in enumerate(prompts))
             (folder / "in.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            print(
-                table([measure(way, folder, more, options) for way, more in ways.items()], options.records), flush=True
-            )
+            print(HEAD, "| --- " * (HEAD.count("|") - 1) + "|", sep="\n")
+            found: list[Measured] = []
+            for way, more in ways.items():
+                found.append(measure(way, folder, more, options))
+                print(row(found[-1], found[0]), flush=True)
 
 
 if __name__ == "__main__":
