@@ -143,7 +143,7 @@ def replicas_of(command: int) -> list[psutil.Process]:
     for process in psutil.Process(command).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             words = " ".join(process.cmdline())
-            if "specctl.replicas.child" in words or words.startswith("ray::Actor"):
+            if "specctl.replicas.child" in words or words.startswith("ray::Replica"):
                 found.append(process)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from specctl.errors import UsageError, reason
 from specctl.profile.schema import Profile
-from specctl.replicas.actor import Actor
+from specctl.replicas.actor import GONE, described
 from specctl.replicas.cluster import NAMESPACE, connected
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
@@ -20,8 +20,8 @@ from specctl.replicas.shares import gpus_needed, require_gpus
 class RayReplicas:
     """Actors of a cluster.
 
-    Ray starts those again that end, but does not repeat questions: it would wait for the same actor, and for ever where
-    a question ends whoever gets it. No question goes to an actor before it has loaded again.
+    Ray starts those again that end and repeats their calls; a question that is repeated so comes back as lost, and goes
+    to whoever is free by the rules of `specctl.replicas.window`.
 
     Args:
         names: for each actor its name if it stays, or None if it ends with this process.
@@ -44,6 +44,7 @@ class RayReplicas:
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, str]] = {}
         self._ready: set[int] = set()
+        self._lives: dict[int, str] = {}
         self._served = False  # whether any has been ready
         self._failures = dict.fromkeys(range(len(names)), 0)
         for number in range(len(names)):
@@ -112,7 +113,7 @@ class RayReplicas:
         return [number for number in sorted(self._ready) if number not in asked]
 
     def ask(self, replica: int, question: Any) -> None:
-        self._calls[self._actors[replica].answer.remote(question)] = replica, "answer"
+        self._call(replica, "answer", self._lives[replica], question)
 
     def wait(self, seconds: float | None = None) -> list[Event]:
         import ray
@@ -124,20 +125,23 @@ class RayReplicas:
                 continue
             number, what = self._calls.pop(call)
             try:
-                value = ray.get(call)
-            except ray.exceptions.RayActorError as error:
-                found += self._lost(number, type(error).__name__)
+                how, value = ray.get(call)
+            except ray.exceptions.RayActorError as error:  # for good, as one ends that has rested long enough
+                found += self._lost(number, reason(error), again=True)
                 continue
-            if isinstance(value, Exception) and (what == "answer" or not self._served):
+            if how == GONE:
+                found += self._lost(number, "its process died")
+            elif how == "failed" and (what == "answer" or not self._served):
                 raise value
-            if isinstance(value, Exception):  # the others go on
+            elif how == "failed":  # the others go on
                 found += self._lost(number, f"it cannot be loaded: {reason(value)}")
-                continue
-            if what == "begin":
+            elif what == "life":
+                self._lives[number] = value
+                self._call(number, "begin", value)
+            elif what == "begin":
                 self._ready.add(number)
                 self._served = True
-                watch = self._actors[number].watch.options(concurrency_group="watch")
-                self._calls[watch.remote()] = number, "watch"
+                self._call(number, "watch", self._lives[number])
             else:
                 self._failures[number] = 0
                 found.append(Answered(number, value))
@@ -169,18 +173,17 @@ class RayReplicas:
         name = self._names[number]
         stays: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
         threads = {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}
-        made = ray.remote(concurrency_groups={"watch": 1})(Actor).options(
-            max_restarts=-1, max_task_retries=0, runtime_env=threads, **self._resources, **(stays if name else {})
+        made = ray.remote(concurrency_groups={"watch": 1})(described(ray)).options(
+            max_restarts=-1, max_task_retries=-1, runtime_env=threads, **self._resources, **(stays if name else {})
         )
         self._actors[number] = made.remote(self._job, number, self._warm)
-        self._load(number)
+        self._call(number, "life")
 
-    def _load(self, number: int) -> None:
-        # Waits for an actor that is being started, again and again; a question would fail there.
-        call = self._actors[number].begin.options(max_task_retries=-1).remote()
-        self._calls[call] = number, "begin"
+    def _call(self, number: int, method: str, *arguments: Any) -> None:
+        self._calls[getattr(self._actors[number], method).remote(*arguments)] = number, method
 
-    def _lost(self, number: int, why: str) -> list[Event]:
+    def _lost(self, number: int, why: str, *, again: bool = False) -> list[Event]:
+        """Wait for the actor's next process, or make it ``again``, unless it has failed too often."""
         ready = number in self._ready
         self._ready.discard(number)
         self._calls = {call: of for call, of in self._calls.items() if of[0] != number}
@@ -188,14 +191,13 @@ class RayReplicas:
         name = f"replica {number + 1}"
         if self._failures[number] <= MOST_FAILURES:
             self._warn(f"{name} ended ({why}){'' if ready else ' while it was starting'}; Ray starts it again")
-            if why == "ActorDiedError":  # for good, as one does that has rested long enough
+            if again:
                 self._make(number)
             else:
-                self._load(number)
+                self._call(number, "life")
         else:
-            self._warn(
-                f"{name} ended ({why}) for the {self._failures[number]}th time in a row; others go on without it"
-            )
+            times = f"for the {self._failures[number]}th time in a row"
+            self._warn(f"{name} ended ({why}) {times}; the others go on without it")
             del self._actors[number]
         if not self._actors:
             raise ReplicaError("no replica is left on the cluster", "what was finished is kept; --resume goes on")
