@@ -1,6 +1,5 @@
 """Entry point: turns exceptions into messages and exit codes."""
 
-import logging
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 from specctl.commands.interrupts import interrupt
 from specctl.errors import OutputError, SpecctlError, reason
+from specctl.models.loading.hushing import hush_imports
 from specctl.outputs.file import name_standard_output
 from specctl.streams import Closed, replace_closed
 from specctl.terminal.output import tell
@@ -42,9 +42,7 @@ def _wait_passively() -> None:
 
 
 def _run() -> int:
-    # transformers imports torchao and bitsandbytes where they are installed; they warn of what users cannot change.
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush_imports()
     try:
         # Imported here so that an interrupt during the import is handled like any other.
         from specctl.commands.app import app

@@ -1,5 +1,7 @@
 """Errors for users: what is wrong, how to fix it, and the exit code."""
 
+from typing import Any
+
 
 def reason(error: BaseException) -> str:
     """What an exception says, in one line: its first line, with those that it announces by a colon at its end."""
@@ -60,3 +62,7 @@ class RecordError(SpecctlError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+    def __reduce__(self) -> tuple[type["RecordError"], tuple[str, str], dict[str, Any]]:
+        """What pickle makes it from: `Exception` keeps the message alone."""
+        return type(self), (self.kind, self.message), self.__dict__

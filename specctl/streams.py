@@ -27,6 +27,18 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
         yield stream
 
 
+def apart(stream: IO[bytes]) -> IO[bytes]:
+    """The same stream for a thread of its own to read, which may still wait for a line when the program ends.
+
+    Closing or finalising the original would wait for that thread. Nothing may have been read before.
+    """
+    try:
+        descriptor = os.dup(stream.fileno())
+    except (OSError, ValueError):  # no file of the system is behind it
+        return stream
+    return os.fdopen(descriptor, "rb")
+
+
 def read_prompt() -> str:
     """All of standard input without its last line break, which ``echo`` and editors add."""
     with open_input("-") as stream:

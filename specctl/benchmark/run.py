@@ -74,22 +74,7 @@ def run_benchmark(
     for label, launch in field.launches.items():
         with progress.doing(f"loading {label}"):
             peers[label] = MeasuredPeer(pair, launch, processes[label])
-    names = [draft.model for draft in field.drafts] if len(field.drafts) > 1 else []
-    facts = gather(pair, profile, suite)
-    for label, peer in peers.items():
-        facts.versions[field.launches[label].setting.peer] = peer.version
-        facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
-    if any(candidate.peer in MOVING for candidate in field.candidates):
-        facts.versions[SCIKIT_LEARN] = scikit_learn()
-    header = Header(
-        **asdict(facts),
-        candidates=field.candidates,
-        repeats=plan.repeats,
-        lengths=list(plan.lengths),
-        oracle=plan.oracle,
-        papers=None if plan.papers is None else dict(plan.papers),
-        drafts=names,
-    )
+    header = header_of(pair, profile, field, suite, plan, peers)
     results = earlier or RunSet(header)
     total = len(suite.prompts) * len(field.candidates) * len(plan.lengths) * plan.repeats
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
@@ -108,3 +93,29 @@ def run_benchmark(
         with progress.doing("computing the bounds"):
             find_bounds(pair, runs, suite.prompts, results, write)
     return results
+
+
+def header_of(
+    pair: Pair,
+    profile: Profile,
+    field: Field,
+    suite: Suite,
+    plan: Plan,
+    peers: Mapping[str, MeasuredPeer] = MappingProxyType({}),
+) -> Header:
+    """The header of a benchmark that begins now; ``peers`` are those in processes of their own, by label."""
+    facts = gather(pair, profile, suite)
+    for label, peer in peers.items():
+        facts.versions[field.launches[label].setting.peer] = peer.version
+        facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
+    if any(candidate.peer in MOVING for candidate in field.candidates):
+        facts.versions[SCIKIT_LEARN] = scikit_learn()
+    return Header(
+        **asdict(facts),
+        candidates=field.candidates,
+        repeats=plan.repeats,
+        lengths=list(plan.lengths),
+        oracle=plan.oracle,
+        papers=None if plan.papers is None else dict(plan.papers),
+        drafts=[draft.model for draft in field.drafts] if len(field.drafts) > 1 else [],
+    )

@@ -35,6 +35,7 @@ from specctl.commands.options import (
     chosen_prompts,
     sampling_flags,
 )
+from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
@@ -75,6 +76,8 @@ def bench(
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -175,6 +178,7 @@ def bench(
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
 
+    replication = Replication.of(workers, cluster, None)
     with Outputs(force=force) as outputs:
         outputs.reads("input", input_)
         outputs.reads("data", data)
@@ -233,6 +237,9 @@ def bench(
             raise UsageError("--oracle is a bound for chains", "leave it out, or the trees")
         if oracle:
             require_models(field.drafts[:1], "--oracle", "leave it out, or name a profile with a draft model first")
+        if replication is not None and (oracle or field.launches):
+            what = "--oracle" if oracle else f"--peer {next(iter(field.launches))}"
+            raise UsageError(f"{what} needs all prompts on one device", "leave it out, or --workers")
         plan = Plan(_lengths(lengths) or [profiles[0].sampling.max_new_tokens], repeats, oracle, left_out)
         for each in found:
             spare_profile(outputs, each)
@@ -240,7 +247,9 @@ def bench(
         open_report(outputs, report)
         outputs.folder("answers", spec_bench_out, ANSWER_FILES)
         shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
-        results = run_field(profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head)
+        results = run_field(
+            profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head, replication=replication
+        )
         show_results(results, report, spec_bench_out, json_, quiet, sync_ms)
 
 

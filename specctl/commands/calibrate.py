@@ -37,6 +37,7 @@ from specctl.commands.options import (
     sampling_flags,
     warn,
 )
+from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import Outputs
 
@@ -79,6 +80,8 @@ def calibrate(
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -149,6 +152,7 @@ def calibrate(
         raise UsageError(
             "--against goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
         )
+    replication = Replication.of(workers, cluster, None)
     from specctl.calibration.contest import computed_by, contest, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.export.rule_space import LONGEST
@@ -209,6 +213,7 @@ def calibrate(
                 foreign_head=foreign_head,
                 shown=progress_,
                 quiet=quiet,
+                replication=replication,
             )
             return
         if from_ is None:
@@ -234,6 +239,7 @@ def calibrate(
             shown=progress_,
             quiet=quiet,
             order=order,
+            replication=replication,
         )
         show_calibration(resolved, *found, calibrated, report, json_=json_, quiet=quiet)
     if found[0].failures:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from specctl.commands.calibrating import calibrate_one, facts_of, write_calibrated
 from specctl.commands.loading import load
 from specctl.commands.options import warn
+from specctl.commands.replicating import Replication
 from specctl.errors import UsageError
 from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
@@ -34,6 +35,7 @@ def calibrate_several(
     foreign_head: bool,
     shown: bool | None,
     quiet: bool,
+    replication: Replication | None = None,
 ) -> None:
     """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use.
 
@@ -46,7 +48,7 @@ def calibrate_several(
         report: folder of the report.
         as_document: whether to write one JSON object.
         verify: whether to run the chosen settings live.
-        foreign_head, shown, quiet: as in `calibrate_one`.
+        foreign_head, shown, quiet, replication: as in `calibrate_one`.
 
     Raises:
         UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
@@ -83,6 +85,7 @@ def calibrate_several(
             foreign_head=foreign_head,
             shown=shown,
             quiet=quiet,
+            replication=replication,
         )
         traces, calibration, costs[one.name], *_ = found
         entrants.append(Entrant(one.name, own, traces, calibration))

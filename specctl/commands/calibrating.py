@@ -2,11 +2,14 @@
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.commands.loading import load
 from specctl.commands.options import warn
+from specctl.commands.replicating import Replication
+from specctl.commands.tracing import REPLICA
 from specctl.errors import UsageError
 from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
@@ -36,6 +39,7 @@ def calibrate_one(
     foreign_head: bool,
     shown: bool | None,
     quiet: bool,
+    replication: Replication | None = None,
     order: "Order | None" = None,
 ) -> "tuple[TraceSet, Calibration, CostTable, list[Measured], Exports | None]":
     """Collect the traces of the prompts, if there are any, search, run the winner live, and search engines' own rules.
@@ -52,6 +56,7 @@ def calibrate_one(
         foreign_head: as in `load`.
         shown: whether to show progress; None for where it makes sense.
         quiet: show only warnings.
+        replication: replicas that trace; None for none.
         order: what to export; None for nothing.
     """
     from rich.console import Console
@@ -71,7 +76,11 @@ def calibrate_one(
         from specctl.replay.collecting import collect_traces
 
         with resumable(console, traced and traced.path, "the same command continues"):
-            traces = collect_traces(pair, own, prompts, asked.depth, heads, traced, progress, earlier)
+            tracers = None
+            if replication is not None:
+                setup = {"heads": heads, "depth": asked.depth, "foreign_head": foreign_head}
+                tracers = partial(replication.start, own, REPLICA, setup, progress, spare=True)
+            traces = collect_traces(pair, own, prompts, asked.depth, heads, traced, progress, earlier, tracers)
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")

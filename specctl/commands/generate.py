@@ -1,14 +1,15 @@
 """`specctl generate`: text from a pair, live in a terminal or as JSONL through a pipe."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specctl.commands.answering import REPLICA, load_answerers
 from specctl.commands.files import resolve_profile, spare_profile
-from specctl.commands.loading import load
 from specctl.commands.options import (
     CheckOption,
     DraftOption,
@@ -30,15 +31,14 @@ from specctl.commands.options import (
     VerificationOption,
     sampling_flags,
 )
+from specctl.commands.replicating import ClusterOption, KeepWarmOption, Replication, WorkersOption
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import Finished, InputFormat, Record, finished_rounds, read_records, result_line
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from specctl.decoding.answers import Answerer
-    from specctl.profile.schema import Profile
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.replicas.replica import Replicas
 
 RECORDS = "Records"
 SHOWN = "What is shown"
@@ -141,6 +141,9 @@ def generate(
             rich_help_panel=SHOWN,
         ),
     ] = None,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = None,
+    keep_warm: KeepWarmOption = None,
     check: CheckOption = False,
     force: ForceOption = False,
     foreign_head: ForeignHeadOption = False,
@@ -178,6 +181,10 @@ def generate(
         raise UsageError("--rounds and --token-ids work only with JSON results", "add --json")
     if not from_stream and resume:
         raise UsageError("--resume works only with records", "leave it out, or give records with --input FILE")
+    replication = Replication.of(workers, cluster, keep_warm)
+    if replication is not None and (not from_stream or live):
+        what = "--live" if from_stream else "a PROMPT"
+        raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
     if resume and output == "-":
         raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
 
@@ -205,6 +212,8 @@ def generate(
 
     from specctl import streams
     from specctl.commands import streaming
+    from specctl.observing.replicated_records import ReplicatedRecords
+    from specctl.replicas.window import arriving
     from specctl.terminal.loading import TerminalProgress, resumable
 
     console = Console(stderr=True)
@@ -222,32 +231,43 @@ def generate(
             coming = None if force else streams.from_file(input_, partial(_coming, finished, input_format))
             rounds_kept = finished_rounds(traced.path, finished, coming)
         text = streams.read_prompt() if prompt == "-" else prompt or ""
-        expected = (streams.count_lines(input_) or 0) * resolved.sampling.max_new_tokens if from_stream else 0
-        traces = traced is not None
-        answerer = _load(
-            resolved, shown_progress, quiet=quiet, traced=traces, foreign_head=foreign_head, expected_tokens=expected
-        )
+        total = streams.count_lines(input_) if from_stream else None
+        expected = (total or 0) * resolved.sampling.max_new_tokens
+        loading: dict[str, Any] = {"quiet": quiet, "traced": traced is not None, "foreign_head": foreign_head}
+        replicas: Replicas | None = None
+        if replication is not None:
+            starting = replication.start(resolved, REPLICA, loading, shown_progress, expected)
+            replicas = stack.enter_context(starting)
+        else:
+            answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()
         sink.begin()
         if traced is not None:
             traced.begin(rounds_kept)
-
-        from specctl.observing.record_stream import RecordStream, trace_alone, tracer
-
         view = partial(streaming.view_of, resolved, console)
         if source is not None:
-            watch = streaming.live_watch(answerer, view) if live else trace_alone
-            answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
+            answers: streaming.AnswersRecords
+            records: Iterable[Any] = read_records(source, input_format)
+            if replicas is not None:
+                answers = ReplicatedRecords(replicas, sink, traced, finished, rounds, token_ids)
+                if total is None:
+                    records = arriving(read_records(streams.apart(source), input_format))
+            else:
+                from specctl.observing.record_stream import RecordStream, trace_alone
+
+                watch = streaming.live_watch(answerer, view) if live else trace_alone
+                answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
             # Results and panels on the same terminal show the progress themselves.
             silent = live or (output == "-" and sys.stdout.isatty())
             bar = TerminalProgress(console, False) if silent else shown_progress
-            total = streams.count_lines(input_)
-            records = read_records(source, input_format)
             kept = None if quiet or output == "-" else output
             with resumable(console, kept):
                 complete = streaming.answer_records(answers, records, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
+
+        from specctl.observing.record_stream import tracer
+
         record = Record(1, 1, {"prompt": text})
         on_round = tracer(record, traced)
         if json_:
@@ -261,39 +281,3 @@ def generate(
 def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> list[Record]:
     """The record that a resumed run answers first, if there is one."""
     return finished.first_missing(read_records(records, input_format))
-
-
-def _load(
-    profile: "Profile",
-    progress: "TerminalProgress",
-    *,
-    quiet: bool,
-    traced: bool,
-    foreign_head: bool,
-    expected_tokens: int,
-) -> "Answerer":
-    """Load the models that the profile's policies use, ready to answer records."""
-    draft = profile.draft.at_work() if profile.draft is not None else None
-    profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
-    levels = draft.setting.levels if draft is not None else ()
-    with_heads = traced or any(level.needs_head for level in levels)
-    pair = load(
-        profile,
-        progress.console,
-        expected_tokens=expected_tokens,
-        with_heads=with_heads,
-        foreign_head=foreign_head,
-        quiet=quiet,
-        progress=progress,
-    )
-
-    from specctl.decoding.answers import Answerer
-    from specctl.decoding.composition import build_drafter, readable
-    from specctl.decoding.prompt_format import PromptFormat
-    from specctl.decoding.session import Session
-    from specctl.policies import Signal
-
-    signals = readable(pair) if traced else frozenset[Signal]()
-    drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
-    prompts = PromptFormat.of(pair.tokenizer, profile.prompt)
-    return Answerer(Session(pair, drafter), prompts, profile.sampling)

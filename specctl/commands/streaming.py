@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
 from specctl.jsonl import Record
-from specctl.metrics import Metrics
+from specctl.observing.progress import Advance
 from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.live import LiveView, Origin, Piece
@@ -17,14 +17,20 @@ from specctl.terminal.output import write_text
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound
-    from specctl.observing.record_stream import RecordStream, Watch
+    from specctl.observing.record_stream import Watch
     from specctl.profile import Profile
 
 ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BONUS}
 
 
+class AnswersRecords(Protocol):
+    """A `RecordStream`, of models in this process or of replicas."""
+
+    def run(self, records: Iterable[Record], advance: Advance, /) -> bool: ...
+
+
 def answer_records(
-    stream: "RecordStream", records: Iterable[Record], total: int | None, progress: TerminalProgress
+    stream: AnswersRecords, records: Iterable[Record], total: int | None, progress: TerminalProgress
 ) -> bool:
     """Answer all records and show the progress; return whether all could be answered.
 
@@ -34,15 +40,8 @@ def answer_records(
         total: number of records; None if unknown.
         progress: shows the records that are done.
     """
-    known = 0
     with progress.counting("records", total) as advance:
-
-        def count(metrics: Metrics) -> None:
-            nonlocal known
-            advance(metrics.generated_tokens - known)
-            known = metrics.generated_tokens
-
-        return stream.run(records, count)
+        return stream.run(records, advance)
 
 
 def live_watch(answerer: "Answerer", view: Callable[[str], LiveView]) -> "Watch":

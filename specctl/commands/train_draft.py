@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,7 @@ from specctl.commands.options import (
     sampling_flags,
     warn,
 )
+from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
@@ -71,6 +73,8 @@ def train_draft(
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -140,6 +144,7 @@ def train_draft(
         raise UsageError("--lr must be more than 0")
     source_flags = DataFlags("answers", answers, answers_only, suite, data, input_)
     source_flags.check()
+    replication = Replication.of(workers, cluster, None)
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     flags |= {"engine": engine, "threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
@@ -168,7 +173,10 @@ def train_draft(
                 workshop.OUTPUT.start_over(output)
         else:
             prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-            source = workshop.collect_answers(output, plain, prompts, progress, resume=resume)
+            replicas = None
+            if replication is not None:
+                replicas = partial(replication.start, plain, "specctl.draft_training.collection:replica", {}, progress)
+            source = workshop.collect_answers(output, plain, prompts, progress, resume=resume, replicas=replicas)
             for identity, reason in source.folder.left_out.items():
                 warn(f"prompt {identity} is left out: {reason}")
         if answers_only:

@@ -1,6 +1,7 @@
 """`specctl train-head`: train a network on the draft that predicts acceptance, for `specdec++` or `disco`."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,6 +31,7 @@ from specctl.commands.options import (
     sampling_flags,
     warn,
 )
+from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
@@ -53,6 +55,8 @@ def train_head(
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = None,
     suite: SuiteOption = None,
     data: SuiteDataOption = None,
     input_: InputOption = None,
@@ -143,6 +147,7 @@ def train_head(
         raise UsageError("--reject-weight and --lr must be more than 0")
     source_flags = DataFlags("examples", examples, examples_only, suite, data, input_)
     source_flags.check()
+    replication = Replication.of(workers, cluster, None)
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
     flags |= {"engine": engine, "threads": threads}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
@@ -175,7 +180,14 @@ def train_head(
                 workshop.OUTPUT.start_over(output)
         else:
             prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-            source = workshop.collect_examples(output, headless, prompts, progress, resume=resume, kind=kind)
+            replicas = None
+            if replication is not None:
+                replicas = partial(
+                    replication.start, headless, "specctl.heads.collection:replica", {"kind": kind}, progress
+                )
+            source = workshop.collect_examples(
+                output, headless, prompts, progress, resume=resume, kind=kind, replicas=replicas
+            )
             for identity, reason in source.folder.left_out.items():
                 warn(f"prompt {identity} is left out: {reason}")
         if examples_only:

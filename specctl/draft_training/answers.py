@@ -32,7 +32,8 @@ class AnswerFolder(ShardFolder[Answer]):
 
     command, contents = "train-draft", "answers"
 
-    def pack(self, items: Sequence[Answer]) -> dict[str, torch.Tensor]:
+    @classmethod
+    def pack(cls, items: Sequence[Answer]) -> dict[str, torch.Tensor]:
         return {
             "numbers": torch.tensor([answer.number for answer in items], dtype=torch.int32),
             "greedy": torch.tensor([answer.greedy for answer in items], dtype=torch.bool),

@@ -1,6 +1,5 @@
 """Collecting what draft heads learn from: the target's own answers."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,37 +9,27 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.draft_training.answers import Answer, AnswerFolder, answered_greedily
-from specctl.learning.collecting import collect_shards, prompt_facts
-from specctl.models.loading.pair import Pair
+from specctl.learning.collecting import Lesson, prompt_facts
+from specctl.learning.replicated_shards import answering
+from specctl.models.loading.pair import Pair, load_pair
 from specctl.observing.answering import Answered
-from specctl.observing.progress import Advance, ignored
 from specctl.policies import Setting
-from specctl.profile.schema import Profile, SamplingTable
-from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.profile.schema import PolicyTable, Profile, SamplingTable
+from specctl.prompts.suites import Suite
+from specctl.replicas.job import Answer as Replied
 
 SHORTEST = 2
 """Tokens of an answer that anything can be learnt from: one to draft behind another."""
 
 
-def collect(
-    folder: AnswerFolder,
-    pair: Pair,
-    prompts: Sequence[SuitePrompt],
-    settings: SamplingTable,
-    policy: Setting,
-    prompt_format: PromptFormat,
-    advance: Advance = ignored,
-) -> None:
-    """Answer the prompts that the folder has no answers to: every second one greedily, the others as sampled.
+def lesson_of(pair: Pair, settings: SamplingTable, policy: Setting, prompt_format: PromptFormat) -> Lesson[Answer]:
+    """How prompts become answers to learn from: every second one greedily, the others as sampled.
 
     Args:
-        folder: receives the answers.
         pair: the target, and the draft that helps it to write, if there is one.
-        prompts: all prompts of the suite.
         settings: how the target samples the answers that are not greedy.
         policy: stops the draft; it does not change the answers' distribution.
         prompt_format: turns prompts into ids.
-        advance: called after each prompt.
     """
 
     def fresh(number: int) -> Answerer:
@@ -53,7 +42,18 @@ def collect(
         texts = [(each.prompt, each.tokens) for each in found.completions if len(each.tokens) >= SHORTEST]
         return [Answer(found.number, greedy, *(torch.tensor(part).int() for part in text)) for text in texts]
 
-    collect_shards(folder, prompts, fresh, answers, advance)
+    return Lesson(fresh, answers)
+
+
+def lesson_with(pair: Pair, profile: Profile) -> Lesson[Answer]:
+    """`lesson_of` as a profile describes it."""
+    policy = PolicyTable(name="constant") if profile.draft is None else profile.draft.policy
+    return lesson_of(pair, profile.sampling, policy.setting, PromptFormat.of(pair.tokenizer, profile.prompt))
+
+
+def replica(*, number: int, profile: Profile) -> Replied:  # noqa: ARG001 - all do the same
+    """A replica that makes shards of answers; see `specctl.learning.replicated_shards`."""
+    return answering(lesson_with(load_pair(profile, with_heads=False, measured=False), profile), AnswerFolder)
 
 
 def describe(profile: Profile, suite: Suite) -> dict[str, Any]:

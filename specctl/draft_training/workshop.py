@@ -1,16 +1,17 @@
 """From a profile and prompts to a trained draft head in a folder; every stage can resume after an interruption."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 from transformers import PreTrainedModel
 
-from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer, AnswerFolder, frequent_tokens
-from specctl.draft_training.collection import collect, describe
+from specctl.draft_training.collection import describe, lesson_with
 from specctl.draft_training.evaluation import DEPTH, Drafts, drafts_of_head, drafts_of_model, evaluate
 from specctl.draft_training.lessons import Teacher
 from specctl.draft_training.networks import new_head
@@ -18,8 +19,10 @@ from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.report import KIND_NAMES, Result, as_document, head_card
 from specctl.draft_training.training import Training
 from specctl.errors import UsageError
+from specctl.learning.collecting import collect_shards
 from specctl.learning.output_folder import STATE, OutputFolder
 from specctl.learning.plain_draft import without_head
+from specctl.learning.replicated_shards import collect_by_replicas
 from specctl.learning.shards import INDEX
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
@@ -36,8 +39,9 @@ from specctl.models.loading.mtp_writing import write_mtp
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
-from specctl.profile.schema import PolicyTable, Profile, SamplingTable
+from specctl.profile.schema import Profile, SamplingTable
 from specctl.prompts.suites import Suite
+from specctl.replicas.replica import Replicas
 
 ANSWERS, RESULTS, CARD, CONFIG = "answers", "evaluation.json", "README.md", "config.json"
 OUTPUT = OutputFolder("train-draft", ANSWERS, ends=(CONFIG,), others=(RESULTS,))
@@ -80,7 +84,15 @@ def open_answers(path: Path, profile: Profile, progress: Progress) -> Source:
     return Source(folder, *_loaded(profile, progress))
 
 
-def collect_answers(output: Path, profile: Profile, suite: Suite, progress: Progress, *, resume: bool) -> Source:
+def collect_answers(
+    output: Path,
+    profile: Profile,
+    suite: Suite,
+    progress: Progress,
+    *,
+    resume: bool,
+    replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
+) -> Source:
     """The target's answers to these prompts; missing ones are collected first.
 
     Args:
@@ -89,6 +101,8 @@ def collect_answers(output: Path, profile: Profile, suite: Suite, progress: Prog
         suite: the prompts.
         progress: receives the stages.
         resume: continue what an earlier run left in the folder, instead of starting over.
+        replicas: starts replicas that answer (`specctl.draft_training.collection.replica`) and end before the models
+            are loaded here; None to answer in this process.
 
     Raises:
         UsageError: the folder holds answers of other models, prompts or settings.
@@ -97,16 +111,22 @@ def collect_answers(output: Path, profile: Profile, suite: Suite, progress: Prog
     folder = AnswerFolder.open(path) if resume and (path / INDEX).exists() else None
     if folder is not None:
         folder.require_same(facts)
-    pair, draft = _loaded(profile, progress)
+    if replicas is None:
+        pair, draft = _loaded(profile, progress)
     if folder is None:
         OUTPUT.start_over(output)
         folder = AnswerFolder.create(path, facts, len(suite.prompts))
     if folder.done < folder.prompts:
-        policy = PolicyTable(name="constant") if profile.draft is None else profile.draft.policy
-        prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-        with progress.counting("answers", len(suite.prompts), folder.done) as advance:
-            collect(folder, pair, suite.prompts, profile.sampling, policy.setting, prompt_format, advance)
+        with ExitStack() as stack:
+            started = stack.enter_context(replicas()) if replicas is not None else None
+            advance = stack.enter_context(progress.counting("answers", len(suite.prompts), folder.done))
+            if started is not None:
+                collect_by_replicas(folder, suite.prompts, started, advance)
+            else:
+                collect_shards(folder, suite.prompts, lesson_with(pair, profile), advance)
         progress.say(f"answers: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
+    if replicas is not None:
+        pair, draft = _loaded(profile, progress)
     return Source(folder, pair, draft)
 
 

@@ -4,7 +4,7 @@ A draft model drafts one token at every position, a draft head the rounds of `sp
 DISCO, whose heads read the number of a token in its round, a draft model drafts such rounds too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,42 +18,32 @@ from specctl.decoding.session import Session
 from specctl.heads.examples import DataFolder, Example
 from specctl.heads.model_rounds import read_model_rounds
 from specctl.heads.rounds import RoundTokens, read_rounds
-from specctl.learning.collecting import collect_shards, prompt_facts
+from specctl.learning.collecting import Lesson, prompt_facts
+from specctl.learning.replicated_shards import answering
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import KIND, Kind, stored_weights, weights_hash
-from specctl.models.loading.pair import Pair
+from specctl.models.loading.pair import Pair, load_pair
 from specctl.models.running.runner import StateReader
 from specctl.observing.answering import Answered
-from specctl.observing.progress import Advance, ignored
 from specctl.policies import Setting
 from specctl.profile.schema import DraftTable, Profile, SamplingTable
-from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.prompts.suites import Suite
 from specctl.records import Completion
+from specctl.replicas.job import Answer
 
 
-def collect(
-    folder: DataFolder,
-    pair: Pair,
-    prompts: Sequence[SuitePrompt],
-    settings: SamplingTable,
-    policy: Setting,
-    prompt_format: PromptFormat,
-    advance: Advance = ignored,
-    *,
-    kind: Kind = "specdec++",
-) -> None:
-    """Answer the prompts that the folder has no answers to, and add their examples; see `collect_shards`.
+def lesson_of(
+    pair: Pair, settings: SamplingTable, policy: Setting, prompt_format: PromptFormat, kind: Kind = "specdec++"
+) -> Lesson[Example]:
+    """How prompts become examples.
 
     Args:
-        folder: receives the examples.
         pair: the target and the draft.
-        prompts: all prompts of the suite.
         settings: how the target samples its answers.
         policy: stops the draft while answers are generated; it does not change the answers' distribution.
         prompt_format: turns prompts into ids.
-        advance: called after each prompt.
         kind: of the heads that will read the examples.
     """
 
@@ -65,7 +55,28 @@ def collect(
         made = [_example(pair, found.number, each, sampling, kind) for each in found.completions if each.tokens]
         return [example for example in made if example is not None]
 
-    collect_shards(folder, prompts, fresh, examples, advance)
+    return Lesson(fresh, examples)
+
+
+def load_lesson(
+    profile: Profile, kind: Kind = "specdec++", progress: Callable[[str], None] = lambda _: None
+) -> tuple[Pair, Lesson[Example]]:
+    """Load a profile's target and first draft, and how their answers become examples.
+
+    Args:
+        profile: the pair.
+        kind: of the heads that will read the examples.
+        progress: as in `load_pair`.
+    """
+    assert profile.draft is not None
+    pair = load_pair(profile, drafts=[profile.draft], with_heads=False, measured=False, progress=progress)
+    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
+    return pair, lesson_of(pair, profile.sampling, profile.draft.policy.setting, prompt_format, kind)
+
+
+def replica(*, number: int, profile: Profile, kind: Kind) -> Answer:  # noqa: ARG001 - all do the same
+    """A replica that makes shards of examples; see `specctl.learning.replicated_shards`."""
+    return answering(load_lesson(profile, kind)[1], DataFolder)
 
 
 def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling, kind: Kind) -> Example | None:

@@ -48,7 +48,8 @@ class DataFolder(ShardFolder[Example]):
 
     command, contents = "train-head", "examples"
 
-    def pack(self, items: Sequence[Example]) -> dict[str, torch.Tensor]:
+    @classmethod
+    def pack(cls, items: Sequence[Example]) -> dict[str, torch.Tensor]:
         tensors = {
             "numbers": torch.tensor([example.number for example in items], dtype=torch.int32),
             "prompt_lengths": torch.tensor([len(example.prompt) for example in items], dtype=torch.int32),

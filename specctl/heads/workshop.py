@@ -1,16 +1,16 @@
 """From a profile and prompts to trained heads in a folder; every stage can resume after an interruption."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
-from specctl.heads.collection import collect, describe, draft_hash
+from specctl.heads.collection import describe, draft_hash, load_lesson
 from specctl.heads.disco_network import DiscoNetwork
 from specctl.heads.draft_states import DraftStates, Laws, ModelStates, StoredStates
 from specctl.heads.evaluation import SEQUENCES_AT_ONCE, Evaluation, evaluate
@@ -19,18 +19,20 @@ from specctl.heads.figure import write_reliability
 from specctl.heads.report import as_document, head_card, head_config
 from specctl.heads.training import Recipe, Schedule, Training
 from specctl.learning import plain_draft
+from specctl.learning.collecting import collect_shards
 from specctl.learning.output_folder import STATE, OutputFolder
+from specctl.learning.replicated_shards import collect_by_replicas
 from specctl.learning.shards import INDEX
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_head, save_weights
 from specctl.models.loading.model import load_model
-from specctl.models.loading.pair import load_pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
 from specctl.profile.lookup import require_models
 from specctl.profile.schema import DraftTable, Profile
 from specctl.prompts.suites import Suite
+from specctl.replicas.replica import Replicas
 
 EXAMPLES, SWEEP = "examples", "sweep.json"
 OUTPUT = OutputFolder("train-head", EXAMPLES, ends=(CONFIG, SWEEP), others=(WEIGHTS, SWEEP))
@@ -87,7 +89,14 @@ def open_examples(path: Path, profile: Profile, progress: Progress, kind: Kind =
 
 
 def collect_examples(
-    output: Path, profile: Profile, suite: Suite, progress: Progress, *, resume: bool, kind: Kind = "specdec++"
+    output: Path,
+    profile: Profile,
+    suite: Suite,
+    progress: Progress,
+    *,
+    resume: bool,
+    kind: Kind = "specdec++",
+    replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
 ) -> Source:
     """The examples of these prompts; missing ones are collected first. The target is loaded only to collect.
 
@@ -98,6 +107,7 @@ def collect_examples(
         progress: receives the stages.
         resume: continue what an earlier run left in the folder, instead of starting over.
         kind: of the heads that will read the examples.
+        replicas: starts replicas that collect (`specctl.heads.collection.replica`); None to collect in this process.
 
     Raises:
         UsageError: the folder holds examples of other models, prompts or settings, or for another kind of heads.
@@ -110,22 +120,23 @@ def collect_examples(
         folder.require_same(facts)
         if folder.done == folder.prompts:
             return open_examples(path, profile, progress, kind)
-    with progress.doing("loading") as say:
-        pair = load_pair(
-            profile,
-            drafts=[draft],
-            with_heads=False,
-            measured=False,
-            progress=lambda what: say(f"loading {what}"),
-        )
-    if folder is None:
-        OUTPUT.start_over(output)
-        folder = DataFolder.create(path, facts, len(suite.prompts))
-    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with progress.counting("answers", len(suite.prompts), folder.done) as advance:
-        settings = profile.sampling, draft.policy.setting
-        collect(folder, pair, suite.prompts, *settings, prompt_format, advance, kind=kind)
+    with ExitStack() as stack:
+        if replicas is not None:
+            started = stack.enter_context(replicas())
+        else:
+            with progress.doing("loading") as say:
+                pair, lesson = load_lesson(profile, kind, lambda what: say(f"loading {what}"))
+        if folder is None:
+            OUTPUT.start_over(output)
+            folder = DataFolder.create(path, facts, len(suite.prompts))
+        with progress.counting("answers", len(suite.prompts), folder.done) as advance:
+            if replicas is not None:
+                collect_by_replicas(folder, suite.prompts, started, advance)
+            else:
+                collect_shards(folder, suite.prompts, lesson, advance)
     progress.say(f"examples: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
+    if replicas is not None:
+        return open_examples(path, profile, progress, kind)
     if kind == "disco":
         return Source(folder, Laws())
     return Source(folder, ModelStates(pair.models[1]) if len(pair.models) > 1 else _stored_states(draft))

@@ -123,9 +123,15 @@ class ShardFolder(ABC, Generic[Item]):
                     "resume with the same options, or use another folder",
                 )
 
+    @classmethod
     @abstractmethod
-    def pack(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
+    def pack(cls, items: Sequence[Item]) -> dict[str, torch.Tensor]:
         """Items as tensors for a file."""
+
+    @classmethod
+    def content(cls, items: Sequence[Item]) -> bytes:
+        """Items as the content of a shard's file."""
+        return save(cls.pack(items))
 
     @abstractmethod
     def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Item]:
@@ -140,9 +146,13 @@ class ShardFolder(ABC, Generic[Item]):
             left_out: reasons by prompt id.
             seconds: wall time of collecting them.
         """
+        self.commit(self.content(items), prompts, left_out, seconds)
+
+    def commit(self, content: bytes, prompts: int, left_out: dict[str, str], seconds: float) -> None:
+        """`add` with the items as `content` gives them."""
         shards = self._index["shards"]
         name = f"shard-{len(shards):05}.safetensors"
-        write_whole(self.path / name, save(self.pack(items)))
+        write_whole(self.path / name, content)
         shards.append({"file": name, "prompts": prompts, "left_out": left_out, "seconds": round(seconds, 3)})
         self._write_index()
 

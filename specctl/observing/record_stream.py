@@ -1,15 +1,17 @@
 """Answers a stream of records in order, each written as soon as it is finished."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from specctl.decoding.answers import Answerer, OnRound
 from specctl.errors import RecordError
 from specctl.files import write_line
 from specctl.jsonl import Finished, Record, error_line, result_line
-from specctl.metrics import Metrics
+from specctl.observing.progress import Advance, ignored
 from specctl.outputs import Sink
+from specctl.records import Completion
 from specctl.round_trace import trace_line
 
 Watch = Callable[[Record, OnRound | None], AbstractContextManager[OnRound | None]]
@@ -27,6 +29,33 @@ def tracer(record: Record, sink: Sink | None) -> OnRound | None:
 def trace_alone(record: Record, trace: OnRound | None) -> AbstractContextManager[OnRound | None]:  # noqa: ARG001
     """A `Watch` that shows nothing and only traces."""
     return nullcontext(trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A record's line in the output.
+
+    Attributes:
+        line: the result, or the error.
+        tokens: how many were generated.
+        fine: whether the record could be answered.
+    """
+
+    line: dict[str, Any]
+    tokens: int
+    fine: bool
+
+
+def reply_to(
+    record: Record, answer: Callable[[Record], Sequence[Completion]], *, rounds: bool, token_ids: bool
+) -> Reply:
+    """The line of a record whose completions ``answer`` gives; ``rounds`` and ``token_ids`` as in `result_line`."""
+    try:
+        completions = answer(record)
+    except RecordError as error:
+        return Reply(error_line(record, error), 0, fine=False)
+    line = result_line(record, completions, rounds=rounds, token_ids=token_ids)
+    return Reply(line, sum(len(completion.tokens) for completion in completions), fine=True)
 
 
 @dataclass(slots=True)
@@ -50,27 +79,22 @@ class RecordStream:
     token_ids: bool = False
     watch: Watch = trace_alone
 
-    def run(self, records: Iterable[Record], advance: Callable[[Metrics], None] = lambda _: None) -> bool:
+    def run(self, records: Iterable[Record], advance: Advance = ignored) -> bool:
         """Answer all records; returns whether every record could be answered, in this run and in an earlier one.
 
-        ``advance`` is called after each record with the metrics of this run so far.
+        ``advance`` is called after each record.
         """
-        metrics, fine = Metrics(), True
+        fine = True
         for record in records:
+            tokens = 0
             if self.finished is None or not self.finished.take(record):
-                fine &= self._answer(record, metrics)
-            advance(metrics)
+                reply = reply_to(record, self._answer, rounds=self.rounds, token_ids=self.token_ids)
+                write_line(self.sink, reply.line)
+                fine, tokens = fine and reply.fine, reply.tokens
+            advance(tokens)
         return fine and not (self.finished is not None and self.finished.failed)
 
-    def _answer(self, record: Record, metrics: Metrics) -> bool:
+    def _answer(self, record: Record) -> Sequence[Completion]:
         trace = tracer(record, self.traced)
-        try:
-            with nullcontext(trace) if record.error is not None else self.watch(record, trace) as on_round:
-                completions = self.answerer.answer(record, on_round)
-        except RecordError as error:
-            write_line(self.sink, error_line(record, error))
-            return False
-        for completion in completions:
-            metrics.add(completion.summary)
-        write_line(self.sink, result_line(record, completions, rounds=self.rounds, token_ids=self.token_ids))
-        return True
+        with nullcontext(trace) if record.error is not None else self.watch(record, trace) as on_round:
+            return self.answerer.answer(record, on_round)

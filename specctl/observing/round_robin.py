@@ -94,42 +94,16 @@ class RoundRobin:
         if len(done) >= expected:
             self._compare_all()  # an earlier benchmark may have ended between the last run and its comparison
             return
-        self._warm_up()
-        self._measure_costs()
+        self.begin()
         for repeat in range(self._results.header.repeats):
-            for number, prompt in enumerate(self._prompts):
-                turn = (number + repeat) % len(self._lanes)
-                for length in self._results.header.lengths:
-                    for lane in self._lanes[turn:] + self._lanes[:turn]:
-                        if prompt.id in self._results.skipped:
-                            break
-                        label = lane.candidate.label
-                        if (label, prompt.id, repeat, length) in done or label in self._failed:
-                            continue
-                        before(label, prompt.id)
-                        try:
-                            run = self._run(lane, prompt, number, repeat, length)
-                        except RecordError as error:
-                            self._add(Skipped(prompt.id, error.message))
-                            break
-                        except PeerError as error:
-                            self._fail(lane, error)
-                            continue
-                        self._add(run)
-                        yield run
-                    else:
-                        self._compare(prompt, repeat, length)
+            for number in range(len(self._prompts)):
+                yield from self.run_prompt(number, repeat, before)
                 if (number + 1) % PROMPTS_BETWEEN_COSTS == 0:
-                    self._measure_costs()
-        self._measure_costs()
+                    self.measure_costs()
+        self.measure_costs()
 
-    def _compare_all(self) -> None:
-        for repeat in range(self._results.header.repeats):
-            for prompt in self._prompts:
-                for length in self._results.header.lengths:
-                    self._compare(prompt, repeat, length)
-
-    def _warm_up(self) -> None:
+    def begin(self) -> None:
+        """Warm every candidate up, and measure costs."""
         for prompt in self._prompts:
             try:
                 for lane in self._lanes:
@@ -137,7 +111,52 @@ class RoundRobin:
                         self._warm(lane, prompt)
             except RecordError:
                 continue
-            return
+            break
+        self.measure_costs()
+
+    def run_prompt(
+        self, number: int, repeat: int, before: Callable[[str, str], None] = lambda *_: None
+    ) -> Iterator[Run]:
+        """Yield the runs of one prompt that the results do not have yet, as `run` does.
+
+        Args:
+            number: the prompt's index, from 0.
+            repeat: how often it has run before.
+            before: as in `run`.
+        """
+        prompt, results = self._prompts[number], self._results
+        done = {run.key for run in results.runs if run.prompt == prompt.id}
+        turn = (number + repeat) % len(self._lanes)
+        for length in results.header.lengths:
+            for lane in self._lanes[turn:] + self._lanes[:turn]:
+                if prompt.id in results.skipped:
+                    break
+                label = lane.candidate.label
+                if (label, prompt.id, repeat, length) in done or label in self._failed:
+                    continue
+                before(label, prompt.id)
+                try:
+                    run = self._run(lane, prompt, number, repeat, length)
+                except RecordError as error:
+                    self._add(Skipped(prompt.id, error.message))
+                    break
+                except PeerError as error:
+                    self._fail(lane, error)
+                    continue
+                self._add(run)
+                yield run
+            else:
+                self._compare(prompt, repeat, length)
+
+    def measure_costs(self) -> None:
+        """Emit the times of bare passes as they are now."""
+        self._add(self._meter.measure())
+
+    def _compare_all(self) -> None:
+        for repeat in range(self._results.header.repeats):
+            for prompt in self._prompts:
+                for length in self._results.header.lengths:
+                    self._compare(prompt, repeat, length)
 
     def _warm(self, lane: _Lane, prompt: SuitePrompt) -> None:
         try:
@@ -152,9 +171,6 @@ class RoundRobin:
     def _add(self, record: object) -> None:
         self._results.add(record)
         self._emit(record)
-
-    def _measure_costs(self) -> None:
-        self._add(self._meter.measure())
 
     def _run(self, lane: _Lane, prompt: SuitePrompt, number: int, repeat: int, length: int) -> Run:
         settings = self._settings.model_copy(update={"max_new_tokens": length})

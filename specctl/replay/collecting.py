@@ -1,9 +1,11 @@
 """Collects traces: answers prompts live, reads each answer with every draft, and measures this machine's costs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -17,16 +19,19 @@ from specctl.models.running.trained_heads import disco_heads
 from specctl.observing.answering import Answered, answer_each
 from specctl.observing.facts import gather
 from specctl.observing.findings import Skipped
-from specctl.observing.progress import SILENT, Progress
+from specctl.observing.progress import SILENT, Advance, Progress
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile
-from specctl.prompts.suites import Suite
+from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
 from specctl.replay.metering import PASSES, measure
 from specctl.replay.recording import read_sequence, verification_replayed
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
+from specctl.replicas.job import Answer
+from specctl.replicas.replica import Replicas
+from specctl.replicas.window import GivenUp, Task, in_order
 
 PROVENANCE = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
 """The `Facts` of a run that a trace file contains."""
@@ -41,6 +46,7 @@ def collect_traces(
     output: OutputFile | None = None,
     progress: Progress = SILENT,
     earlier: TraceSet | None = None,
+    replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
 ) -> TraceSet:
     """Trace every prompt that the file does not contain yet, and measure the costs.
 
@@ -54,6 +60,8 @@ def collect_traces(
         output: the trace file, written as prompts finish; None to write none.
         progress: receives counts of prompts and of measurements.
         earlier: what the trace file contains, if it is continued.
+        replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here, where
+            nothing else runs then; None to trace them in this process.
 
     Raises:
         UsageError: the file contains another calibration's traces, or the pair cannot be recorded.
@@ -74,12 +82,16 @@ def collect_traces(
     answerer = answerer_of(pair, profile)
     overheads: list[list[float]] = []
     write = TRACES.writing(output, header)
-    with progress.counting("prompts", len(suite.prompts)) as advance:
-        done = traces.records.keys() | traces.failures.keys()
-        for outcome in answer_each(answerer, suite.prompts, done, advance):
-            record = outcome if isinstance(outcome, Skipped) else _traced(pair, outcome, depth)
-            if isinstance(outcome, Answered):
-                overheads += map(_overheads, outcome.completions)
+    done = traces.records.keys() | traces.failures.keys()
+    with ExitStack() as stack:
+        if replicas is not None and any(prompt.id not in done for prompt in suite.prompts):
+            started = stack.enter_context(replicas())
+            advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
+            records = _by_replicas(started, suite.prompts, done, advance)
+        else:
+            advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
+            records = _traced_here(pair, answerer, suite.prompts, done, depth, overheads, advance)
+        for record in records:
             traces.add(record)
             write(record)
     if traces.traces:
@@ -99,6 +111,56 @@ def collect_traces(
         traces.add(costs)
         write(costs)
     return traces
+
+
+def _traced_here(
+    pair: Pair,
+    answerer: Answerer,
+    prompts: Sequence[SuitePrompt],
+    done: Container[str],
+    depth: int,
+    overheads: list[list[float]],
+    advance: Advance,
+    first: int = 0,
+) -> Iterator[TracedPrompt | Skipped]:
+    """Trace the prompts that are not done; their rounds' ``overheads`` are added. ``first`` as in `answer_each`."""
+    for outcome in answer_each(answerer, prompts, done, advance, first=first):
+        if isinstance(outcome, Answered):
+            overheads += map(_overheads, outcome.completions)
+        yield outcome if isinstance(outcome, Skipped) else _traced(pair, outcome, depth)
+
+
+def _by_replicas(
+    replicas: Replicas, prompts: Sequence[SuitePrompt], done: Container[str], advance: Advance
+) -> Iterator[TracedPrompt | Skipped]:
+    """The same by replicas, in the order of the prompts."""
+    tasks = (
+        Task(prompt, None if prompt.id in done else {"number": number, "prompt": prompt})
+        for number, prompt in enumerate(prompts)
+    )
+    for prompt, answer in in_order(replicas, tasks):
+        if isinstance(answer, GivenUp):
+            answer = {"record": Skipped(prompt.id, f"no replica survived it; {answer.why}"), "tokens": 0}
+        if answer is not None:
+            yield answer["record"]
+        advance(answer["tokens"] if answer is not None else 0)
+
+
+def replica_of(pair: Pair, profile: Profile, depth: int) -> Answer:
+    """What a replica does: a prompt becomes its trace, or the reason why it has none."""
+    answerer = answerer_of(pair, profile)
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        generated = 0
+
+        def count(tokens: int = 0) -> None:
+            nonlocal generated
+            generated += tokens
+
+        (record,) = _traced_here(pair, answerer, [question["prompt"]], (), depth, [], count, question["number"])
+        return {"record": record, "tokens": generated}
+
+    return answer
 
 
 def _require_same(old: TraceHeader, new: TraceHeader, path: Path) -> None:

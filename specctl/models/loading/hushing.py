@@ -6,6 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def hush_imports() -> None:
+    """Suppress the warnings of torchao and bitsandbytes, which transformers imports where they are installed: they warn
+    of what users cannot change. Before torch is imported."""
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 @contextmanager
 def hushed(verbose: bool = False) -> Iterator[None]:
     """Suppress transformers' progress bars and warnings inside the block, unless ``verbose``."""

@@ -1,0 +1,59 @@
+"""Shards made by replicas, and committed in order."""
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+from specctl.learning.collecting import PROMPTS_PER_SHARD, Lesson
+from specctl.learning.shards import Item, ShardFolder
+from specctl.observing.progress import Advance, ignored
+from specctl.prompts.suites import SuitePrompt
+from specctl.replicas.job import Answer, ReplicaError
+from specctl.replicas.replica import Replicas
+from specctl.replicas.window import GivenUp, Task, in_order
+
+SHARDS_AHEAD = 2
+"""Shards for each replica that may wait in memory for an earlier one; they hold hidden states."""
+
+
+def answering(lesson: Lesson[Item], folder: type[ShardFolder[Item]]) -> Answer:
+    """What a replica does: a shard's prompts become the bytes of its file, never written by the replica itself."""
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        counts: list[int] = []
+
+        def count(tokens: int = 0) -> None:
+            counts.append(tokens)
+
+        items, left_out = lesson.shard(question["prompts"], question["first"], count)
+        return {"content": folder.content(items), "left_out": left_out, "tokens": counts}
+
+    return answer
+
+
+def collect_by_replicas(
+    folder: ShardFolder[Item], prompts: Sequence[SuitePrompt], replicas: Replicas, advance: Advance = ignored
+) -> None:
+    """As `collect_shards`, by replicas that answer as `answering` says; what is stored is the same.
+
+    Raises:
+        ReplicaError: no replica survived the prompts of a shard, or none is left.
+    """
+
+    def tasks() -> Iterator[Task[tuple[int, int]]]:
+        for first in range(folder.done, len(prompts), PROMPTS_PER_SHARD):
+            shard = list(prompts[first : first + PROMPTS_PER_SHARD])
+            yield Task((first, len(shard)), {"first": first, "prompts": shard})
+
+    began = perf_counter()
+    for (first, count), answer in in_order(replicas, tasks(), SHARDS_AHEAD * replicas.count):
+        if isinstance(answer, GivenUp):
+            raise ReplicaError(
+                f"no replica survived prompts {first + 1} to {first + count}; {answer.why}",
+                "what was finished is kept; run them with one process to see why",
+            )
+        now = perf_counter()
+        folder.commit(answer["content"], count, answer["left_out"], now - began)
+        began = now
+        for tokens in answer["tokens"]:
+            advance(tokens)

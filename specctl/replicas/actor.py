@@ -1,0 +1,90 @@
+"""A replica as Ray runs it; Ray is imported in the actor's own process."""
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from specctl.replicas.job import Answer, Job, portable
+
+GONE = "gone"
+"""What a call says that was meant for an earlier process of the actor."""
+
+
+class Actor:
+    """One replica. Ray makes its process anew after a death, and repeats there what the dead one had been asked.
+
+    So every call but the first names the life, which is the process, that it is meant for, and comes back with what
+    became of it: ``done``, ``failed`` or `GONE`.
+    """
+
+    def __init__(self, job: Job, number: int, warm_seconds: float) -> None:
+        self._job, self._number, self._warm = job, number, warm_seconds
+        self._life = uuid4().hex
+        self._answer: Answer | None = None
+        self._busy = threading.Lock()
+        self._used = monotonic()
+        if warm_seconds:
+            threading.Thread(target=self._end_after_rest, name="rest", daemon=True).start()
+
+    def life(self) -> tuple[str, Any]:
+        """Which process this is."""
+        return "done", self._life
+
+    def begin(self, life: str) -> tuple[str, Any]:
+        """Load, unless that was done."""
+
+        def load() -> None:
+            self._answer = self._answer or self._job.begin(self._number)
+
+        return self._in(life, load)
+
+    def answer(self, life: str, question: Any) -> tuple[str, Any]:
+        """The answer to a question."""
+        assert self._answer is not None or life != self._life, "a replica is asked before it is ready"
+        answer = self._answer
+        return self._in(life, lambda: answer(question) if answer is not None else None)
+
+    def watch(self, life: str) -> tuple[str, Any]:
+        """Come back only once that process has ended, so that its end is known also where it had no question."""
+        while life == self._life:
+            threading.Event().wait()
+        return GONE, None
+
+    def _in(self, life: str, work: Callable[[], Any]) -> tuple[str, Any]:
+        if life != self._life:
+            return GONE, None
+        with self._busy:
+            try:
+                return "done", work()
+            except Exception as error:  # raised again where the replica was asked
+                return "failed", portable(error)
+            finally:
+                self._used = monotonic()
+
+    def _end_after_rest(self) -> None:
+        """End once there was nothing to do for long enough."""
+        import ray
+
+        while True:
+            rest = self._used + self._warm - monotonic()
+            if rest > 0:
+                threading.Event().wait(rest)
+            elif self._busy.acquire(blocking=False):
+                ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
+            else:
+                threading.Event().wait(min(1.0, self._warm))
+
+
+def described(ray: Any) -> type[Actor]:
+    """`Actor` with what Ray has to know of its methods: one that watches holds up nothing."""
+
+    class Replica(Actor):
+        """An `Actor` with a thread for `watch`."""
+
+        @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
+        def watch(self, life: str) -> tuple[str, Any]:
+            return super().watch(life)
+
+    return Replica

@@ -1,0 +1,58 @@
+"""What every replica does, and how it says that it cannot."""
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from specctl.errors import SpecctlError, reason
+from specctl.models.loading.hushing import hush_imports
+
+Answer = Callable[[Any], Any]
+"""Answers a question. Both are plain values: dictionaries, lists, text, bytes, numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every replica does.
+
+    Attributes:
+        maker: ``package.module:function``, imported in the replica alone, so that who hands out the work need not
+            import torch. It is called once with the setup and the replica's ``number``, loads what answers need, and
+            gives the function that answers.
+        setup: its keyword arguments; they are pickled.
+        passing: names of those that differ from command to command and make no other replica.
+    """
+
+    maker: str
+    setup: Mapping[str, Any]
+    passing: frozenset[str] = frozenset()
+
+    def begin(self, number: int) -> Answer:
+        """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would."""
+        hush_imports()
+        module, _, function = self.maker.partition(":")
+        answer: Answer = getattr(import_module(module), function)(number=number, **self.setup)
+        return answer
+
+
+class ReplicaError(SpecctlError):
+    """Replicas cannot be used, or cannot be used any more."""
+
+
+def portable(error: Exception) -> Exception:
+    """An exception that can be sent to another process: itself, or where it does not pickle, its name and message.
+
+    With ``SPECCTL_DEBUG`` it carries the traceback as a note.
+    """
+    if os.environ.get("SPECCTL_DEBUG", "0") not in {"", "0"}:
+        error.add_note("".join(traceback.format_exception(error)).rstrip())
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:  # whatever its own code raises
+        pass
+    return ReplicaError(f"{type(error).__name__}: {reason(error)}")

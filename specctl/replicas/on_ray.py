@@ -1,0 +1,216 @@
+"""Replicas as actors of a Ray cluster, which places them and starts them again; Ray is imported when they are made."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any, Literal, Self
+
+from specctl.errors import UsageError, reason
+from specctl.profile.schema import Profile
+from specctl.replicas.actor import GONE, described
+from specctl.replicas.cluster import NAMESPACE, connected
+from specctl.replicas.job import Job, ReplicaError
+from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
+from specctl.replicas.shares import gpus_needed, require_gpus
+
+
+class RayReplicas:
+    """Actors of a cluster.
+
+    Ray starts those again that end and repeats their calls; a question that is repeated so comes back as lost, and goes
+    to whoever is free by the rules of `specctl.replicas.window`.
+
+    Args:
+        names: for each actor its name if it stays, or None if it ends with this process.
+        job: what each does.
+        resources: CPUs and GPUs of each, as Ray calls them.
+        warn: called with what became of those that ended.
+        warm_seconds: how long actors that stay do so without work.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str | None],
+        job: Job,
+        resources: Mapping[str, float],
+        warn: Callable[[str], None],
+        warm_seconds: float = 0.0,
+    ) -> None:
+        self._names, self._job, self._resources = names, job, resources
+        self._warn, self._warm = warn, warm_seconds
+        self._actors: dict[int, Any] = {}
+        self._calls: dict[Any, tuple[int, str]] = {}
+        self._ready: set[int] = set()
+        self._lives: dict[int, str] = {}
+        self._served = False  # whether any has been ready
+        self._failures = dict.fromkeys(range(len(names)), 0)
+        for number in range(len(names)):
+            self._make(number)
+
+    @classmethod
+    def on(
+        cls,
+        address: str,
+        workers: int | Literal["auto"],
+        profile: Profile,
+        job: Callable[[int], Job],
+        warn: Callable[[str], None],
+        warm_seconds: float = 0.0,
+        *,
+        exclusive: bool = False,
+    ) -> "RayReplicas":
+        """Connect to a cluster and start replicas there.
+
+        Args:
+            address: as --cluster takes it.
+            workers: how many; ``auto`` for as many as the cluster's GPUs carry, or CPUs where no GPU is needed.
+            profile: of the pair.
+            job: what each of so many replicas does.
+            warn, warm_seconds: as above.
+            exclusive: whether nothing may share a replica's devices.
+
+        Raises:
+            UsageError: Ray is missing, no cluster is there, or it has no room for them.
+        """
+        ray = connected(address, started=not warm_seconds)
+        there = ray.cluster_resources()
+        gpus = int(there.get("GPU", 0))
+        if exclusive:
+            require_gpus(profile, gpus)
+        needed = gpus_needed(profile, gpus)
+        threads = 1 if profile.threads == "auto" else profile.threads
+        fit = gpus // needed if needed else int(there.get("CPU", 1)) // threads
+        count = max(1, fit) if workers == "auto" else workers
+        if count > max(1, fit):
+            what = f"{needed} GPUs" if needed else f"{threads} CPUs"
+            raise UsageError(
+                f"{count} replicas of {what} each do not fit on this cluster, which has room for {fit}",
+                f"use --workers {max(1, fit)}, or a larger cluster",
+            )
+        made = job(count)
+        names = (
+            [None] * count if not warm_seconds else [f"specctl-{fingerprint(made)}-{number}" for number in range(count)]
+        )
+        return cls(names, made, {"num_cpus": threads, "num_gpus": needed}, warn, warm_seconds)
+
+    @property
+    def count(self) -> int:
+        return len(self._names)
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the actors' processes, each on its own machine."""
+        import ray
+
+        asked = [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in self._actors.values()]
+        return list(ray.get(asked))
+
+    def idle(self) -> list[int]:
+        asked = {number for number, what in self._calls.values() if what == "answer"}
+        return [number for number in sorted(self._ready) if number not in asked]
+
+    def ask(self, replica: int, question: Any) -> None:
+        self._call(replica, "answer", self._lives[replica], question)
+
+    def wait(self, seconds: float | None = None) -> list[Event]:
+        import ray
+
+        found: list[Event] = []
+        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=seconds)
+        for call in done:
+            if call not in self._calls:  # of an actor whose end another call has told
+                continue
+            number, what = self._calls.pop(call)
+            try:
+                how, value = ray.get(call)
+            except ray.exceptions.RayActorError as error:  # for good, as one ends that has rested long enough
+                found += self._lost(number, reason(error), again=True)
+                continue
+            if how == GONE:
+                found += self._lost(number, "its process died")
+            elif how == "failed" and (what == "answer" or not self._served):
+                raise value
+            elif how == "failed":  # the others go on
+                found += self._lost(number, f"it cannot be loaded: {reason(value)}")
+            elif what == "life":
+                self._lives[number] = value
+                self._call(number, "begin", value)
+            elif what == "begin":
+                self._ready.add(number)
+                self._served = True
+                self._call(number, "watch", self._lives[number])
+            else:
+                self._failures[number] = 0
+                found.append(Answered(number, value))
+        return found
+
+    def close(self) -> None:
+        """End the actors, unless they are to stay; what those do that stay is not waited for."""
+        import ray
+
+        if not self._warm:
+            for actor in self._actors.values():
+                with suppress(Exception):  # the cluster may be gone
+                    ray.kill(actor)
+        self._actors.clear()
+        self._calls.clear()
+        with suppress(Exception):
+            ray.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make(self, number: int) -> None:
+        """Ask for an actor, or for the one that is there under its name, and let it load."""
+        import ray
+
+        name = self._names[number]
+        stays: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        threads = {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}
+        made = ray.remote(concurrency_groups={"watch": 1})(described(ray)).options(
+            max_restarts=-1, max_task_retries=-1, runtime_env=threads, **self._resources, **(stays if name else {})
+        )
+        self._actors[number] = made.remote(self._job, number, self._warm)
+        self._call(number, "life")
+
+    def _call(self, number: int, method: str, *arguments: Any) -> None:
+        self._calls[getattr(self._actors[number], method).remote(*arguments)] = number, method
+
+    def _lost(self, number: int, why: str, *, again: bool = False) -> list[Event]:
+        """Wait for the actor's next process, or make it ``again``, unless it has failed too often."""
+        ready = number in self._ready
+        self._ready.discard(number)
+        self._calls = {call: of for call, of in self._calls.items() if of[0] != number}
+        self._failures[number] += 1
+        name = f"replica {number + 1}"
+        if self._failures[number] <= MOST_FAILURES:
+            self._warn(f"{name} ended ({why}){'' if ready else ' while it was starting'}; Ray starts it again")
+            if again:
+                self._make(number)
+            else:
+                self._call(number, "life")
+        else:
+            times = f"for the {self._failures[number]}th time in a row"
+            self._warn(f"{name} ended ({why}) {times}; the others go on without it")
+            del self._actors[number]
+        if not self._actors:
+            raise ReplicaError("no replica is left on the cluster", "what was finished is kept; --resume goes on")
+        return [Lost(number, f"{name} ended ({why})")] if ready else []
+
+
+def fingerprint(job: Job) -> str:
+    """What tells replicas apart that may serve each other's commands: the job with its profile, and versions."""
+    setup = {
+        name: value.model_dump(mode="json") if isinstance(value, Profile) else value
+        for name, value in job.setup.items()
+        if name not in job.passing
+    }
+    versions = {name: version(name) for name in ("specctl", "torch", "transformers")}
+    text = json.dumps([job.maker, setup, versions], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,198 @@
+"""Replicas in processes of this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from specctl.errors import ModelError, RecordError, UsageError
+from specctl.replicas.job import Job, ReplicaError, portable
+from specctl.replicas.local import LocalReplicas
+from specctl.replicas.replica import MOST_FAILURES, started
+from specctl.replicas.window import GivenUp, Task, in_order
+
+ECHO = "tests.replicas.toy_jobs:echo"
+
+
+class Heard(list):
+    """Lines that replicas wrote, and what became of them."""
+
+    def __init__(self):
+        self.warnings = []
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+@pytest.fixture
+def start(heard):
+    made = []
+
+    def start(count=2, maker=ECHO, setup=None, **more):
+        environments = [{"OMP_NUM_THREADS": str(7 + number)} for number in range(count)]
+        replicas = LocalReplicas(Job(maker, setup or {}), environments, heard.append, heard.warnings.append, **more)
+        made.append(replicas)
+        started(replicas)
+        return replicas
+
+    yield start
+    for replicas in made:
+        replicas.close()
+
+
+def gone(pid):
+    """Whether a process has ended; one that nobody has waited for yet counts as ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(true, seconds=20.0):
+    due = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < due, "it never came true"
+        time.sleep(0.01)
+
+
+def asked(replicas, *questions):
+    return [answer for _, answer in in_order(replicas, [Task(None, question) for question in questions])]
+
+
+def test_unequal_speeds_keep_the_order_and_threads_are_set_before_anything_is_imported(start):
+    replicas = start(2)
+    questions = [{"said": number, "seconds": 0.15 * (number % 3 == 0)} for number in range(10)]
+    answers = asked(replicas, *questions)
+    assert [answer["said"] for answer in answers] == list(range(10))
+    assert {answer["by"] for answer in answers} == {0, 1}
+    assert all(answer["threads"] == str(7 + answer["by"]) for answer in answers)
+    assert all(os.getsid(pid) == pid for pid in replicas.pids)
+
+
+def test_large_questions_and_answers_pass(start):
+    long = "x" * 3_000_000
+    assert asked(start(1), {"said": long})[0]["said"] == long
+
+
+def test_a_replica_that_was_killed_is_started_again_and_its_question_is_answered(start, heard, tmp_path):
+    replicas = start(2)
+    answers = asked(replicas, *({"said": n, "dies_once": str(tmp_path / "died") if n == 3 else None} for n in range(9)))
+    assert [answer["said"] for answer in answers] == list(range(9))
+    assert len(heard.warnings) == 1
+    assert "was ended by signal 9; it is started again" in heard.warnings[0]
+    wait_until(lambda: len(replicas.idle()) == 2 or replicas.wait(0.1) is None)
+
+
+def test_what_ends_two_ready_replicas_is_given_up(start, heard):
+    answers = asked(start(2), {"said": 0}, {"dies": True}, {"said": 2}, {"said": 3})
+    assert isinstance(answers[1], GivenUp)
+    assert "was ended by signal 9" in answers[1].why
+    assert [answer["said"] for answer in answers[::2]] == [0, 2]
+    assert len(heard.warnings) == 2
+
+
+def test_a_replica_that_ends_time_and_again_is_given_up_and_then_all_are(start, heard):
+    with pytest.raises(ReplicaError, match="no replica is left"):
+        asked(start(1), *[{"dies": True}] * 10)
+    assert len(heard.warnings) == MOST_FAILURES + 1
+    assert "the others go on without it" in heard.warnings[-1]
+
+
+def test_errors_arrive_as_what_they_are(start):
+    with pytest.raises(ModelError, match="there is no such model") as caught:
+        start(2, setup={"fails": True})
+    assert (caught.value.hint, caught.value.exit_code) == ("look for it", 3)
+    with pytest.raises(UsageError, match="it cannot be recorded") as caught:
+        asked(start(1), {"raises": "it cannot be recorded"})
+    assert caught.value.hint == "a hint"
+
+
+def test_one_that_cannot_be_loaded_does_not_end_those_that_can(start, heard):
+    replicas = start(3, setup={"failing": [1]}, one_by_one=True)
+    answers = asked(replicas, *[{"said": number, "seconds": 0.2} for number in range(4)])
+    wait_until(lambda: "the others go on without it" in "".join(heard.warnings) or replicas.wait(0.1) is None)
+    assert [answer["said"] for answer in answers] == [0, 1, 2, 3]
+    assert "replica 2 cannot be loaded: there is no such model" in heard.warnings[0]
+    wait_until(lambda: replicas.idle() == [0, 2] or replicas.wait(0.1) is None)
+    assert asked(replicas, {"said": "still"})[0]["said"] == "still"
+
+
+def test_errors_survive_a_pipe(monkeypatch):
+    import pickle
+
+    error = pickle.loads(pickle.dumps(RecordError("invalid_json", "the line is not JSON")))
+    assert (error.kind, error.message) == ("invalid_json", "the line is not JSON")
+
+    class LocalError(Exception):
+        def __init__(self, a, b):
+            super().__init__(f"{a} of {b}")
+
+    assert str(portable(LocalError(1, 2))) == "LocalError: 1 of 2"
+    monkeypatch.setenv("SPECCTL_DEBUG", "1")
+    assert pickle.loads(pickle.dumps(portable(error))).__notes__
+
+
+def test_what_replicas_write_to_standard_error_is_passed_on_once(start, heard):
+    replicas = start(2)
+    asked(replicas, *[{"says": "it is warm", "seconds": 0.1}] * 4, {"prints": "no answer"})
+    wait_until(lambda: len(heard) == 2 or replicas.wait(0.1) is None)
+    assert sorted(line.partition(": ")[2] for line in heard) == ["it is warm", "no answer"]
+    assert all(line.startswith(("replica 1: ", "replica 2: ")) for line in heard)
+
+
+def test_each_starts_once_the_one_before_is_ready(start):
+    replicas = start(3, one_by_one=True)
+    assert len(replicas.pids) == 2
+    wait_until(lambda: len(replicas.idle()) == 3 or replicas.wait(0.1) is None)
+    assert len(replicas.pids) == 3
+
+
+def test_one_that_is_silent_counts_as_dead(start, heard):
+    replicas = start(2, beat=0.2)
+    answers = asked(replicas, {"stops": True}, {"said": 1})
+    assert isinstance(answers[0], GivenUp)
+    assert answers[1]["said"] == 1
+    assert "gave no sign of life" in heard.warnings[0]
+
+
+def test_closing_ends_all_of_them(start):
+    replicas = start(2)
+    pids = replicas.pids
+    replicas.ask(0, {"seconds": 60})
+    replicas.close()
+    assert all(map(gone, pids))
+
+
+def test_replicas_end_with_the_process_that_started_them_and_ignore_interrupts():
+    program = (
+        "import sys\n"
+        "from specctl.replicas.job import Job\n"
+        "from specctl.replicas.local import LocalReplicas\n"
+        "from specctl.replicas.replica import started\n"
+        f"replicas = LocalReplicas(Job({ECHO!r}, {{}}), [{{}}, {{}}], print, print)\n"
+        "while len(replicas.idle()) < 2:\n"
+        "    replicas.wait()\n"
+        "for replica in (0, 1):\n"
+        "    replicas.ask(replica, {'seconds': 600})\n"
+        "print(*replicas.pids, flush=True)\n"
+        "replicas.wait()\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        pids = list(map(int, driver.stdout.readline().split()))
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGINT)
+        time.sleep(0.3)
+        assert not any(map(gone, pids))
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+    wait_until(lambda: all(map(gone, pids)))

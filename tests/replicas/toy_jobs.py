@@ -1,0 +1,60 @@
+"""Replicas that import no torch: what they do is said by the question."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from specctl.errors import ModelError, UsageError
+
+
+def echo(*, number, **setup):
+    """Answers a question with what it says, after doing what it asks for."""
+    if setup.get("fails") or number in setup.get("failing", ()):
+        raise ModelError("there is no such model", "look for it")
+
+    def answer(question):
+        if "seconds" in question:
+            time.sleep(question["seconds"])
+        if question.get("dies") or _first(question.get("dies_once")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "says" in question:
+            print(question["says"], file=sys.stderr, flush=True)
+        if "prints" in question:
+            print(question["prints"], flush=True)
+        if "raises" in question:
+            raise UsageError(question["raises"], "a hint")
+        if "stops" in question:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return {
+            "said": question.get("said"),
+            "by": number,
+            "pid": os.getpid(),
+            "threads": os.environ["OMP_NUM_THREADS"],
+        }
+
+    return answer
+
+
+def records(*, number, traced, **_):
+    """Stands for `specctl.commands.answering.replica`: a completion is the prompt in capitals."""
+    act = echo(number=number)
+
+    def answer(question):
+        act(question["data"].get("act", {}))
+        text = question["data"]["prompt"]
+        rounds = [{"kind": "round", "id": question["id"], "turn": 0, "round": index, "steps": []} for index in range(3)]
+        line = {**question["data"], "id": question["id"], "completion": text.upper(), "line": question["line"]}
+        line["metrics"] = {"generated_tokens": len(text)}
+        return {"trace": rounds if traced else [], "line": line, "tokens": len(text), "fine": True}
+
+    return answer
+
+
+def _first(path):
+    """Whether a file is not there yet; it is there afterwards."""
+    if path is None or Path(path).exists():
+        return False
+    Path(path).touch()
+    return True
