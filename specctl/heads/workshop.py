@@ -29,6 +29,7 @@ from specctl.models.loading.pair import load_pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
 from specctl.profile.lookup import require_models
+from specctl.profile.model_table import require_whole
 from specctl.profile.schema import DraftTable, Profile
 from specctl.prompts.suites import Suite
 
@@ -195,4 +196,5 @@ def _draft(profile: Profile) -> DraftTable:
         hint = "name one with --draft or in the profile"
         raise UsageError("the profile has no draft to train a head on", hint)
     require_models([profile.draft], "train-head", "name a draft model with --draft")
+    require_whole(profile.draft, "draft", "train-head")
     return profile.draft

@@ -15,6 +15,7 @@ from specctl.models.running.engines import engine_name
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import EagerRunner, Runner, StateReader
 from specctl.models.running.threads import timed
+from specctl.models.sharding.leader import is_sharded
 from specctl.observing.timing import fill, ordinary_tokens, wait
 from specctl.profile.schema import Profile
 
@@ -92,7 +93,8 @@ def _passes(pair: Pair) -> Iterator[EnginePasses]:
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {engine_name(runner): runner}
-        engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
+        if not is_sharded(model):
+            engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
         yield from _passes_of(name, engines, pair.eos)
 
 

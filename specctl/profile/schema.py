@@ -5,12 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from specctl.errors import ProfileError
 from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaves import Leaves
 from specctl.policies.setting import Parallel
 from specctl.policies.trees import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
-from specctl.profile.embedded import head_path, model_path
+from specctl.profile.model_table import IN_TARGET as IN_TARGET
+from specctl.profile.model_table import LOOKUP as LOOKUP
+from specctl.profile.model_table import ModelTable as ModelTable
+from specctl.profile.model_table import known_head
 from specctl.profile.tables import PromptTable as PromptTable
 from specctl.profile.tables import SamplingTable as SamplingTable
 from specctl.profile.tables import Table as Table
@@ -20,71 +22,8 @@ SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
 Engine = Literal["auto", "eager", "static", "graph", "onnx"]
 
-IN_TARGET = "target:mtp"
-"""The model name of a draft head that is in the files of the model above it."""
-LOOKUP = "prompt:lookup"
-"""The model name of a draft that copies from the text so far."""
 LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
 """The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
-
-_EMBEDDED = "embedded:"
-_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
-_DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu", "mlu")
-
-
-def _known_device(device: str) -> str:
-    kind, _, index = device.partition(":")
-    if device in _STRATEGIES or (kind in _DEVICES and (device == kind or index.isdecimal())):
-        return device
-    raise ValueError(f"must be {', '.join(_STRATEGIES)}, or a device such as {', '.join(_DEVICES)} or cuda:1")
-
-
-def _known_model(model: str) -> str:
-    if model.startswith(_EMBEDDED):
-        try:
-            model_path(model.removeprefix(_EMBEDDED))
-        except ProfileError as error:
-            raise ValueError(f"is unknown: {error.message}") from error
-    return model
-
-
-def _known_head(head: str) -> str:
-    if head.startswith(_EMBEDDED):
-        try:
-            head_path(head.removeprefix(_EMBEDDED))
-        except ProfileError as error:
-            raise ValueError(f"is unknown: {error.message}") from error
-    return head
-
-
-class ModelTable(Table):
-    """One checkpoint and where it runs.
-
-    ``model`` is a hub id, a path, or ``embedded:NAME`` for a model that ships with the package.
-    """
-
-    model: Annotated[str, Field(min_length=1), AfterValidator(_known_model)]
-    revision: str | None = None
-    device: Annotated[str, AfterValidator(_known_device)] | dict[str, int | str] = "auto"
-    """``auto``, a device such as ``cuda:1`` or ``cpu``, an accelerate strategy, or a device_map table."""
-    max_memory: dict[str, str] | None = None
-    """Memory cap per device for a device_map, e.g. ``{0 = "20GiB", cpu = "60GiB"}``."""
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    quantize: Literal["int8", "int4", "fp8", "nf4", "fp4"] | None = None
-    """How the weights of linear layers are quantised while they are loaded; None to load them as they are."""
-    trust_remote_code: bool = False
-
-    @property
-    def is_lookup(self) -> bool:
-        """Whether it copies from the text so far and has no checkpoint."""
-        return self.model == LOOKUP
-
-    @property
-    def checkpoint(self) -> str:
-        """The hub id or path to load; absolute for a model that ships with the package."""
-        if self.model.startswith(_EMBEDDED):
-            return str(model_path(self.model.removeprefix(_EMBEDDED)).absolute())
-        return self.model
 
 
 class PolicyTable(Table):
@@ -120,7 +59,7 @@ class DraftTable(ModelTable):
     for chains."""
     tree_beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] = BEAMS
     """How many tokens of each level of a tree are continued, and by how many tokens each."""
-    head: Annotated[str, Field(min_length=1), AfterValidator(_known_head)] | None = None
+    head: Annotated[str, Field(min_length=1), AfterValidator(known_head)] | None = None
     draft: "DraftTable | None" = None
     pre_verify: Literal["loop", "once"] | None = None
     """How often the faster model drafts for one block: ``loop`` (the default), until the policy stops, or ``once``, so
@@ -191,6 +130,8 @@ class DraftTable(ModelTable):
             raise ValueError("needs a draft without leaves")
         if parallel and info.data.get("tree") is not None:
             raise ValueError("needs a draft of chains: set tree = 0")
+        if parallel and info.data.get("shards") is not None:
+            raise ValueError("needs a draft on a device of its own: leave its shards out")
         if parallel and info.data.get("draft") is not None:
             raise ValueError("needs a draft that no other model drafts for")
         if parallel and info.data.get("kind") == "lookup":

@@ -116,6 +116,8 @@ class MaskMaker:
         # Some models (Bamba) count from 0 in every pass if they are not told the positions.
         self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._masks = takes_masks(model)
+        # A stage of a pipeline cannot ask its first layer's cache how long the text is: another stage may hold that.
+        self._widths = range(1, 1 << 31) if hasattr(model, "_pp_stage") else range(2, WIDEST + 1)
         self._slots = torch.arange(0, device=next(model.parameters()).device)
 
     def arguments(self, length: int, width: int) -> dict[str, Any]:
@@ -127,6 +129,6 @@ class MaskMaker:
             self._slots = torch.arange(2 * end, device=self._slots.device)
         positions = self._slots[length:end]
         found: dict[str, Any] = {"position_ids": positions[None]}  # (1, T)
-        if self._masks and 1 < width <= WIDEST:
+        if self._masks and width in self._widths:
             found["attention_mask"] = (self._slots[:end] <= positions[:, None])[None, None]  # (1, 1, T, S)
         return found
