@@ -81,9 +81,8 @@ def main() -> None:
     parser.add_argument("family", nargs="*", help="only these, by model_type")
     given = parser.parse_args()
     if given.all:
-        shard_plan.STAGED = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | {
-            f"{family}_text" for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        }
+        known = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+        shard_plan.SPLIT = shard_plan.STAGED = frozenset([*known, *(f"{family}_text" for family in known)])
     signal.signal(signal.SIGALRM, _too_slow)
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     counts: Counter[str] = Counter()

@@ -10,6 +10,7 @@ from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, gib, load_config
 from specctl.models.loading.placement import ROOM_FOR_WORK, Placement, dtype_on
 from specctl.models.loading.skeleton import skeleton
+from specctl.models.loading.split_families import SPLIT, STAGED
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["tensor", "pipeline"]
 
-STAGED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Families whose pipelines the tests compare with one process, by ``model_type``. transformers cuts any model at the
-names that Llama's modules have, and others may compute something else without an error: GPT-NeoX's stages would each
-apply the last norm."""
+WHY: dict[Kind, str] = {
+    "tensor": "all cards read their shares of a layer at the same time, the fastest",
+    "pipeline": "the cards read their layers in turn; for heads that do not divide",
+}
 WHOLE = re.compile("replicated|all_reduce|mla_kv_a_proj|sequence_parallel")
 """Styles of a tensor parallel plan whose weights every rank holds whole."""
 
@@ -57,9 +58,14 @@ def shard_plan(model: "PreTrainedModel", kind: Kind, shards: int, role: str) -> 
         raise _refused(role, "has layers with a state of their own", 'placement = "spread"')
     if kind == "pipeline":
         return ShardPlan(kind, _staged(model, shards, role))
+    config = model.config.get_text_config(decoder=True)
     if not _plan(model):
         raise _refused(role, "has no tensor parallel plan in transformers", 'placement = "spread"')
-    _require_heads(model.config.get_text_config(decoder=True), shards, role)
+    if config.model_type not in SPLIT:
+        raise _refused(
+            role, f"is of the family {config.model_type}, whose plan specctl has not tested", 'placement = "spread"'
+        )
+    _require_heads(config, shards, role)
     split, whole = _split(model)
     return ShardPlan(kind, (split // shards + whole,) * shards)
 
@@ -103,35 +109,37 @@ def sharded_placement(
 
 
 def placement_advice(
-    checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], cache: int
-) -> str:
-    """Which ways to split a model over its shards fit, and what speaks for each, in one line.
+    checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], tokens: int
+) -> list[str]:
+    """A line for each way to split a model over its shards: whether it fits, and what speaks for it.
 
     Args:
         checkpoint, table, need, devices: as for `sharded_placement`.
-        cache: bytes of a KV cache to have room for beside the weights, of the whole model.
+        tokens: of a KV cache to have room for.
     """
-    assert table.shards is not None, "the model is to be split"
-    cards = [device for device in devices if device.name != "cpu"][: table.shards]
+    shards = table.shards
+    assert shards is not None, "the model is to be split"
+    cards = [device for device in devices if device.name != "cpu"][:shards]
     dtype = dtype_on(table, need, cards[0].name if cards else "cpu")
+    cache = need.cache_bytes(dtype, tokens) // shards
     model = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
-    room = min((card.free for card in cards), default=devices[-1].free // table.shards)
-    told = []
-    for kind, why in (
-        ("tensor", "every card reads its share in each pass, at the same time"),
-        ("pipeline", "the cards read their layers one after the other"),
-    ):
+    free = min((card.free for card in cards), default=devices[-1].free // shards)
+
+    def line(kind: str, most: int, why: str) -> str:
+        fits = "fits" if most + cache <= free else "does not fit"
+        needed = f"{gib(most)} of weights and {gib(cache)} of cache for {tokens} tokens on a card, {gib(free)} free"
+        return f"{checkpoint} over {shards}, {kind}: {fits} ({needed}); {why}."
+
+    lines = []
+    for kind, why in WHY.items():
         try:
-            plan = shard_plan(model, "tensor" if kind == "tensor" else "pipeline", table.shards, checkpoint.role)
+            plan = shard_plan(model, kind, shards, checkpoint.role)
         except ModelError as error:
-            told.append(f"{kind}: no, {error.message}")
-            continue
-        most = max(plan.parameters) * ITEM_BYTES[dtype]
-        fits = "fits" if most + cache // table.shards <= room else "does not fit"
-        told.append(f"{kind}: {fits}, {gib(most)} a card and {gib(cache // table.shards)} of cache; {why}")
-    spread = "fits" if need.weight_bytes(dtype) + cache <= room * table.shards * (1 - ROOM_FOR_WORK) else "does not fit"
-    told.append(f"spread: {spread}; one process, the cards one after the other, any model")
-    return f"{checkpoint} over {table.shards} ({gib(room)} free on each): {'. '.join(told)}."
+            lines.append(f"{checkpoint} over {shards}, {kind}: no. {error.message}")
+        else:
+            lines.append(line(kind, max(plan.parameters) * ITEM_BYTES[dtype], why))
+    most = int(need.weight_bytes(dtype) / (1 - ROOM_FOR_WORK)) // shards
+    return [*lines, line("spread", most, "any model, one process, and the cards read their layers in turn")]
 
 
 def _plan(model: "PreTrainedModel") -> dict[str, str]:
@@ -169,6 +177,8 @@ def _require_heads(config: Any, shards: int, role: str) -> None:
 
 def _staged(model: "PreTrainedModel", shards: int, role: str) -> tuple[int, ...]:
     """Number of weights in each stage of a pipeline."""
+    from specctl.models.running.masks import mask_obstacle
+
     config = model.config.get_text_config(decoder=True)
     if config.model_type not in STAGED:
         raise _refused(
@@ -176,6 +186,8 @@ def _staged(model: "PreTrainedModel", shards: int, role: str) -> tuple[int, ...]
             f"is of the family {config.model_type}, whose pipelines specctl has not tested",
             'placement = "tensor" or "spread"',
         )
+    if why := mask_obstacle(model):
+        raise ModelError(f"[{role}] cannot be a pipeline: {why}.", f'Set placement = "tensor" or "spread" in [{role}].')
     layers = int(config.num_hidden_layers)
     if layers < shards:
         raise _refused(role, f"has only {layers} layers", f"shards = {layers}")

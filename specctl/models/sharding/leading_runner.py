@@ -102,6 +102,7 @@ class LeadingRunner:
     def _grown(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
         return tree_runner(self.runner).extend_tree(tokens, parents, before=before, hidden=hidden)
 
+    @torch.inference_mode()
     def keep_path(self, path: Sequence[int]) -> None:
         if self._path or self._rollback != KEEP_ALL:  # a message can carry a path and then a rollback, no other order
             self._together(self._order(Order.CATCH_UP), lambda: None)

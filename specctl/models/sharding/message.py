@@ -102,10 +102,10 @@ def decoded(receive: Callable[[], torch.Tensor]) -> Message:
         runner,
         length,
         rollback,
-        numbers[HEAD : ends[0]],
+        tuple(numbers[HEAD : ends[0]]),
         keep,
         bool(hidden),
         before,
-        numbers[ends[0] : ends[1]],
-        numbers[ends[1] : ends[2]],
+        tuple(numbers[ends[0] : ends[1]]),
+        tuple(numbers[ends[1] : ends[2]]),
     )
