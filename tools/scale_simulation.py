@@ -1,4 +1,7 @@
-"""Print the tables of docs/scale.md: ``python -m tools.scale``; the second takes a minute, ``--records`` fewer less."""
+"""Print the tables of docs/scale.md: ``python -m tools.scale_simulation``.
+
+The second table takes minutes; ``--records`` makes its runs shorter.
+"""
 
 import argparse
 from dataclasses import replace
