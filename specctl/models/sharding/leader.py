@@ -5,9 +5,9 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -93,7 +93,7 @@ class Leader:
         return LeadingRunner(runner, self.together, self._runners - 1, sharding)
 
     def together(self, message: Message, work: Callable[[], Result]) -> Result:
-        """Do what a message asks the followers for, with them. A first Ctrl-C waits for its end, to stay in step.
+        """Do what a message asks the followers for, with them. A first Ctrl-C waits for the end of a pass.
 
         Raises:
             ModelError: a rank failed. No more can be done then: the ranks are out of step.
@@ -102,7 +102,8 @@ class Leader:
             self._close(self.followers.death.error)
         if self._closed is not None:
             raise ModelError(self._closed, "Load the models again.")
-        with _finished_first():
+        # What takes minutes and is not needed by a session that goes on is given up at once.
+        with nullcontext() if message.order is Order.LOAD else _finished_first():
             self.followers.began_pass()
             try:
                 self.group.send(message)
@@ -114,7 +115,6 @@ class Leader:
                 raise
             finally:
                 self.followers.ended_pass()
-        raise AssertionError("a pass that failed has been told")
 
     @property
     def messages(self) -> int:
@@ -137,7 +137,7 @@ class Leader:
             "writes an output.",
         )
 
-    def _close(self, reason: ModelError, cause: Exception | None = None) -> None:
+    def _close(self, reason: ModelError, cause: Exception | None = None) -> NoReturn:
         self.followers.ended_pass()
         self.close()
         self._closed = reason.message
