@@ -13,7 +13,7 @@ from checkpoints import llama_config, save_model
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MistralConfig
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, UsageError
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.memory import DeviceMemory, estimate
@@ -25,6 +25,7 @@ from specctl.models.running.runner import EagerRunner
 from specctl.models.sharding.following import Follower
 from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
 from specctl.models.sharding.message import SIZE, Message, Order, decoded
+from specctl.profile.model_table import require_whole
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 GIB = 1 << 30
@@ -252,6 +253,14 @@ def test_profiles_that_contradict_themselves_are_refused(settings, message):
         DraftTable.model_validate({"model": "some/model", **settings})
 
 
+def test_who_reads_a_model_itself_refuses_one_over_processes(folders):
+    with pytest.raises(UsageError, match="train-draft reads the target model itself") as caught:
+        require_whole(table(folders["llama"]), "target", "train-draft")
+    assert 'target.placement = "spread"' in caught.value.hint
+    require_whole(table(folders["llama"], placement="spread"), "target", "train-draft")
+    require_whole(ModelTable(model="some/model"), "target", "train-draft")
+
+
 def test_doctor_says_which_placement_fits_and_why(folders):
     profile = Profile.model_validate({"target": {"model": str(folders["llama"]), "shards": 4}})
     report = diagnose(profile)
@@ -263,23 +272,25 @@ def test_doctor_says_which_placement_fits_and_why(folders):
     assert [problem.where for problem in report.problems] == ["target"]
 
 
-# Followers' lives. These start processes that end before they import torch.
+# Followers' lives. All but one of these start processes that end before they have imported torch.
 
 LEADER = """
 import os, sys, time
 from specctl.models.sharding import followers
 followers.GRACE = 0.5
 group = followers.Followers(2)
+{first}
 print(group.pids[0], flush=True)
 {then}
 time.sleep(60)
 """
 
 
-def leader(then: str = "") -> tuple["subprocess.Popen[str]", int]:
+def leader(then: str = "", first: str = "") -> tuple["subprocess.Popen[str]", int]:
     """A process with a follower; its id."""
+    program = LEADER.format(first=first, then=then)
     process = subprocess.Popen(
-        [sys.executable, "-c", LEADER.format(then=then)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     return process, int(process.stdout.readline())
@@ -300,7 +311,7 @@ def gone(pid: int, within: float = 20.0) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_a_killed_leader_leaves_no_follower():
-    process, follower = leader()
+    process, follower = leader(first='group.wait_for("ready")')  # it now waits for the other ranks, for half an hour
     assert not gone(follower, within=0.2)
     process.kill()
     process.communicate()
