@@ -39,6 +39,7 @@ from specctl.models.loading.mtp_writing import write_mtp
 from specctl.models.loading.pair import Pair, load_pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
+from specctl.profile.model_table import require_whole
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.prompts.suites import Suite
 from specctl.replicas.replica import Replicas
@@ -190,6 +191,9 @@ def write_head(folder: Path, head: ChainHead | BlockHead, target: PreTrainedMode
 
 
 def _loaded(profile: Profile, progress: Progress) -> tuple[Pair, str | None]:
+    require_whole(profile.target, "target", "train-draft")
+    if profile.draft is not None:
+        require_whole(profile.draft, "draft", "train-draft")
     with progress.doing("loading") as say:
         pair = load_pair(profile, with_heads=False, measured=False, progress=lambda what: say(f"loading {what}"))
     draft = profile.draft.model if profile.draft is not None and len(pair.models) > 1 else None

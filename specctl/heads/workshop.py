@@ -30,6 +30,7 @@ from specctl.models.loading.model import load_model
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
 from specctl.profile.lookup import require_models
+from specctl.profile.model_table import require_whole
 from specctl.profile.schema import DraftTable, Profile
 from specctl.prompts.suites import Suite
 from specctl.replicas.replica import Replicas
@@ -208,4 +209,5 @@ def _draft(profile: Profile) -> DraftTable:
     require_models([profile.draft], "train-head", "name a draft model with --draft")
     if profile.draft.is_registered:
         raise UsageError("train-head reads hidden states, and a registered drafter has none", "name a draft model")
+    require_whole(profile.draft, "draft", "train-head")
     return profile.draft

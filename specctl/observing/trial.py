@@ -17,6 +17,7 @@ from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import EagerRunner, Runner, StateReader
 from specctl.models.running.threads import timed
 from specctl.models.running.waiting import wait
+from specctl.models.sharding.leader import is_sharded
 from specctl.observing.timing import fill, ordinary_tokens
 from specctl.profile.schema import Profile
 
@@ -97,7 +98,8 @@ def _passes(pair: Pair) -> Iterator[EnginePasses]:
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {engine_name(runner): runner}
-        engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
+        if not is_sharded(model):
+            engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
         yield from _passes_of(name, engines, pair.eos)
 
 

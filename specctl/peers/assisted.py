@@ -14,6 +14,7 @@ from specctl.models.loading.found import find_head
 from specctl.models.loading.hushing import hushed
 from specctl.models.loading.memory import load_config
 from specctl.models.loading.pair import Pair
+from specctl.models.sharding.leader import is_sharded
 from specctl.peers.completion import completion_of
 from specctl.peers.names import ASSISTED, MOVING
 from specctl.peers.process import PeerError
@@ -97,6 +98,11 @@ class AssistedPeer:
         if len(pair.models) < 2:
             raise UsageError(
                 f"{name} needs a draft model", "choose a profile with one; transformers runs no draft heads"
+            )
+        if any(map(is_sharded, pair.models[:2])):
+            raise UsageError(
+                f"{name} cannot run models in shards: transformers would run this process's shares alone",
+                'set placement = "spread", or leave this peer out',
             )
         target, draft = (model.config.get_text_config() for model in pair.models[:2])
         if target.vocab_size != draft.vocab_size:

@@ -10,8 +10,10 @@ from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaves import Leaves
 from specctl.policies.setting import Parallel
 from specctl.policies.trees import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
-from specctl.profile.embedded import model_path
-from specctl.profile.known_names import EMBEDDED, known_device, known_head, known_model
+from specctl.profile.known_names import known_head
+from specctl.profile.model_table import IN_TARGET as IN_TARGET
+from specctl.profile.model_table import LOOKUP as LOOKUP
+from specctl.profile.model_table import ModelTable as ModelTable
 from specctl.profile.tables import PromptTable as PromptTable
 from specctl.profile.tables import SamplingTable as SamplingTable
 from specctl.profile.tables import Table as Table
@@ -21,52 +23,8 @@ SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"
 Engine = Literal["auto", "eager", "static", "graph", "onnx"]
 
-IN_TARGET = "target:mtp"
-"""The model name of a draft head that is in the files of the model above it."""
-LOOKUP = "prompt:lookup"
-"""The model name of a draft that copies from the text so far."""
 LOOKUP_POLICY: dict[str, Any] = {"name": "cost-optimal", "use_foresight": True}
 """The policy of such a draft where none is named: `DEFAULT_POLICY` reads what it does not have."""
-
-
-class ModelTable(Table):
-    """One checkpoint and where it runs.
-
-    ``model`` is a hub id, a path, or ``embedded:NAME`` for a model that ships with the package.
-    """
-
-    model: Annotated[str, Field(min_length=1), AfterValidator(known_model)]
-    revision: str | None = None
-    device: Annotated[str, AfterValidator(known_device)] | dict[str, int | str] = "auto"
-    """``auto``, a device such as ``cuda:1`` or ``cpu``, an accelerate strategy, or a device_map table."""
-    max_memory: dict[str, str] | None = None
-    """Memory cap per device for a device_map, e.g. ``{0 = "20GiB", cpu = "60GiB"}``."""
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    quantize: Literal["int8", "int4", "fp8", "nf4", "fp4"] | None = None
-    """How the weights of linear layers are quantised while they are loaded; None to load them as they are."""
-    trust_remote_code: bool = False
-
-    @property
-    def is_lookup(self) -> bool:
-        """Whether it copies from the text so far and has no checkpoint."""
-        return self.model == LOOKUP
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether it is a drafter that another distribution registers, which has no checkpoint of its own."""
-        return self.model.startswith(DRAFTER)
-
-    @property
-    def has_files(self) -> bool:
-        """Whether it has a checkpoint."""
-        return not (self.is_lookup or self.is_registered)
-
-    @property
-    def checkpoint(self) -> str:
-        """The hub id or path to load; absolute for a model that ships with the package."""
-        if self.model.startswith(EMBEDDED):
-            return str(model_path(self.model.removeprefix(EMBEDDED)).absolute())
-        return self.model
 
 
 class PolicyTable(Table):
@@ -173,6 +131,8 @@ class DraftTable(ModelTable):
             raise ValueError("needs a draft without leaves")
         if parallel and info.data.get("tree") is not None:
             raise ValueError("needs a draft of chains: set tree = 0")
+        if parallel and info.data.get("shards") is not None:
+            raise ValueError("needs a draft on a device of its own: leave its shards out")
         if parallel and info.data.get("draft") is not None:
             raise ValueError("needs a draft that no other model drafts for")
         if parallel and info.data.get("kind") == "lookup":

@@ -18,6 +18,7 @@ from specctl.models.loading.model import load_tokenizer, model_tables
 from specctl.models.loading.placement import Placement, after, dtype_on, kind_of_device
 from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
+from specctl.models.loading.shard_plan import placement_advice
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.loading.working_room import working_bytes
 from specctl.models.onnx.engine import require_onnxruntime
@@ -156,6 +157,8 @@ def _examine(
         report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
     elif not checkpoint.has_weights():
         report.advice.append(f"{checkpoint} will be downloaded at first use: {gib(need.stored_bytes)}.")
+    if table.shards is not None:
+        report.advice += placement_advice(checkpoint, table, need, free, CACHE_TOKENS)
     placement = placed(checkpoint, table, need, free)
     facts.dtype, facts.devices = placement.dtype, placement.shares
     facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)

@@ -69,6 +69,11 @@ class Found:
     def load_head(self, verifier: LoadedModel | None) -> "LoadedHead":
         """The draft head, beside the model whose states it reads."""
         assert self.head is not None
+        if verifier is not None and verifier.sharding is not None:
+            raise ModelError(
+                f"{self.head} cannot read a model that is in shards: it shares its embeddings.",
+                'Set placement = "spread" for that model, or draft with a model.',
+            )
         if verifier is None:
             raise ModelError(
                 f"{self.head} cannot draft for another draft head.", "A draft head reads the states of a whole model."
@@ -91,7 +96,7 @@ def require_head_settings(found: DraftHeadCheckpoint, table: DraftTable) -> None
         raise ModelError(
             f"{found} cannot be quantised.", f"Remove quantize from [{found.checkpoint.role}]; the head is small."
         )
-    if isinstance(table.device, dict) or table.device in STRATEGIES:
+    if isinstance(table.device, dict) or table.device in STRATEGIES or table.shards is not None:
         raise ModelError(
             f"{found} goes to a single device.",
             f'Set device in [{found.checkpoint.role}] to one, such as "cuda:0", or leave it out: it then goes where '
@@ -128,6 +133,14 @@ def load_found(
     Returns:
         The target, then the drafts from the first on.
     """
+    if any(one.table.splits for one in found):
+        from specctl.models.loading.shards import split
+        from specctl.models.sharding.leader import lead
+
+        shards = split(one.table for one in found)
+        assert shards is not None, "a table is split"
+        progress(f"{shards} processes for shards")
+        lead(shards, anew=True)
     models: list[LoadedModel | None] = []
     for one in found:
         if one.head is None:

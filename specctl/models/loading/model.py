@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from specctl.models.sharding.leading_runner import Sharding
+
 __all__ = ["LoadedModel", "check_vocabulary", "eos_ids", "load_model", "load_tokenizer", "model_tables"]
 
 
@@ -35,6 +37,7 @@ class LoadedModel:
         device: device of the input ids.
         dtype: dtype of the weights, of those that are not quantised.
         devices: every device that holds weights.
+        sharding: how the model is split over processes, of which this one has a share; None if it is whole.
     """
 
     name: str
@@ -45,15 +48,23 @@ class LoadedModel:
     device: "torch.device"
     dtype: "torch.dtype"
     devices: tuple[str, ...]
+    sharding: "Sharding | None" = None
 
     @classmethod
-    def of(cls, model: "PreTrainedModel", name: str, devices: Sequence[str] | None = None) -> "LoadedModel":
+    def of(
+        cls,
+        model: "PreTrainedModel",
+        name: str,
+        devices: Sequence[str] | None = None,
+        sharding: "Sharding | None" = None,
+    ) -> "LoadedModel":
         """A transformers model that is in memory.
 
         Args:
             model: in eval mode.
             name: of the model, in messages.
             devices: every device that holds weights; None for a model of one device.
+            sharding: what else holds a share of it; None where it is whole.
         """
         from specctl.models.running.weights import device_of
 
@@ -65,10 +76,12 @@ class LoadedModel:
             model=model,
             config=config,
             eos_ids=eos_ids(model),
-            vocabulary=config.vocab_size if head is None else head.weight.shape[0],
+            # The output layer may be another process's.
+            vocabulary=head.weight.shape[0] if hasattr(head, "weight") else config.vocab_size,
             device=device_of(model) if inputs.is_meta else inputs.device,
             dtype=model.dtype,
             devices=(str(model.device),) if devices is None else tuple(devices),
+            sharding=sharding,
         )
 
     @property
@@ -116,10 +129,14 @@ def load_inspected(
     placement = placed_here(checkpoint, table, need)
     checkpoint.fetch_weights()
     prefer_own_attention(placement.devices)
+    sharding = None
     with explained(role, table.model), hushed(verbose):
-        model = _read(checkpoint, placement, quantization, table.trust_remote_code)
+        if placement.sharded is None:
+            model = _read(checkpoint, placement, quantization, table.trust_remote_code)
+        else:
+            model, sharding = _led(checkpoint, placement, table.trust_remote_code)
     _require_numbers(checkpoint, model)
-    return LoadedModel.of(model, table.model, placement.devices)
+    return LoadedModel.of(model, table.model, placement.devices, sharding)
 
 
 def prefer_own_attention(devices: Iterable[str]) -> None:
@@ -133,6 +150,21 @@ def prefer_own_attention(devices: Iterable[str]) -> None:
 
     if any(device.startswith("cuda") for device in devices):
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def read_share(told: dict[str, Any]) -> "PreTrainedModel":
+    """This process's share of a model, in a follower that was told what `Leader.load` tells.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    from specctl.models.loading.shards import understood
+
+    checkpoint, placement, trust_remote_code = understood(told)
+    with explained(checkpoint.role, checkpoint.name), hushed():
+        model = _read(checkpoint, placement, None, trust_remote_code)
+    _require_numbers(checkpoint, model)
+    return model
 
 
 def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTokenizerBase":
@@ -174,20 +206,38 @@ def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None
     return frozenset(ids)
 
 
+def _led(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "tuple[PreTrainedModel, Sharding]":
+    from specctl.models.loading.shards import told
+    from specctl.models.sharding.leader import lead
+
+    assert placement.sharded is not None, "whole models have no leader"
+    return lead(placement.shards).load(
+        placement.sharded,
+        told(checkpoint, placement, trust_remote_code),
+        lambda: _read(checkpoint, placement, None, trust_remote_code),
+    )
+
+
 def _read(
     checkpoint: Checkpoint, placement: Placement, quantization: Quantization | None, trust_remote_code: bool
 ) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
-    single = isinstance(placement.device_map, str) and placement.device_map in placement.shares
+    if placement.sharded is None:
+        single = isinstance(placement.device_map, str) and placement.device_map in placement.shares
+        device_map = {"": placement.device_map} if single else placement.device_map
+        where: dict[str, Any] = {"device_map": device_map, "max_memory": placement.max_memory}
+    else:
+        from specctl.models.loading.shards import distributed
+
+        where = distributed(placement)
     # Not even None may be passed for a checkpoint that is quantised already: it would replace that one's own settings.
     quantizing = {} if quantization is None else {"quantization_config": quantization.config(placement.dtype)}
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.folder,
         dtype=getattr(torch, placement.dtype),
-        device_map={"": placement.device_map} if single else placement.device_map,
-        max_memory=placement.max_memory,
+        **where,
         use_safetensors=True,
         **quantizing,
         trust_remote_code=trust_remote_code,
@@ -217,7 +267,8 @@ def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
     """Raise a ModelError if weights are NaN."""
     import torch
 
-    for name, weight in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        weight = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # of a share, what is here
         # A quantised weight is a tensor of a type of its own, made of codes and of scales that are NaN where it is.
         inner = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else []
         parts = [part for name in inner if (part := getattr(weight, name)).dtype.itemsize > 1] if inner else [weight]

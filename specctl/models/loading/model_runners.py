@@ -27,6 +27,10 @@ def model_runner(
     Raises:
         ModelError: onnxruntime cannot run it quantised, and torch cannot either.
     """
+    if network.sharding is not None:
+        from specctl.models.loading.shards import sharded_runner
+
+        return network, sharded_runner(network.model, network.sharding, vocabulary, network.name, settings)
     if settings.engine == "onnx":
         from specctl.models.onnx.engine import build_onnx_runner
 
@@ -64,4 +68,10 @@ def checked_runner(runner: Runner, bare: Runner, network: LoadedModel, one: Foun
 
         assert isinstance(bare, OnnxRunner), "only onnxruntime quantises a model that torch has whole"
         return CheckedRunner(runner, bare.fresh, network.name)
+    if (sharding := network.sharding) is not None:
+        from specctl.models.loading.shards import checking_runner
+
+        return CheckedRunner(
+            runner, lambda: checking_runner(network.model, sharding, vocabulary, network.name), network.name
+        )
     return checked(runner, network.model, vocabulary, network.name)

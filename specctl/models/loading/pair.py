@@ -27,7 +27,7 @@ from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.threads import Threads, choose
+from specctl.models.running.threads import Threads, choose, share_of
 from specctl.models.running.token_rules import TokenRules, ruled
 from specctl.models.running.trained_heads import TrainedHead
 from specctl.profile.schema import DraftTable, ModelTable, Profile
@@ -204,7 +204,9 @@ def load_pair(
         if isinstance(draft, LoadedModel):
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
-    threads = choose(profile.threads, _models(networks) if measured else (), vocabulary, began)
+    whole = not any(isinstance(one, LoadedModel) and one.sharding for one in networks)
+    setting = profile.threads if whole else share_of(profile.threads, profile.target.shards or 1)
+    threads = choose(setting, _models(networks) if measured and whole else (), vocabulary, began)
     settings = replace(settings, most_threads=threads.free if threads.milliseconds else None)
     checks = settings.check or untested(target.model)
     needed = {0} if checks and found[-1].rounding is None else set()

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from specctl.errors import ModelError
 from specctl.models.loading.memory import DeviceMemory, Estimate, gib
@@ -22,12 +23,16 @@ class Placement:
         max_memory: for a strategy, the bytes each device may take; None otherwise.
         dtype: the dtype of the weights, never ``auto``.
         shares: bytes of weights expected on each device, by device name.
+        sharded: how the model is split over processes, each of which has a device of its own; None for one process.
+        shards: over how many processes.
     """
 
     device_map: str | dict[str, int | str]
     max_memory: dict[int | str, int] | None
     dtype: str
     shares: dict[str, int]
+    sharded: Literal["tensor", "pipeline"] | None = None
+    shards: int = 1
 
     @property
     def devices(self) -> list[str]:
@@ -46,6 +51,8 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     free = {device.name: device.free for device in devices}
     gpus = [name for name in free if name.startswith("cuda")]
     device = table.device
+    if table.shards is not None:  # over processes: see shard_plan.py
+        return _spread(table, "balanced", need, _first(table.shards, free, role), role)
     if isinstance(device, dict):
         return _mapped(table, device, need, free, role)
     if device == "auto":
@@ -68,6 +75,14 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     if table.max_memory:
         raise ModelError(f"[{role}] max_memory has no effect on the single device {device!r}.", "Remove one of them.")
     return _single(table, name, need, free, role)
+
+
+def _first(cards: int, free: Mapping[str, int], role: str) -> dict[str, int]:
+    """The first GPUs and the CPU; of a machine without GPUs the CPU alone."""
+    gpus = [name for name in free if name.startswith("cuda")]
+    if gpus and len(gpus) < cards:
+        raise ModelError(f"[{role}] shards = {cards} needs as many GPUs; this machine has {len(gpus)}.", "Set fewer.")
+    return {name: free[name] for name in (*gpus[:cards], "cpu")}
 
 
 def named_devices(table: ModelTable) -> set[str] | None:

@@ -10,6 +10,7 @@ from specctl.models.loading.memory import DeviceMemory, Estimate, device_memory,
 from specctl.models.loading.placement import Placement, kind_of_device, named_devices, place
 from specctl.models.loading.quantization import Quantization, plan, require_whole, rounding
 from specctl.models.loading.quantized_checkpoint import require_readable
+from specctl.models.loading.shard_plan import sharded_placement
 from specctl.models.loading.skeleton import require_modules, skeleton
 from specctl.profile.schema import Engine, ModelTable
 
@@ -71,6 +72,9 @@ def placed(checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: S
     Raises:
         ModelError: it does not fit, or its quantised weights cannot be read on this machine.
     """
-    placement = place(table, need, devices, checkpoint.role)
+    if table.splits:
+        placement = sharded_placement(checkpoint, table, need, devices)
+    else:
+        placement = place(table, need, devices, checkpoint.role)
     require_readable(checkpoint, placement)
     return placement

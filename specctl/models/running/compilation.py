@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from specctl.errors import ModelError
 from specctl.models.running.preparing import preparing
 
 Pass = Callable[..., Any]
@@ -35,6 +36,7 @@ class Compiler:
     Args:
         notice: called with one line when a pass cannot be compiled and runs uncompiled.
         progress: called with what is being compiled.
+        must: whether a pass that cannot be compiled is an error.
 
     Attributes:
         name: the model, for messages.
@@ -46,9 +48,12 @@ class Compiler:
         name: str,
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
+        *,
+        must: bool = False,
     ) -> None:
         self.name = name
         self.seconds = 0.0
+        self._must = must
         self._notice, self._progress = notice, progress
         self._failed = False
 
@@ -103,6 +108,10 @@ class Compiler:
     def _give_up(self, error: Exception) -> None:
         self._failed = True
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if self._must:
+            raise ModelError(
+                f"{self.name} cannot be compiled ({type(error).__name__}: {reason[:200]}).", "Set compile = false."
+            ) from error
         self._notice(f"{self.name} runs uncompiled: torch.compile failed ({type(error).__name__}: {reason[:200]})")
 
 

@@ -46,6 +46,8 @@ class EngineSettings:
         notice: called with one line when a setting cannot be honoured.
         progress: called with what is being prepared.
         most_threads: how many threads an engine of its own may try on the CPU; None where it takes torch's number.
+        in_step: whether other processes run the same passes with other shares of the model, so that a pass that can
+            only be run in another way than theirs is an error.
     """
 
     engine: Engine = "auto"
@@ -58,6 +60,7 @@ class EngineSettings:
     trees: bool = False
     most_threads: int | None = None
     draft_trees: bool = False
+    in_step: bool = False
 
     @classmethod
     def of(
@@ -193,4 +196,4 @@ def compiler_for(device: "torch.device", name: str, settings: EngineSettings) ->
     if missing := missing_compiler(device):
         settings.notice(f"{name} runs uncompiled: {missing}")
         return None
-    return Compiler(name, settings.notice, settings.progress)
+    return Compiler(name, settings.notice, settings.progress, must=settings.in_step)

@@ -138,6 +138,8 @@ class MaskMaker:
         # Some models (Bamba) count from 0 in every pass if they are not told the positions.
         self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._masks = takes_masks(model)
+        # A stage of a pipeline cannot ask its first layer's cache how long the text is: another stage may hold that.
+        self._widths = range(1, 1 << 31) if hasattr(model, "_pp_stage") else range(2, WIDEST + 1)
         self._dtype = model.dtype
         self._slots = torch.arange(0, device=device_of(model))
 
@@ -150,7 +152,7 @@ class MaskMaker:
             self._slots = torch.arange(2 * end, device=self._slots.device)
         positions = self._slots[length:end]
         found: dict[str, Any] = {"position_ids": positions[None]}  # (1, T)
-        if self._masks and 1 < width <= WIDEST:
+        if self._masks and width in self._widths:
             mask = aligned_mask(self._slots[:end] <= positions[:, None], self._dtype)
             found["attention_mask"] = mask[None, None]  # (1, 1, T, S)
         return found

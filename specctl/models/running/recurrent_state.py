@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
 from specctl.models.running.cache import cache_argument
@@ -62,7 +62,7 @@ class SavedState:
 def untested(model: PreTrainedModel) -> bool:
     """Whether a model keeps a state of a kind that may be rolled back wrongly, for all that the tests say."""
     known = model.config.get_text_config(decoder=True).model_type in TESTED
-    return not known and bool(_linear_layers(DynamicCache(config=model.config)))
+    return not known and keeps_states(model.config)
 
 
 def has_recurrent_state(model: PreTrainedModel) -> bool:
@@ -78,6 +78,11 @@ def has_recurrent_state(model: PreTrainedModel) -> bool:
     with torch.inference_mode():
         model(input_ids=token, use_cache=True, **{cache_argument(type(model)): cache})
     return any(any(layer.is_recurrent_states_initialized.values()) for layer in layers)
+
+
+def keeps_states(config: PreTrainedConfig) -> bool:
+    """Whether any layer of a model keeps a state of its own, recurrent or of a convolution."""
+    return bool(_linear_layers(DynamicCache(config=config)))
 
 
 class RecurrentState:

@@ -129,6 +129,11 @@ def decided(setting: int | Literal["auto"], environ: Mapping[str, str] = os.envi
     return Threads(now, cores, "torch's setting") if now < cores else None
 
 
+def share_of(setting: int | Literal["auto"], processes: int) -> int | Literal["auto"]:
+    """The number of threads of each of several processes that run the same passes on one machine."""
+    return max(1, usable_cores() // processes) if setting == "auto" and decided(setting) is None else setting
+
+
 def use(setting: int | Literal["auto"]) -> None:
     """Let torch use a number of threads that a person chose, before or without a pair that is loaded."""
     if setting != "auto":

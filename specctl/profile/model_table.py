@@ -1,0 +1,90 @@
+"""A profile's table of one checkpoint and where it runs."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from specctl.errors import UsageError
+from specctl.plugins import DRAFTER
+from specctl.profile.embedded import model_path
+from specctl.profile.known_names import EMBEDDED, known_device, known_model
+from specctl.profile.tables import Table
+
+IN_TARGET = "target:mtp"
+"""The model name of a draft head that is in the files of the model above it."""
+LOOKUP = "prompt:lookup"
+"""The model name of a draft that copies from the text so far."""
+
+
+class ModelTable(Table):
+    """One checkpoint and where it runs.
+
+    ``model`` is a hub id, a path, or ``embedded:NAME`` for a model that ships with the package.
+    """
+
+    model: Annotated[str, Field(min_length=1), AfterValidator(known_model)]
+    revision: str | None = None
+    device: Annotated[str, AfterValidator(known_device)] | dict[str, int | str] = "auto"
+    """``auto``, a device such as ``cuda:1`` or ``cpu``, an accelerate strategy, or a device_map table."""
+    max_memory: dict[str, str] | None = None
+    """Memory cap per device for a device_map, e.g. ``{0 = "20GiB", cpu = "60GiB"}``."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    quantize: Literal["int8", "int4", "fp8", "nf4", "fp4"] | None = None
+    """How the weights of linear layers are quantised while they are loaded; None to load them as they are."""
+    shards: Annotated[int, Field(ge=2)] | None = None
+    """Over how many cards the model is split, the first ones of the machine; None for where ``device`` says."""
+    placement: Literal["tensor", "pipeline", "spread"] | None = None
+    """How it is split: ``tensor`` (the default), a part of every layer on each card, which work at the same time;
+    ``pipeline``, some of the layers on each, a process for each card; ``spread``, the same in one process."""
+    trust_remote_code: bool = False
+
+    @field_validator("shards")
+    @classmethod
+    def _on_the_first_cards(cls, shards: int | None, info: ValidationInfo) -> int | None:
+        for key, plain in (("device", ("auto", "cpu")), ("max_memory", (None,))):
+            if shards is not None and (value := info.data.get(key)) not in plain:
+                raise ValueError(f"excludes {key} = {value!r}: shards go to the first cards, one each")
+        return shards
+
+    @field_validator("placement")
+    @classmethod
+    def _of_shards(cls, placement: str | None, info: ValidationInfo) -> str | None:
+        if placement is not None and info.data.get("shards", True) is None:
+            raise ValueError("needs shards, the number of cards")
+        return placement
+
+    @property
+    def splits(self) -> bool:
+        """Whether the model is split over processes, one for each card."""
+        return self.shards is not None and self.placement != "spread"
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether it copies from the text so far and has no checkpoint."""
+        return self.model == LOOKUP
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it is a drafter that another distribution registers, which has no checkpoint of its own."""
+        return self.model.startswith(DRAFTER)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it has a checkpoint."""
+        return not (self.is_lookup or self.is_registered)
+
+    @property
+    def checkpoint(self) -> str:
+        """The hub id or path to load; absolute for a model that ships with the package."""
+        if self.model.startswith(EMBEDDED):
+            return str(model_path(self.model.removeprefix(EMBEDDED)).absolute())
+        return self.model
+
+
+def require_whole(table: ModelTable, key: str, purpose: str) -> None:
+    """Raise UsageError if a model is split over processes; ``purpose`` is what reads it without their help."""
+    if table.splits:
+        raise UsageError(
+            f"{purpose} reads the {key} model itself, of which each process has a share",
+            f'set {key}.placement = "spread", or leave its shards out',
+        )
