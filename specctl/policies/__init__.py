@@ -13,8 +13,9 @@ from specctl.policies.base import (
     TRAINED_SIGNALS,
     Signal,
     StoppingPolicy,
+    never_stops,
 )
-from specctl.policies.drafting import collect_phase, draft_phase
+from specctl.policies.drafting import collect_phase, draft_phase, longest_draft
 from specctl.policies.known import POLICIES
 from specctl.policies.setting import NONE, Setting, nested
 
@@ -32,5 +33,7 @@ __all__ = [
     "StoppingPolicy",
     "collect_phase",
     "draft_phase",
+    "longest_draft",
     "nested",
+    "never_stops",
 ]

@@ -11,7 +11,7 @@ from transformers import Cache
 from specctl.models.running.cache import Cursor, FixedLayer
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.token_reader import TokenReader
+from specctl.models.running.token_reader import Token, TokenReader
 
 SPARE = 256
 PIECE = 512
@@ -105,12 +105,13 @@ class FixedBufferRunner(ABC):
         0, and the second their hidden states; with one these are what the reader gives.
         """
 
-    def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
+    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
         """One short pass, compiled if there is a compiler and an earlier pass has made the buffers.
 
-        ``given`` are the tokens' rows, if it reads any, then a reader's uniform and previous numbers, if it has one.
+        A token that is on the device is the pass's only one. ``given`` are the tokens' rows, if it reads any, then a
+        reader's uniform and previous numbers, if it has one.
         """
-        ids = torch.tensor([tokens], device=self.device)  # (1, T)
+        ids = _ids(tokens, self.device)
         end = self.length + len(tokens)
         # A copy, because a view that begins at 0 would be compiled separately.
         return self._best(kind, ids, self._slots[self.length : end].clone(), self._slots[:end], *given)
@@ -161,7 +162,12 @@ class FixedBufferRunner(ABC):
             return torch.arange(self._capacity, device=self.device)
 
 
-def width_of(tokens: Sequence[int]) -> int:
+def width_of(tokens: Sequence[Token]) -> int:
     """The width of a `PassKind` for these tokens, at most `WIDEST`."""
     assert len(tokens) <= WIDEST
     return 1 if len(tokens) == 1 else 0
+
+
+def _ids(tokens: Sequence[Token], device: torch.device) -> torch.Tensor:  # (1, T)
+    first = tokens[0]
+    return first.long().view(1, 1) if isinstance(first, torch.Tensor) else torch.tensor([tokens], device=device)

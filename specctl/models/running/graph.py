@@ -12,6 +12,7 @@ from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import FixedBufferRunner, PassKind
 from specctl.models.running.masks import WIDEST
 from specctl.models.running.static import StaticRunner
+from specctl.models.running.token_reader import Token
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
@@ -122,7 +123,12 @@ class Capturing(FixedBufferRunner):
     def prepares(self) -> bool:
         return self._capture is not None
 
-    def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next draft step may be started before the last one's numbers are read: a replay is one call."""
+        return self.prepares
+
+    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
         if self._capture is None or not self._layers[0].is_initialized:
             return super()._run(kind, tokens, *given)
         width = width_class(len(tokens))
@@ -133,7 +139,7 @@ class Capturing(FixedBufferRunner):
         if captured is None:
             return super()._run(kind, tokens, *given)
         if width == 1:
-            captured.ids.fill_(tokens[0])  # no copy from the host
+            captured.ids.fill_(tokens[0])  # no copy from the host, and where the id is on the device none to it
         else:
             captured.ids.copy_(torch.tensor([[*tokens, *[0] * (width - len(tokens))]]))
         captured.positions.copy_(self._slots[self.length : self.length + width])
