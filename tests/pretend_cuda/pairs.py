@@ -1,0 +1,72 @@
+"""Tiny models and runners of them on pretended devices."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from toys import seeded
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from pretend_cuda.devices import Devices
+from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.running.runner import Runner
+from specctl.models.running.static import StaticRunner
+
+VOCABULARY = 64
+TEXT: list[int] = torch.randint(0, 60, (1600,), generator=seeded(9)).tolist()
+
+
+def tiny_model(layers: int = 1, *, context: int = 4096) -> PreTrainedModel:
+    """A random Llama of 64 tokens whose context is longer than buffers are at first."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+    )
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).float().eval()
+
+
+def on(devices: Devices, model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """A copy of a model on a device."""
+    moved: PreTrainedModel = devices.move(deepcopy(model), device)
+    return moved
+
+
+def runner_of(
+    engine: str, model: PreTrainedModel, notice: Callable[[str], None] = lambda _: None, name: str = "the model"
+) -> Runner:
+    """A runner that is made as specctl makes them; the static one uncompiled."""
+    if engine == "static":
+        return StaticRunner(model, VOCABULARY)
+    return build_runner(model, VOCABULARY, name, EngineSettings(engine=engine, notice=notice))  # type: ignore[arg-type]
+
+
+def spread(devices: Devices, model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
+    """A copy of a model whose last layer, norm and output layer are on a second device, with accelerate's hooks."""
+    model = deepcopy(model)
+    behind = ("model.layers.1.", "model.norm.", "lm_head.")
+    for device in (first, second):
+        devices.move(model, device, lambda name, to=device: (second if name.startswith(behind) else first) == to)
+    model.hf_device_map = {"": first, "model.layers.1": second}  # type: ignore[assignment]
+    skip: Any = model._skip_keys_device_placement
+    parts = "model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.layers.1", "model.norm", "lm_head"
+    for name in ("", *parts):
+        to = second if f"{name}.".startswith(behind) else first
+        hook = _InPlace(execution_device=torch.device(to), io_same_device=not name, skip_keys=skip)
+        add_hook_to_module(model.get_submodule(name), hook)
+    return model
+
+
+class _InPlace(AlignDevicesHook):  # type: ignore[misc]
+    """accelerate's hook on a module whose weights are where they belong."""
+
+    def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module
