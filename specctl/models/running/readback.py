@@ -1,16 +1,21 @@
 """Numbers on their way from a device to the host, which need not wait for them yet."""
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Slot:
     """Pinned memory for one copy at a time, ``(F,)`` float64, and the event behind the copy."""
 
     numbers: torch.Tensor
-    copied: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    copied: torch.cuda.Event
+
+    @classmethod
+    def of(cls, count: int) -> "_Slot":
+        return cls(torch.empty(count, dtype=torch.float64).pin_memory(), torch.cuda.Event())
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +24,11 @@ class Ticket:
 
     Attributes:
         order: how many were sent before them.
-        count: F, how many numbers they are.
         slot: where they arrive; None where they are here.
         numbers: the numbers if they are here.
     """
 
     order: int
-    count: int
     slot: _Slot | None = None
     numbers: tuple[float, ...] = ()
 
@@ -42,7 +45,7 @@ class Readback:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._free: list[_Slot] = []
+        self._free: defaultdict[int, list[_Slot]] = defaultdict(list)  # by F
         self._sent = 0
         self._arrived = 0  # so many of those sent are known to be here
 
@@ -50,13 +53,12 @@ class Readback:
         """Queue the copy of numbers ``(F,)`` float64, which may be overwritten by what is queued after this call."""
         order, self._sent = self._sent, self._sent + 1
         if self._device.type != "cuda":
-            return Ticket(order, len(values), numbers=tuple(values.tolist()))
-        slot = self._free.pop() if self._free else _Slot(_pinned(0))
-        if len(slot.numbers) < len(values):
-            slot.numbers = _pinned(len(values))
-        slot.numbers[: len(values)].copy_(values, non_blocking=True)
+            return Ticket(order, numbers=tuple(values.tolist()))
+        free = self._free[len(values)]
+        slot = free.pop() if free else _Slot.of(len(values))
+        slot.numbers.copy_(values, non_blocking=True)
         slot.copied.record(torch.cuda.current_stream(self._device))
-        return Ticket(order, len(values), slot)
+        return Ticket(order, slot)
 
     def wait(self, ticket: Ticket) -> None:
         """Return when the numbers are here, and with them all that were sent before."""
@@ -69,16 +71,12 @@ class Readback:
         if ticket.slot is None:
             return list(ticket.numbers)
         self.wait(ticket)
-        numbers: list[float] = ticket.slot.numbers[: ticket.count].tolist()
-        self._free.append(ticket.slot)
+        numbers: list[float] = ticket.slot.numbers.tolist()
+        self._free[len(numbers)].append(ticket.slot)
         return numbers
 
     def drop(self, ticket: Ticket) -> None:
         """Give up numbers that nobody will read, without waiting for them."""
         if ticket.slot is not None:
             # A copy that is still under way is over before the next one into the same place: both are on one stream.
-            self._free.append(ticket.slot)
-
-
-def _pinned(count: int) -> torch.Tensor:  # (count,)
-    return torch.empty(count, dtype=torch.float64, pin_memory=True)
+            self._free[len(ticket.slot.numbers)].append(ticket.slot)
