@@ -15,7 +15,8 @@ class _Slot:
 
     @classmethod
     def of(cls, count: int) -> "_Slot":
-        return cls(torch.empty(count, dtype=torch.float64).pin_memory(), torch.cuda.Event())
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return cls(torch.empty(count, dtype=torch.float64).pin_memory(), event)
 
 
 @dataclass(frozen=True, slots=True)
