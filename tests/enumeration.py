@@ -138,12 +138,12 @@ def steady_clocks() -> AbstractContextManager[None]:
     inner = Ticks(DRAFTING, VERIFYING, 0.0)
 
     def inner_round(*args: Any, **settings: Any) -> Round:
-        with patch.object(one_round, "perf_counter", inner):
+        with patch.object(one_round, "working_seconds", inner):
             return verified_round(*args, **settings)
 
     verified_round = hierarchy.verified_round
     return patched(
-        patch.object(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0)),
+        patch.object(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0)),
         patch.object(hierarchy, "verified_round", inner_round),
     )
 

@@ -10,7 +10,7 @@ import torch
 from specctl.decoding.draft import Draft as Draft
 from specctl.decoding.host import Floats, array, rows_of
 from specctl.decoding.reading import AcceptancePredictor, Reader, own_accept_prob, packed_signals, step_of, unpack
-from specctl.decoding.sampling import Sampling, Uniforms, sibling, uniforms
+from specctl.decoding.sampling import Sampling, Uniforms, sibling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.foresight import foresight_of
@@ -18,6 +18,8 @@ from specctl.models.running.runner import AheadRunner, FusedRunner, Runner, Stat
 from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase, longest_draft, never_stops
 from specctl.records import DraftStep, Round
+
+CPU = torch.device("cpu")
 
 
 class Drafter(Protocol):
@@ -138,7 +140,7 @@ class ModelDrafter:
     def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
         self._sampling, self._eos = sampling, eos
         self._take_readers()
-        self._generator = sibling(generator, self.runner.device)
+        self._generator = sibling(generator, CPU)  # a number of the host reaches the device with the token
         self._uniforms = Uniforms(self._generator)
         self.policy.reset()
 
@@ -216,12 +218,10 @@ class ModelDrafter:
         return StartedStep(reader, self._steps.readback.send(packed), packed[:1], probs, mark)
 
     def _uniform(self) -> torch.Tensor | None:
-        """The randomness of a draw where the runner computes it."""
+        """The randomness of a draw, ``()`` on the host."""
         if self._sampling.greedy:
             return None
-        if self.runner.device.type == "cpu":  # the same numbers as those of draws by numpy
-            return torch.tensor(self._uniforms.next(), dtype=torch.float64)
-        return uniforms((), self.runner.device, self._generator)
+        return torch.tensor(self._uniforms.next(), dtype=torch.float64)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -17,6 +17,7 @@ from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling, read_signals, read_top_probs, sibling
 from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.waiting import sent
 from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
@@ -162,7 +163,7 @@ class PreVerifiedDrafter:
         reads_signals = self._head is not None and self._head.reads_signals
         wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals & set(DISTRIBUTION_SIGNALS)
         logits, count = forward.logits, len(tokens)
-        chosen = torch.tensor(tokens, device=logits.device)
+        chosen = sent(tokens, logits.device)
         probs = None if probs is None else probs[:count]
         if self._disco is not None:
             wanted |= {"entropy"}

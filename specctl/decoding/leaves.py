@@ -16,6 +16,7 @@ from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.host import array, on_host
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.masks import WIDEST
+from specctl.models.running.waiting import sent
 from specctl.models.running.watching import States
 from specctl.policies.leaves import LeafRule, Place
 from specctl.records import Round
@@ -79,7 +80,7 @@ def likeliest_others(laws: torch.Tensor, tokens: Sequence[int], most: int) -> li
         probs = array(laws)[np.arange(len(tokens)), tokens].tolist()
         values, ids = best.values.tolist(), best.indices.tolist()
     else:
-        drafted = torch.tensor(tokens, device=laws.device)[:, None]  # (K, 1)
+        drafted = sent(tokens, laws.device)[:, None]  # (K, 1)
         # float64 holds ids and probabilities alike
         together = torch.cat([laws.gather(1, drafted).double(), best.values.double(), best.indices.double()], 1)
         count = best.values.shape[1]

@@ -15,7 +15,6 @@ the published code tosses one coin for two tokens, so that what it samples does 
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from time import perf_counter
 
 import torch
 
@@ -25,6 +24,7 @@ from specctl.decoding.sampling import Sampling, offspring
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import engine_name
+from specctl.models.running.preparing import working_seconds
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.waiting import wait
 from specctl.policies import Setting
@@ -91,16 +91,16 @@ class ParallelRounds:
         idle = StopReason.EOS if waiting and self._text[-1] in self._eos else StopReason.BUDGET if not room else None
         # Without a new token the pass need not read the last waiting one.
         verified, last = (waiting + 1, None) if idle is None else (waiting, -1)
-        began = perf_counter()
+        began = working_seconds()
         drafting = None if idle else thread.submit(_timed_draft, self._drafter, self._text, room)
         forward = self._target.extend(self._text[self._target.length : last], keep=verified)
         wait(self._target.device)  # costs nothing: the draft is needed next
-        passed = perf_counter()
+        passed = working_seconds()
         block, busy = (NOTHING, 0.0) if drafting is None else drafting.result()
-        drafted = perf_counter()
+        drafted = working_seconds()
         draft = _joined(self._waiting, block)
         verdict, _ = judge(_part(draft, slice(verified)), forward, self._sampling, self._generator)
-        judged = perf_counter()
+        judged = working_seconds()
         steps = draft.steps[:verified] if verdict.extra is None else draft.steps
         round_ = Round(
             index=index,
@@ -165,10 +165,10 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
 
 def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float]:
     """A draft of at most ``room`` tokens behind ``text``, and the seconds it took."""
-    began = perf_counter()
+    began = working_seconds()
     with torch.inference_mode():  # each thread has a mode of its own
         draft = drafter.draft(text, room)
-    return draft, perf_counter() - began
+    return draft, working_seconds() - began
 
 
 def _joined(first: Draft, second: Draft) -> Draft:

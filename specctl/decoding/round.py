@@ -5,7 +5,6 @@ The loop over the target and every verifying draft of a hierarchy run the same f
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -16,8 +15,10 @@ from specctl.decoding.leaves import LeafTree
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
+from specctl.models.running.preparing import working_seconds
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.trees import tree_runner
+from specctl.models.running.waiting import sent
 from specctl.models.running.watching import cut_states
 from specctl.records import Round
 
@@ -75,9 +76,9 @@ def verified_round(
         hidden: whether ``read`` needs the verifier's hidden states.
         chances: whether the round records `Round.chances`.
     """
-    began = perf_counter()
+    began = working_seconds()
     draft = drafter.draft(sequence, budget) if drafter is not None else NOTHING
-    drafted = perf_counter()
+    drafted = working_seconds()
     if draft.parents is not None and draft.steps:
         found = _verified_tree(verifier, drafter, draft, sequence, sampling, eos, generator)
     elif any(draft.leaves):
@@ -89,7 +90,7 @@ def verified_round(
     ended = bool(found.kept) and found.kept[-1] in eos
     if read is not None:
         read(found.forward, found.probs, found.kept if ended else [*found.kept, verdict.extra])
-    verified = perf_counter()
+    verified = working_seconds()
     round_ = Round(
         index=index,
         steps=draft.steps,
@@ -220,7 +221,7 @@ def judge(
         require_numbers(*values)
         return verify_greedy(draft.tokens, choices), None
     probs = sampling.probs(forward.logits)  # (K + 1, V)
-    tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=probs.device)
+    tokens = sent(draft.tokens, probs.device)
     if draft.probs is None:
         draft_probs = torch.zeros_like(probs[: len(tokens)]).scatter_(1, tokens[:, None], 1.0)  # (K, V)
     else:

@@ -72,7 +72,8 @@ class Sampling:
             scores = scores.masked_fill(scores < least_kept, -torch.inf)
         if self.top_p < 1:
             ascending, order = scores.sort(dim=-1)
-            tail = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            # On CUDA float32 sums differ from run to run, enough to move the edge.
+            tail = ascending.softmax(-1).cumsum(-1, dtype=torch.float64) <= 1 - self.top_p
             tail[..., -1] = False  # the most probable token always stays
             scores = scores.masked_fill(torch.empty_like(tail).scatter_(-1, order, tail), -torch.inf)
         probs = scores.softmax(-1)
@@ -123,12 +124,13 @@ def uniforms(shape: Sequence[int], device: torch.device, generator: torch.Genera
 def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:  # (..., V), (...) -> (...)
     """The index at which the running sum of a row's weights passes a part of the whole, by the inverse method.
 
-    For a number drawn uniformly it is index i with probability w_i / sum(w). Sums are float64, so that a token of
-    probability 1e-12 gets its due.
+    ``uniforms`` may be a single number of the host. For a number drawn uniformly it is index i with probability
+    w_i / sum(w). Sums are float64, so that a token of probability 1e-12 gets its due.
     """
     sums = weights.cumsum(-1, dtype=torch.float64)
     whole = sums[..., -1:].contiguous()
-    index = torch.searchsorted(sums, uniforms[..., None] * whole, right=True)
+    # In this order a number of the host is an argument of the product, and no copy that is waited for.
+    index = torch.searchsorted(sums, (uniforms * whole[..., 0])[..., None], right=True)
     # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
     return torch.minimum(index, torch.searchsorted(sums, whole)).clamp_max_(weights.shape[-1] - 1)[..., 0]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from time import perf_counter
 
 import torch
 
@@ -15,9 +14,11 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.preparing import working_seconds
 from specctl.models.running.runner import StateReader
 from specctl.models.running.trained_heads import signal_of
 from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.models.running.waiting import wait
 from specctl.policies import (
     POLICIES,
     Signal,
@@ -121,26 +122,27 @@ class Session:
         watching = 0.0  # seconds in on_round
         with torch.inference_mode(), ExitStack() as stack:
             self._roll_back(prompt)
-            began = perf_counter()
+            began = working_seconds()
             prefill(pair.target, drafter, prompt)
-            prefilled = perf_counter()
+            wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
+            prefilled = working_seconds()
             decoding = decode(pair.target, drafter, prompt, limit, Sampling.of(settings), eos, generator)
             for round_ in stack.enter_context(closing(decoding)):
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
                 # The verdict has reached the host: its tokens are here.
-                arrivals.append(perf_counter() - began - watching)
+                arrivals.append(working_seconds() - began - watching)
                 if on_round is not None:
-                    paused = perf_counter()
+                    paused = working_seconds()
                     on_round(round_)
-                    watching += perf_counter() - paused
+                    watching += working_seconds() - paused
                 if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop)):
                     count, text = found
                     del tokens[count:]
                     break
                 if interrupted := enough():
                     break
-            ended = perf_counter()
+            ended = working_seconds()
         if self._keeps:
             self._cached = (*prompt, *tokens[:-1])  # the last token need not be cached yet
         stopped = text is not None or (bool(tokens) and tokens[-1] in eos)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from time import perf_counter
 
 import torch
 
@@ -11,6 +10,7 @@ from specctl.decoding.host import Floats
 from specctl.decoding.lead import Lead
 from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Mark
+from specctl.models.running.preparing import working_seconds
 from specctl.models.running.readback import Readback, Ticket
 
 Fed = Sequence[int] | torch.Tensor
@@ -88,12 +88,12 @@ class StepsAhead:
             step = self._start(self._pending, len(self._steps) + 1)
             self._steps.append(step)
             self._pending = step.token
-            self._started.append(perf_counter())
+            self._started.append(working_seconds())
         step = self._steps[index - 1]
         if self._reach is Reach.ALL and isinstance(last := self._steps[-1].numbers, Ticket):
             self.readback.wait(last)  # the one time
         found = self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
-        self._landed.append(perf_counter())
+        self._landed.append(working_seconds())
         if timed and index > 1:
             self._learn(index, before)
         return step, found

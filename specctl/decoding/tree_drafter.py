@@ -15,6 +15,7 @@ from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.masks import LARGEST_TREE
 from specctl.models.running.runner import Forward
 from specctl.models.running.trees import TreeRunner, tree_runner
+from specctl.models.running.waiting import sent
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.policies.trees import TreeSize
 from specctl.records import DraftStep, Round
@@ -152,7 +153,7 @@ class TreeDrafter(ModelDrafter):
         previous = None
         if self._previous is not None:
             numbers = [*self._known[self._tree.parents[beam]], self._tree.prob(beam)]
-            previous = torch.tensor(numbers, dtype=torch.float64, device=self.runner.device)
+            previous = sent(numbers, self.runner.device, torch.float64)
         return self._head.accept_prob(forward.hidden[0], previous).item()
 
     def observe(self, round_: Round) -> None:

@@ -16,6 +16,7 @@ from specctl.decoding.host import array, best_of, on_host, picked
 from specctl.decoding.sampling import Sampling, pick, uniforms
 from specctl.decoding.verification import Verdict, require_numbers
 from specctl.models.running.runner import Forward
+from specctl.models.running.waiting import sent
 from specctl.records import ExtraToken
 
 
@@ -134,8 +135,8 @@ def drawn_on_device(
     """The same for all tokens at once, in a single transfer."""
     probs = sampling.probs(forward.logits)  # (N + 1, V)
     device = probs.device
-    draws = pick(probs, numbers[torch.tensor(tree.depths, device=device)])  # (N + 1,)
-    rows, ids = (torch.tensor(some, dtype=torch.int64, device=device) for some in (tree.parents, tree.tokens[1:]))
+    draws = pick(probs, numbers[sent(tree.depths, device)])  # (N + 1,)
+    rows, ids = (sent(some, device) for some in (tree.parents, tree.tokens[1:]))
     # float64 holds ids and probabilities alike
     everything = torch.cat([probs.sum().double()[None], draws.double(), probs[rows, ids].double()]).tolist()
     total, found, reached = everything[0], everything[1 : 1 + len(draws)], everything[1 + len(draws) :]

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.running.watching import LayerWatch, States
+from specctl.models.running.weights import device_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Teacher:
             self._watch.watch(layers)
         except IndexError as error:
             raise ModelError(f"The target's layers cannot be read: {error}.") from error
-        self.device = next(target.parameters()).device
+        self.device = device_of(target)
 
     def lesson(self, prompt: torch.Tensor, answer: torch.Tensor) -> Lesson:
         """Read an answer ``(A,)`` to a prompt ``(P,)``, int32 or int64, both with at least one token."""

@@ -11,6 +11,7 @@ from specctl.heads.disco_network import features_of
 from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, mix, states
 from specctl.models.running.disco_head import FEATURES
+from specctl.models.running.weights import device_of
 
 
 class DraftStates(Protocol):
@@ -38,7 +39,7 @@ class ModelStates:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     def width(self, examples: Sequence[Example]) -> int:  # noqa: ARG002 - the model tells
         size: int = self.model.config.get_text_config().hidden_size

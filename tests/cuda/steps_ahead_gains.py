@@ -35,7 +35,7 @@ from specctl.policies.constant import Constant
 from specctl.records import DraftStep
 from tools.synthetic.shapes import SHAPES, Shape
 
-CLOCKED = "specctl.decoding.round", "specctl.decoding.steps_ahead"
+CLOCKED = ("specctl.models.running.preparing",)
 CONTEXT, WARM, LONGEST = 500, 24, 8
 ACCEPTED = 0.7
 """How probable it is that a token of the draft is the target's too."""

@@ -22,7 +22,7 @@ from specctl.policies import StoppingPolicy
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 
-CLOCKED = "specctl.decoding.round", "specctl.decoding.steps_ahead"
+CLOCKED = ("specctl.models.running.preparing",)
 SLOW_STEPS = Costs(node=20e-6)
 """A step of the tiny draft takes the device longer than the host needs for a token, as one of a real draft does."""
 NEVER, ALWAYS = (lambda _, __: False), (lambda _, __: True)

@@ -121,7 +121,7 @@ def test_the_parts_of_the_time_are_not_more_than_the_whole():
 def test_tokens_arrive_at_the_end_of_each_round(monkeypatch):
     """By a clock that each look moves on by a second, and that whoever watches a round stops for an hour."""
     clock = count()
-    monkeypatch.setattr("specctl.decoding.session.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("specctl.decoding.session.working_seconds", lambda: float(next(clock)))
     watched = recite("upon a time", on_round=lambda _: [next(clock) for _ in range(3600)])
     # Each round is looked at when it ends, and when the watcher begins and ends, which is not counted.
     assert watched.arrivals == tuple(2.0 + 2 * index for index in range(len(watched.rounds)))

@@ -9,8 +9,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, uniforms
+from specctl.models.running.cuda_capture import CudaCapture
 from specctl.models.running.engines import EngineSettings, build_runner
-from specctl.models.running.graph import CudaCapture, GraphRunner
+from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import EagerRunner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES
 
@@ -88,7 +89,7 @@ def test_tokens_are_those_of_the_eager_engine(sampling: Sampling, policy: str) -
 
 def test_a_capture_replays_on_new_input() -> None:
     given = torch.zeros(4, device="cuda")
-    replay = CudaCapture()(lambda: (given * 2,))
+    replay = CudaCapture(given.device)(lambda: (given * 2,))
     given.fill_(3)
     (found,) = replay()
     assert found.tolist() == [6.0] * 4

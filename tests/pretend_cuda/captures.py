@@ -6,6 +6,7 @@ a graph does not own is held weakly: a replay that reaches memory given back sin
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,6 +84,24 @@ class Node:
                 tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
+@dataclass(eq=False)
+class Captured:
+    """What there is to know of a capture, also when its graph is gone.
+
+    Attributes:
+        stream, pool: on which, and into which memory.
+        nodes: how many kernels were recorded.
+        replays: how often the graph was launched.
+        alive: whether the graph is still there.
+    """
+
+    stream: Stream
+    pool: Any
+    nodes: int = 0
+    replays: int = 0
+    alive: bool = True
+
+
 class CUDAGraph:
     """In the place of `torch.cuda.CUDAGraph`, below torch's own `torch.cuda.graph`."""
 
@@ -95,7 +114,6 @@ class CUDAGraph:
         self.stream: Stream | None = None
         self.pool_id: Any = None
         self.broken: str | None = None
-        self.replays = 0
         self._memory: list[torch.Tensor] = []
         self._owned: set[int] = set()
         self._workspaces: set[Workspace] = set()
@@ -112,7 +130,8 @@ class CUDAGraph:
         at.memory.pools[self.pool_id] = at.memory.pools.get(self.pool_id, 0) + 1
         at.memory.underway.append(self)
         at.capturing = self
-        at.captures.append(self)
+        self._known = Captured(self.stream, self.pool_id)
+        at.captures.append(self._known)
 
     def capture_end(self) -> None:
         at = self._at
@@ -130,6 +149,7 @@ class CUDAGraph:
                 stacklevel=2,
             )
         self._ready = True
+        self._known.nodes = len(self.nodes)
         at.clock.host(at.clock.costs.capture)
         for node in self.nodes:
             node.spoil()
@@ -174,14 +194,14 @@ class CUDAGraph:
                 at.memory.require_ordered(tensor, launched, f"a replayed {node.name}")
                 at.memory.write(tensor, launched)
             node.run()
-        self.replays += 1
+        self._known.replays += 1
 
     def reset(self) -> None:
         self.nodes.clear()
         self._memory.clear()
         if not self._ready:
             return
-        self._ready = False
+        self._ready = self._known.alive = False
         at = self._at
         if at.torch >= (2, 12):  # clearCublasWorkspacesForStream (pytorch #175276, #193402)
             assert self.stream is not None

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from pretend_cuda.captures import CUDAGraph
+from pretend_cuda.captures import Captured, CUDAGraph
 from pretend_cuda.clock import Clock, Costs
 from pretend_cuda.kernels import Kernels, Mode
 from pretend_cuda.ledger import Ledger
@@ -31,7 +31,7 @@ class Devices:
     Attributes:
         ledger, clock, streams, memory: see their modules.
         capturing: the graph that is being captured; None if none is.
-        captures: all graphs whose capture has begun.
+        captures: all that have begun.
         attended: of each attention, the shapes of queries and keys, the keys' strides, and the mask.
         cudnn: whether torch was allowed to choose cuDNN's attention.
         answers: with ``shapes_only``, the numbers that the host reads from a tensor.
@@ -50,7 +50,7 @@ class Devices:
         self.ledger, self.memory, self.streams = Ledger(), Memory(), Streams(count)
         self.clock = Clock(costs or Costs(), count)
         self.capturing: CUDAGraph | None = None
-        self.captures: list[CUDAGraph] = []
+        self.captures: list[Captured] = []
         self.attended: list[tuple[Any, ...]] = []
         self.cudnn = True
         self.answers: Callable[[torch.Tensor], torch.Tensor] = lambda x: torch.zeros(x.shape, dtype=x.dtype)

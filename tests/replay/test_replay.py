@@ -72,7 +72,7 @@ def clock(*_: int) -> tuple[float, float]:
 
 @pytest.fixture(autouse=True)
 def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
+    monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
 def live(pair: Pair, setting: Setting, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:

@@ -41,7 +41,7 @@ START = (3, 1, 4, 1, 5)
 
 @pytest.fixture(autouse=True)
 def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
+    monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
 def drafts_of_a_model() -> Pair:

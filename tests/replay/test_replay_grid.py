@@ -62,7 +62,7 @@ SIGNALS = ("entropy", "top_prob", "token_prob", "accept_prob")
 
 @pytest.fixture(autouse=True)
 def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_round, "perf_counter", Ticks(DRAFTING, VERIFYING, 0.0))
+    monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
 def toy_pair(eos: frozenset[int], longest: int | None) -> Pair:

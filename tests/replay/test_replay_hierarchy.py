@@ -109,11 +109,11 @@ def shared_clock() -> Iterator[None]:
     inner = clock.reader(0.0, DRAFTING, VERIFYING)
 
     def inner_round(*args: Any, **settings: Any) -> Round:
-        with patch.object(one_round, "perf_counter", inner):
+        with patch.object(one_round, "working_seconds", inner):
             return one_round.verified_round(*args, **settings)
 
     with (
-        patch.object(one_round, "perf_counter", clock.reader(0.0, 0.0, TARGET_VERIFYING)),
+        patch.object(one_round, "working_seconds", clock.reader(0.0, 0.0, TARGET_VERIFYING)),
         patch.object(hierarchy, "verified_round", inner_round),
     ):
         yield

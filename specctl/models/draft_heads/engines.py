@@ -22,13 +22,13 @@ def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, s
     device = next(head.parameters()).device
     compiler = None if settings.engine == "eager" else compiler_for(device, name, settings)
     if settings.engine == "graph" and device.type == "cuda":
-        from specctl.models.running.graph import CudaCapture
+        from specctl.models.running.cuda_capture import CudaCapture
 
         compiled = compiler if settings.compile is True else None
         said: dict[str, Any] = {"name": name, "notice": settings.notice, "progress": settings.progress}
         if isinstance(head, BlockHead):
-            return GraphBlockRunner(head, vocabulary, CudaCapture(), compiler=compiled, **said)
-        return GraphHeadRunner(head, vocabulary, CudaCapture(), compiler=compiled, **said)
+            return GraphBlockRunner(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
+        return GraphHeadRunner(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
     if isinstance(head, BlockHead):
         return BlockRunner(head, vocabulary, compiler=compiler)
     return HeadRunner(head, vocabulary, compiler=compiler)

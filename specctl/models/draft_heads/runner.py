@@ -13,6 +13,7 @@ from specctl.models.running.graph import Capturing
 from specctl.models.running.masks import WIDEST, TreeSight, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
 from specctl.models.running.token_reader import Token, TokenReader
+from specctl.models.running.waiting import sent
 from specctl.models.running.watching import States
 
 
@@ -83,11 +84,11 @@ class HeadRunner(FixedBufferRunner):
         """As in `TreeRunner`, a level at a time: a token is read with the row that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._reserve(self.length + len(tokens))
-        rows = tree_rows(self._sight.grown(parents, before)).to(self.device)
+        rows = sent(tree_rows(self._sight.grown(parents, before)), self.device)
         with torch.inference_mode():
             if before == 1:
                 self._branches = self._next_rows(1)
-            given = self._branches[torch.tensor(parents, device=self.device)]  # (T, H)
+            given = self._branches[sent(parents, self.device)]  # (T, H)
             logits, last, own = self._run(PassKind(0, hidden, rows=2), tokens, given, rows)
             self._branches = torch.cat([self._branches, own])
         self.length += len(tokens)
@@ -141,7 +142,7 @@ class HeadRunner(FixedBufferRunner):
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         own = rows
         for piece, positions, slots in self._pieces(len(tokens)):
-            ids = torch.tensor([tokens[piece]], device=self.device)
+            ids = sent(tokens[piece], self.device)[None]
             after = len(tokens) - piece.stop
             wanted = max(1, min(keep - after, ids.shape[1]))
             step = self._pass(PassKind(0, hidden, rows=1), keep=wanted)

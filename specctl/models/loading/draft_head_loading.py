@@ -78,7 +78,8 @@ def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "Lo
     if table.device != "auto":
         place(table, needed(head), device_memory(), found.checkpoint.role)
     output = verifier.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    device = output.weight.device if table.device == "auto" else torch.device(table.device)  # type: ignore[arg-type]
+    own = verifier.device if output.weight.is_meta else output.weight.device
+    device = own if table.device == "auto" else torch.device(table.device)  # type: ignore[arg-type]
     dtype = verifier.dtype if table.dtype == "auto" else getattr(torch, table.dtype)
     try:
         head = head.to(device, dtype).eval()

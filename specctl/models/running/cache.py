@@ -16,6 +16,8 @@ from transformers.cache_utils import (
 )
 
 SPARE = 256
+STEP = 512
+"""Buffers that grow hold a multiple of so many tokens, so that the steps between their rows take few values."""
 CANNOT_GO_BACK = {
     "cpmant": "it numbers positions from the whole text in every pass",
     "deepseek_v4": "its compressed cache entries cannot be taken apart again",
@@ -61,7 +63,7 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         width = key_states.shape[2]
         start, end = self._filled, self._filled + width
         if end > self._capacity:
-            self._grow(end + max(SPARE, end // 4))
+            self._grow(-(-(end + max(SPARE, end // 4)) // STEP) * STEP)
         self.keys.narrow(2, start, width).copy_(key_states)
         self.values.narrow(2, start, width).copy_(value_states)
         self._filled = end

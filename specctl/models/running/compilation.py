@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from specctl.models.running.preparing import preparing
+
 Pass = Callable[..., Any]
 _ARGUMENTS = ("ids", "positions", "slots", "rows", "uniform", "previous")
 """Names of the arguments of a pass over fixed buffers."""
@@ -78,7 +80,7 @@ class Compiler:
         for tensor, dimension in sizes:
             torch._dynamo.mark_dynamic(tensor, dimension)
         try:
-            with warnings.catch_warnings():
+            with preparing(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 fast = _torch_compile(step)
                 fast(*given)

@@ -11,6 +11,7 @@ from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
 from specctl.models.running.runner import EagerRunner, PreparedRunner, Runner
 from specctl.models.running.token_rules import RuledRunner
+from specctl.models.running.weights import device_of
 from specctl.profile.schema import Engine, Profile
 
 if TYPE_CHECKING:
@@ -82,22 +83,24 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
         if settings.engine != "auto" or settings.compile is True:
             settings.notice(f"{name} runs eagerly: {why}")
         return EagerRunner(model, vocabulary)
-    compiler = compiler_for(model.device, name, settings)
+    device = device_of(model)
+    compiler = compiler_for(device, name, settings)
     if settings.engine == "graph":
-        if model.device.type == "cuda":
-            from specctl.models.running.graph import CudaCapture, GraphRunner
+        if device.type == "cuda":
+            from specctl.models.running.cuda_capture import CudaCapture
+            from specctl.models.running.graph import GraphRunner
 
             compiled = compiler if settings.compile is True else None
             return GraphRunner(
                 model,
                 vocabulary,
-                CudaCapture(),
+                CudaCapture(device),
                 name=name,
                 compiler=compiled,
                 notice=settings.notice,
                 progress=settings.progress,
             )
-        settings.notice(f"{name} runs on the static engine: graphs need a CUDA device, and it is on {model.device}")
+        settings.notice(f"{name} runs on the static engine: graphs need a CUDA device, and it is on {device}")
     if settings.engine == "auto" and compiler is None:
         return EagerRunner(model, vocabulary)
     return StaticRunner(model, vocabulary, compiler=compiler)

@@ -10,10 +10,13 @@ from transformers import Cache
 
 from specctl.models.running.cache import Cursor, FixedLayer
 from specctl.models.running.compilation import Compiler
-from specctl.models.running.masks import WIDEST
+from specctl.models.running.masks import WIDEST, aligned
 from specctl.models.running.token_reader import Token, TokenReader
+from specctl.models.running.waiting import sent
 
 SPARE = 256
+STEP = 64
+"""Buffers have a multiple of so many slots."""
 PIECE = 512
 """Tokens of a prompt that go through the model at once."""
 
@@ -68,11 +71,11 @@ class FixedBufferRunner(ABC):
         self._compiler = compiler
         self._compiled: dict[PassKind, Callable[..., Any]] = {}
         self._cursor = Cursor()
-        self._capacity = min(capacity, context) + self._slack
+        self._capacity = self._room_for(min(capacity, context))
         # One slot more than any pass attends to: a pass over the whole buffer would be compiled separately.
         self._layers = [FixedLayer(self._cursor, self._capacity + 1) for _ in range(layers)]
         self._cache = Cache(layers=list(self._layers))
-        self._slots = self._numbered()
+        self._slots = self._numbered(self._capacity)
 
     @property
     def engine(self) -> str:
@@ -111,10 +114,16 @@ class FixedBufferRunner(ABC):
         A token that is on the device is the pass's only one. ``given`` are the tokens' rows, if it reads any, then a
         reader's uniform and previous numbers, if it has one.
         """
+        return self._run_once(kind, tokens, *given)
+
+    def _run_once(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
+        """`_run` of a pass that is not worth more preparation, such as a prompt's."""
         ids = _ids(tokens, self.device)
         end = self.length + len(tokens)
+        there = [value if value is None or value.dim() else _filled(value, self.device) for value in given]
         # A copy, because a view that begins at 0 would be compiled separately.
-        return self._best(kind, ids, self._slots[self.length : end].clone(), self._slots[:end], *given)
+        positions = self._slots[self.length : end].clone()
+        return self._best(kind, ids, positions, self._slots[: aligned(end)], *there)
 
     def _best(
         self,
@@ -138,28 +147,47 @@ class FixedBufferRunner(ABC):
         return step(*given)
 
     def _pieces(self, count: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Each piece of ``count`` tokens of a prompt, its positions, and the slots that it may attend to."""
+        """Each piece of ``count`` tokens of a prompt, its positions, and the slots that its pass looks at."""
         for start in range(0, count, PIECE):
             end = min(start + PIECE, count)
             yield (
                 slice(start, end),
                 self._slots[self.length + start : self.length + end],
-                self._slots[: self.length + end],
+                self._slots[: aligned(self.length + end)],
             )
 
-    def _reserve(self, tokens: int) -> None:
-        """Grow the buffers to hold this many tokens."""
-        if tokens + self._slack <= self._capacity:
-            return
-        self._capacity = tokens + max(SPARE, tokens // 2) + self._slack
-        for layer in self._layers:
-            layer.grow(self._capacity + 1, self.length)
-        self._slots = self._numbered()
+    def _holds(self, tokens: int) -> bool:
+        """Whether the buffers have room for this many tokens."""
+        return tokens + self._slack <= self._capacity
 
-    def _numbered(self) -> torch.Tensor:  # (capacity,)
+    def _room_for(self, tokens: int) -> int:
+        """Slots for this many tokens, such that the steps between rows of the buffers take few values."""
+        return -(-(tokens + self._slack) // STEP) * STEP
+
+    def _reserve(self, tokens: int) -> None:
+        """Grow the buffers to hold this many tokens.
+
+        Raises:
+            torch.OutOfMemoryError: what is cached is then lost; the next pass makes all buffers anew.
+        """
+        if self._holds(tokens):
+            return
+        capacity = self._room_for(max(tokens, min(tokens + max(SPARE, tokens // 2), self.context)))
+        self._capacity = 0  # until every layer has it
+        for layer in self._layers:
+            layer.grow(capacity + 1, self.length)
+        self._slots = self._numbered(capacity)
+        self._capacity = capacity
+
+    def _numbered(self, count: int) -> torch.Tensor:  # (count,)
         # Inference tensors differ from the first, normal ones, and passes would be compiled again for them.
         with torch.inference_mode(False):
-            return torch.arange(self._capacity, device=self.device)
+            return torch.arange(count, device=self.device)
+
+
+def _filled(number: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A number ``()`` on a device; of the host without a copy that would be waited for."""
+    return number if number.device == device else torch.full((), float(number), dtype=number.dtype, device=device)
 
 
 def width_of(tokens: Sequence[Token]) -> int:
@@ -170,4 +198,8 @@ def width_of(tokens: Sequence[Token]) -> int:
 
 def _ids(tokens: Sequence[Token], device: torch.device) -> torch.Tensor:  # (1, T)
     first = tokens[0]
-    return first.long().view(1, 1) if isinstance(first, torch.Tensor) else torch.tensor([tokens], device=device)
+    return (
+        first.long().view(1, 1)
+        if isinstance(first, torch.Tensor)
+        else sent([int(token) for token in tokens], device)[None]
+    )

@@ -9,18 +9,20 @@ import torch
 from torch import nn
 
 from specctl.models.running.compilation import Compiler
+from specctl.models.running.cuda_capture import Capture, prevents_capture, reason_of
 from specctl.models.running.fixed_buffers import FixedBufferRunner, PassKind
-from specctl.models.running.masks import WIDEST
+from specctl.models.running.masks import WIDEST, aligned
+from specctl.models.running.preparing import preparing
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_reader import Token
+from specctl.models.running.waiting import staged
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
 SHORTEST = 256
 """Spans are powers of two from here on, because a graph attends to a fixed number of slots."""
-
-Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
-"""Runs a pass over fixed tensors; returns a function that runs it again and leaves its results in the same tensors."""
+READERS = 8
+"""The most readers whose passes are kept: records with temperatures of their own each bring another one."""
 
 
 def width_class(width: int) -> int:
@@ -36,39 +38,15 @@ class Captured:
     """A pass over tensors of its own, filled in before each replay.
 
     Attributes:
-        ids, positions: ``(1, T)`` and ``(T,)`` int64.
-        more: further arguments.
+        given: ``(1, 2 T + U)`` float64, which holds ids, positions and numbers of the host alike: T ids, T positions
+            and U numbers, in one copy from the host.
+        more: further arguments; None for those that are numbers of the host or missing.
         replay: runs the pass; the next replay overwrites its results.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
+    given: torch.Tensor
     more: tuple[torch.Tensor | None, ...]
     replay: Callable[[], Any]
-
-
-class CudaCapture:
-    """Captures passes as CUDA graphs that share one pool of memory."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries initialise in their first calls, which cannot be captured
-            for _ in range(2):
-                step()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            results = step()
-
-        def replay() -> Any:
-            graph.replay()
-            return results
-
-        return replay
 
 
 class Capturing(FixedBufferRunner):
@@ -82,7 +60,7 @@ class Capturing(FixedBufferRunner):
     Args:
         network: the model or draft head, as the runner takes it that captures.
         vocabulary: as for `EagerRunner`.
-        capture: `CudaCapture`, or a stand-in for it.
+        capture: a `CudaCapture` of its own, or a stand-in for it.
         name: the network's, in messages.
         compiler: compiles passes before they are captured; None to capture them uncompiled.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
@@ -133,54 +111,84 @@ class Capturing(FixedBufferRunner):
             return super()._run(kind, tokens, *given)
         width = width_class(len(tokens))
         kind = replace(kind, width=width)
-        span = min(span_class(self.length + width), self.context + WIDEST)
+        span = min(span_class(self.length + width), aligned(self.context) + WIDEST)
         self._reserve(span)
         captured = self._captured.get((kind, span)) or self._new(kind, span, given)
         if captured is None:
             return super()._run(kind, tokens, *given)
-        if width == 1:
-            captured.ids.fill_(tokens[0])  # no copy from the host, and where the id is on the device none to it
-        else:
-            captured.ids.copy_(torch.tensor([[*tokens, *[0] * (width - len(tokens))]]))
-        captured.positions.copy_(self._slots[self.length : self.length + width])
+        numbers = [float(value) for value in given if value is not None and _of_host(value)]
+        known = [0 if isinstance(token, torch.Tensor) else token for token in tokens]
+        padded = [*known, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
+        captured.given.copy_(staged(padded, self.device, torch.float64)[None], non_blocking=True)
+        if isinstance(tokens[0], torch.Tensor):
+            captured.given[0, 0].copy_(tokens[0])  # it has not been to the host
         for argument, value in zip(captured.more, given, strict=True):
             if argument is not None and value is not None:
                 filled = argument[: len(value)] if value.dim() else argument  # rows of padding stay as they are
                 filled.copy_(value)
-        kept = slice(None) if kind.reader is not None else slice(len(tokens))
-        return [_copied(result, kept) for result in captured.replay()]
+        results = captured.replay()
+        if kind.reader is None:
+            return [_copied(result, slice(len(tokens))) for result in results]
+        numbers_read, *others = results
+        # Read before the next replay, so that they need no copy.
+        return [numbers_read, *(_copied(result, slice(None)) for result in others)]
 
     def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | None]) -> Captured | None:
-        """Capture a class of pass at the end of the sequence; None if that fails, and then for every later pass."""
+        """Capture a class of pass at the end of the sequence; None if that fails, and then for every later pass.
+
+        Raises:
+            RuntimeError: for another reason than the capture, such as memory that has run out.
+        """
         if self._capture is None:
             return None
+        self._forget_readers(kind)
         self._progress(f"capturing {self._name} ({kind.width} tokens, {span} slots)")
-        began = perf_counter()
-        ids = torch.zeros(1, kind.width, dtype=torch.int64, device=self.device)
-        positions = self._slots[self.length : self.length + kind.width].clone()
-        more = [None if value is None else value.clone() for value in given]
+        width, hosts = kind.width, [_of_host(value) for value in given]
+        packed = torch.zeros(1, 2 * width + sum(hosts), dtype=torch.float64, device=self.device)
+        packed[0, width : 2 * width].copy_(self._slots[self.length : self.length + width])
+        more = [None if value is None or host else value.clone() for value, host in zip(given, hosts, strict=True)]
         for number, rows in enumerate(more[: kind.rows]):
             if rows is not None:
-                more[number] = torch.cat([rows, rows[-1:].expand(kind.width - len(rows), -1)])  # (width, H)
+                more[number] = torch.cat([rows, rows[-1:].expand(width - len(rows), -1)])  # (width, H)
         slots = self._slots[:span]
+
+        def step() -> Any:
+            ids, positions = packed[:, :width].long(), packed[0, width : 2 * width].long()
+            numbers = iter(packed[0, 2 * width :])
+            filled = [next(numbers).clone() if host else value for value, host in zip(more, hosts, strict=True)]
+            return self._best(kind, ids, positions, slots, *filled)
+
+        began = perf_counter()
         try:
-            replay = self._capture(lambda: self._best(kind, ids, positions, slots, *more))
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            self._notice(f"{self._name} runs uncaptured from here on: {reason[:200]}")
+            with preparing():
+                replay = self._capture(step)
+        except (RuntimeError, UserWarning) as error:
+            if isinstance(error, RuntimeError) and not prevents_capture(error):
+                raise
+            self._notice(f"{self._name} runs uncaptured from here on: {reason_of(error)}")
             self._capture = None
             self._captured.clear()
             return None
         finally:
             self._seconds += perf_counter() - began
-        captured = self._captured[kind, span] = Captured(ids, positions, tuple(more), replay)
+        captured = self._captured[kind, span] = Captured(packed, tuple(more), replay)
         return captured
 
+    def _forget_readers(self, kind: PassKind) -> None:
+        """Drop all passes where there are too many readers: a graph that goes alone takes what the others use along."""
+        readers = {known.reader for known, _ in self._captured if known.reader is not None}
+        if kind.reader is not None and kind.reader not in readers and len(readers) >= READERS:
+            self._captured.clear()
+
     def _reserve(self, tokens: int) -> None:
-        before = self._capacity
-        super()._reserve(tokens)
-        if self._capacity != before:
+        if not self._holds(tokens):
             self._captured.clear()  # captured passes write to the old buffers
+        super()._reserve(tokens)
+
+
+def _of_host(value: torch.Tensor | None) -> bool:
+    """Whether an argument is a number of the host, which goes along with the ids."""
+    return value is not None and not value.dim() and value.device.type == "cpu"
 
 
 def _copied(result: Any, kept: slice) -> Any:

@@ -9,10 +9,26 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from specctl.models.running.weights import device_of
+
 WIDEST = 64
 """Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest."""
 LARGEST_TREE = 512
 """The most tokens of a tree, however many passes it is read in."""
+
+
+ALIGNMENT = 8
+"""CUDA's attention takes masks whose rows begin at multiples of so many numbers, and copies others in every layer."""
+
+
+def aligned(slots: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return -(-slots // ALIGNMENT) * ALIGNMENT
+
+
+def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of what is seen, as attention adds it to its scores: each layer would make it of a boolean one anew."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 def attends_to_everything(model: PreTrainedModel) -> bool:
@@ -21,7 +37,7 @@ def attends_to_everything(model: PreTrainedModel) -> bool:
 
 
 def takes_masks(model: PreTrainedModel) -> bool:
-    """Whether a model takes a ready-made ``(1, 1, T, S)`` boolean mask, and positions.
+    """Whether a model takes a ready-made ``(1, 1, T, S)`` mask, and positions.
 
     It is so for decoders without windows that go through torch's scaled dot-product attention. Others read the mask
     differently (additive in the models' own attention, ``(1, S)`` in flash attention) or need one for each kind of
@@ -44,6 +60,12 @@ def mask_obstacle(model: PreTrainedModel) -> str | None:
     if not takes_masks(model):
         return "its attention takes no ready-made mask"
     return None
+
+
+def aligned_mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # (T, S) -> (T, S)
+    """`additive`, with rows that begin at multiples of `ALIGNMENT`."""
+    count = seen.shape[1]
+    return additive(torch.nn.functional.pad(seen, (0, aligned(count) - count)), dtype)[:, :count]
 
 
 class TreeSight:
@@ -116,7 +138,8 @@ class MaskMaker:
         # Some models (Bamba) count from 0 in every pass if they are not told the positions.
         self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._masks = takes_masks(model)
-        self._slots = torch.arange(0, device=next(model.parameters()).device)
+        self._dtype = model.dtype
+        self._slots = torch.arange(0, device=device_of(model))
 
     def arguments(self, length: int, width: int) -> dict[str, Any]:
         """``position_ids`` and ``attention_mask`` of ``width`` tokens after ``length`` cached ones, where taken."""
@@ -128,5 +151,6 @@ class MaskMaker:
         positions = self._slots[length:end]
         found: dict[str, Any] = {"position_ids": positions[None]}  # (1, T)
         if self._masks and 1 < width <= WIDEST:
-            found["attention_mask"] = (self._slots[:end] <= positions[:, None])[None, None]  # (1, 1, T, S)
+            mask = aligned_mask(self._slots[:end] <= positions[:, None], self._dtype)
+            found["attention_mask"] = mask[None, None]  # (1, 1, T, S)
         return found

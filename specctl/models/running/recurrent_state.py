@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
 from specctl.models.running.cache import cache_argument
+from specctl.models.running.weights import device_of
 
 KEPT = 3
 SPACING = 32
@@ -73,7 +74,7 @@ def has_recurrent_state(model: PreTrainedModel) -> bool:
     layers = _linear_layers(cache)
     if not layers:
         return False
-    token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device_of(model))
     with torch.inference_mode():
         model(input_ids=token, use_cache=True, **{cache_argument(type(model)): cache})
     return any(any(layer.is_recurrent_states_initialized.values()) for layer in layers)

@@ -9,11 +9,13 @@ from transformers import PreTrainedModel
 from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
 from specctl.models.running.forward import Forward as Forward
 from specctl.models.running.forward import joined as joined
-from specctl.models.running.masks import MaskMaker, TreeSight, attends_to_everything, mask_obstacle
+from specctl.models.running.masks import MaskMaker, TreeSight, aligned_mask, attends_to_everything, mask_obstacle
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
 from specctl.models.running.token_reader import Token, TokenReader
+from specctl.models.running.waiting import sent
 from specctl.models.running.watching import LayerWatch, States
+from specctl.models.running.weights import device_of
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
@@ -172,7 +174,7 @@ class EagerRunner:
         self.no_trees = mask_obstacle(model)
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
-        self.device = next(model.parameters()).device
+        self.device = device_of(model)
 
     def _begin(self) -> None:
         self._cache = empty_cache(self._model.config, recurrent=self._recurrent)
@@ -199,7 +201,7 @@ class EagerRunner:
         return parts[0] if len(parts) == 1 else joined(parts)
 
     def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
-        ids = torch.tensor([tokens], device=self.device)  # (1, T)
+        ids = sent(tokens, self.device)[None]  # (1, T)
         more: dict[str, Any] = self._masks.arguments(self.length, len(tokens))
         if hidden:
             more["output_hidden_states"] = True
@@ -233,12 +235,10 @@ class EagerRunner:
         Returns:
             A row for each token.
         """
-        mask = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
-        mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
         output = self._model(
-            input_ids=torch.tensor([tokens], device=self.device),
+            input_ids=sent(tokens, self.device)[None],
             position_ids=positions[None],
-            attention_mask=mask[None, None],  # (1, 1, T, S)
+            attention_mask=aligned_mask(seen, self._model.dtype)[None, None],  # (1, 1, T, S)
             past_key_values=self._cache,
             use_cache=True,
             output_hidden_states=hidden,
@@ -250,7 +250,7 @@ class EagerRunner:
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        own = self._sight.grown(parents, before).to(self.device)  # (T, B + T)
+        own = sent(self._sight.grown(parents, before), self.device)  # (T, B + T)
         self._tree = self.length - before
         prefix = own.new_ones(len(tokens), self._tree)
         return self.masked_pass(tokens, self._tree + own.sum(1) - 1, torch.cat([prefix, own], 1), hidden=hidden)

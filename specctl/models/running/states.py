@@ -6,6 +6,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from specctl.models.running.weights import device_of
+
 TOKENS_AT_ONCE = 8192
 
 
@@ -19,7 +21,7 @@ def last_hidden_states(model: PreTrainedModel, sequences: Sequence[torch.Tensor]
     Returns:
         ``(T, H)`` of each sequence, in the model's dtype, on the device of its input embeddings.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     states: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
     for group in _groups([len(sequence) for sequence in sequences]):
         # Padded on the right only: later tokens do not change a token's state.

@@ -9,10 +9,12 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.running.masks import WIDEST, TreeSight, mask_obstacle, placed_in_tree, tree_rows
+from specctl.models.running.masks import WIDEST, TreeSight, additive, mask_obstacle, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
 from specctl.models.running.token_reader import Token, TokenReader
+from specctl.models.running.waiting import sent
 from specctl.models.running.watching import LayerWatch, States, joined_states
+from specctl.models.running.weights import device_of
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
@@ -43,7 +45,7 @@ class StaticRunner(FixedBufferRunner):
             text.num_hidden_layers,
             vocabulary,
             int(getattr(text, "max_position_embeddings", 1 << 31)),
-            next(model.parameters()).device,
+            device_of(model),
             capacity=capacity,
             compiler=compiler,
         )
@@ -63,7 +65,8 @@ class StaticRunner(FixedBufferRunner):
             if len(tokens) > WIDEST:
                 logits, last, states = self._prompt(tokens, keep, hidden)
             else:
-                logits, last, states = self._run(PassKind(width_of(tokens), hidden), tokens)
+                run = self._run if keep else self._run_once
+                logits, last, states = run(PassKind(width_of(tokens), hidden), tokens)
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
         return Forward(logits[kept], None if last is None else last[kept], states)
@@ -99,7 +102,7 @@ class StaticRunner(FixedBufferRunner):
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
         self._reserve(self.length + len(tokens))
-        rows = tree_rows(self._sight.grown(parents, before)).to(self.device)
+        rows = sent(tree_rows(self._sight.grown(parents, before)), self.device)
         with torch.inference_mode():
             logits, last, states = self._run(PassKind(0, hidden, rows=1), tokens, rows)
         self._tree = self.length - before
@@ -117,14 +120,14 @@ class StaticRunner(FixedBufferRunner):
         def masked(
             ids: torch.Tensor, written: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor | None, States | None]:
-            """A pass that writes to the slots ``written`` ``(T,)`` and sees those of ``mask`` ``(T, S)``."""
+            """A pass that writes to the slots ``written`` ``(T,)`` and sees those of ``mask`` ``(T, S)``, boolean."""
             self._cursor.positions, self._cursor.span = written, mask.shape[1]
             # Padding may have positions beyond the range of learned position embeddings.
             known = positions.clamp_max(self.context - 1) if self._slack else positions
             output = self._model(
                 input_ids=ids,
                 position_ids=known[None],
-                attention_mask=mask[None, None],  # (1, 1, T, S)
+                attention_mask=additive(mask, self._model.dtype)[None, None],  # (1, 1, T, S)
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=keep,
@@ -173,7 +176,7 @@ class StaticRunner(FixedBufferRunner):
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         states: list[States | None] = []
         for piece, positions, slots in self._pieces(len(tokens)):
-            ids = torch.tensor([tokens[piece]], device=self.device)
+            ids = sent(tokens[piece], self.device)[None]
             after = len(tokens) - piece.stop
             wanted = max(1, min(keep - after, ids.shape[1]))
             logits, last, seen = self._pass(PassKind(0, hidden), keep=wanted)(ids, positions, slots)

@@ -1,0 +1,35 @@
+"""Time spent on compiling and capturing passes, which happens once and belongs to no round."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+
+class _Spent(threading.local):
+    """Of one thread."""
+
+    seconds = 0.0
+    within = False
+
+
+_spent = _Spent()
+
+
+def working_seconds() -> float:
+    """A clock in seconds that stands still while this thread is `preparing`; only differences mean anything."""
+    return perf_counter() - _spent.seconds
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Whatever this takes is no work, see `working_seconds`."""
+    if _spent.within:
+        yield
+        return
+    began, _spent.within = perf_counter(), True
+    try:
+        yield
+    finally:
+        _spent.seconds += perf_counter() - began
+        _spent.within = False

@@ -1,0 +1,233 @@
+"""Decoding, recording and training on several cards: no operation mixes devices, and the text is that of one card."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from pretend_cuda import Devices
+from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of, spread
+from toy_heads import random_block, random_eagle3
+from toys import noisy_copy, random_head, random_model, toy_disco
+
+from specctl.decoding.composition import Stage, build_drafter, compose
+from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.leaves import LeafDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.heads.draft_states import ModelStates
+from specctl.models.draft_heads.engines import build_head_runner
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.loading.pair import Pair
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.runner import EagerRunner, Runner, StateReader
+from specctl.models.running.states import last_hidden_states
+from specctl.models.running.trees import tree_runner
+from specctl.observing.passes import PassMeter
+from specctl.policies import POLICIES, Setting
+from specctl.policies.constant import Constant
+from specctl.policies.leaves import leaf_rule
+from specctl.policies.trees import TreeSize
+from specctl.replay import metering
+from specctl.replay.recording import read_sequence
+
+GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
+BLOCKS = Sampling(1.0, verification="block")
+SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
+PROMPT, LENGTH = TEXT[:24], 9
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def cuda() -> Iterator[Devices]:
+    with Devices(3) as devices:
+        yield devices
+
+
+def said(target: Runner, drafter: Drafter | None, sampling: Sampling = GREEDY) -> list[int]:
+    """The text of a pair; its rounds have drafted."""
+    target.rollback(0)
+    if drafter is not None:
+        drafter.rollback(0)
+    prefill(target, drafter, PROMPT)
+    draws = torch.Generator(target.device).manual_seed(0)
+    rounds = list(decode(target, drafter, PROMPT, LENGTH, sampling, frozenset(), draws))
+    assert drafter is None or sum(round_.drafted for round_ in rounds)
+    return [token for round_ in rounds for token in round_.emitted]
+
+
+def models(cuda: Devices, *devices: str, engine: str = "eager") -> list[Runner]:
+    """A target and drafts of it, each on its device."""
+    kinds = [random_model("llama"), noisy_copy("llama"), noisy_copy("llama", 0.03)]
+    return [runner_of(engine, on(cuda, kind, device)) for kind, device in zip(kinds, devices, strict=False)]
+
+
+@pytest.fixture(scope="module")
+def text() -> list[int]:
+    """What the target says by itself, on the CPU."""
+    with torch.inference_mode():
+        return said(EagerRunner(random_model("llama"), VOCABULARY), None)
+
+
+@pytest.mark.parametrize("devices", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")], ids="-".join)
+@pytest.mark.parametrize("engine", ["eager", "static", "graph"])
+def test_pairs(cuda: Devices, engine: str, devices: tuple[str, str], text: list[int]) -> None:
+    target, draft = models(cuda, *devices, engine=engine)
+    assert said(target, ModelDrafter(draft, Constant(4))) == text
+    head = cuda.move(random_head(32, spread=0.15), devices[1])
+    sampled = said(target, ModelDrafter(draft, POLICIES["specdec++"](), head=head), FILTERED)
+    if engine != "eager":
+        target, draft = models(cuda, *devices)
+        assert sampled == said(target, ModelDrafter(draft, POLICIES["specdec++"](), head=head), FILTERED)
+
+
+def test_block_verification(cuda: Devices) -> None:
+    texts = [
+        said(target, ModelDrafter(draft, Constant(4)), BLOCKS)
+        for target, draft in (models(cuda, "cuda:0", "cuda:1"), models(cuda, "cuda:0", "cuda:1", engine="graph"))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_disco_head(cuda: Devices, text: list[int]) -> None:
+    target, draft = models(cuda, "cuda:0", "cuda:1")
+    assert said(target, ModelDrafter(draft, POLICIES["disco"](), head=toy_disco())) == text
+
+
+@pytest.mark.parametrize("draft_on", ["cuda:0", "cuda:2"])
+def test_a_target_that_is_spread(cuda: Devices, draft_on: str, text: list[int]) -> None:
+    target = EagerRunner(spread(cuda, random_model("llama"), "cuda:0", "cuda:1"), VOCABULARY)
+    draft = EagerRunner(on(cuda, noisy_copy("llama"), draft_on), VOCABULARY)
+    assert said(target, ModelDrafter(draft, Constant(4))) == text
+    tree = TreeDrafter(tree_runner(draft), Constant(2), TreeSize(tokens=6, beams=2))
+    assert said(target, tree) == text
+
+
+def test_a_draft_that_is_spread_gives_its_head_one_state(cuda: Devices, text: list[int]) -> None:
+    target = EagerRunner(on(cuda, random_model("llama"), "cuda:2"), VOCABULARY)
+    draft = EagerRunner(spread(cuda, noisy_copy("llama"), "cuda:0", "cuda:1"), VOCABULARY)
+    head = cuda.move(random_head(32, spread=0.15), "cuda:0")
+    assert said(target, ModelDrafter(draft, POLICIES["specdec++"](), head=head)) == text
+    draft.rollback(0)
+    draft.extend(PROMPT, keep=1)
+    cuda.ledger.clear()
+    draft.extend([1], keep=1)
+    plain = cuda.ledger.tally()
+    draft.rollback(len(PROMPT))
+    cuda.ledger.clear()
+    draft.extend([1], keep=1, hidden=True)
+    assert cuda.ledger.tally().copies == plain.copies + 1  # not the states of every layer
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
+def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None:
+    target, middle, lowest = models(cuda, "cuda:0", "cuda:1", "cuda:2")
+    head = cuda.move(random_head(32, spread=0.15), "cuda:1")
+    stages = [Stage(middle, POLICIES["specdec++"](), head=head), Stage(lowest, POLICIES["svip"]())]
+    assert said(target, compose(stages), sampling) == text or sampling is FILTERED
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
+    target, draft = models(cuda, "cuda:0", "cuda:1", engine=engine)
+    tree = TreeDrafter(tree_runner(draft), Constant(2), TreeSize(tokens=6, beams=2))
+    leaves = LeafDrafter(ModelDrafter(draft, Constant(3), laws=True), leaf_rule(2))
+    for drafter in (tree, leaves):
+        assert said(target, drafter, sampling) == text or sampling is FILTERED
+
+
+def chain_head() -> Any:
+    return random_eagle3(layers=(0, 1, -1), states=32, vocabulary=VOCABULARY, shape=SHAPE, spread=0.5)
+
+
+def block_head() -> Any:
+    shape = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=16)
+    return random_block(layers=(0, 1), vocabulary=VOCABULARY, markov="rnn", shape=shape, spread=0.3)
+
+
+@pytest.mark.parametrize("make", [chain_head, block_head], ids=["chain", "block"])
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_draft_heads(cuda: Devices, engine: str, make: Callable[[], Any], text: list[int]) -> None:
+    (target,) = models(cuda, "cuda:0", engine=engine)
+    settings = EngineSettings(engine=engine)  # type: ignore[arg-type]
+    head = build_head_runner(cuda.move(make(), "cuda:1"), VOCABULARY, "the head", settings)
+    assert isinstance(head, StateReader)
+    target.watch(head.layers)
+    for sampling in (GREEDY, FILTERED):
+        assert said(target, ModelDrafter(head, Constant(3)), sampling) == text or sampling is FILTERED
+    if engine == "graph":
+        # What stands on one card is captured there, and nowhere else.
+        assert {one.stream.device.index for one in cuda.captures} == {0, 1}
+        assert all(one.nodes for one in cuda.captures)
+
+
+def pair_of(runners: Sequence[Runner], **more: Any) -> Pair:
+    target, *drafts = runners
+    return Pair(target, tuple(drafts), None, frozenset(), target.context, (), **more)  # type: ignore[arg-type]
+
+
+def test_drafting_in_parallel(cuda: Devices, text: list[int]) -> None:
+    pair = pair_of(models(cuda, "cuda:0", "cuda:1"))
+    drafter = build_drafter(pair, Setting("constant", (("draft_length", 3),), parallel=True))
+    assert said(pair.target, drafter) == text
+    said(pair.target, drafter, FILTERED)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FILTERED, BLOCKS], ids=["greedy", "sampled", "in blocks"])
+def test_recording_for_replay(cuda: Devices, sampling: Sampling) -> None:
+    """Branches that share a cache, and predictions along them."""
+    head = cuda.move(random_head(32, spread=0.15), "cuda:1")
+    pair = pair_of(models(cuda, "cuda:0", "cuda:1"), named_heads=({"": head},))
+    draws = torch.Generator("cuda:0").manual_seed(0)
+    drafted = read_sequence(pair, PROMPT[:8], PROMPT[8:14], 20, 3, sampling, draws)
+    assert drafted is not None
+
+
+def test_measuring_costs(cuda: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = pair_of(models(cuda, "cuda:0", "cuda:1"), named_heads=({},))
+    times = PassMeter(pair, 16, 3).measure(1)
+    assert set(times.target) == {1, 2, 3}
+    monkeypatch.setattr(metering, "PASSES", 2)
+    monkeypatch.setattr(metering, "LENGTHS", (0, 2))
+    table = metering.measure(pair, [16], 3, [frozenset({"entropy"})], FILTERED, [0.1])
+    assert table.draft_ms.shape == (1, 3)
+
+
+def test_hidden_states_for_training(cuda: Devices) -> None:
+    model = on(cuda, random_model("llama"), "cuda:1")
+    sequences = [torch.tensor(TEXT[:9]), torch.tensor(TEXT[:5])]
+    found = last_hidden_states(model, sequences)
+    expected = last_hidden_states(random_model("llama"), sequences)
+    for one, other in zip(found, expected, strict=True):
+        assert one.device == torch.device("cuda:1")
+        torch.testing.assert_close(one.cpu(), other)
+    assert ModelStates(model).device == torch.device("cuda:1")
+
+
+def test_embeddings_that_are_kept_in_main_memory(cuda: Devices, text: list[int]) -> None:
+    """accelerate leaves their weights on meta between passes and computes with them on the first card."""
+    model = on(cuda, random_model("llama"), "cuda:1")
+    embeddings = model.get_input_embeddings()
+    weight = embeddings.weight
+
+    def there(*_: object) -> None:
+        embeddings.weight = weight
+
+    def gone(*_: object) -> None:
+        embeddings.weight = torch.nn.Parameter(weight.inner.to("meta"), requires_grad=False)
+
+    gone()
+    embeddings.register_forward_pre_hook(there)
+    embeddings.register_forward_hook(gone)
+    target, (draft,) = EagerRunner(model, VOCABULARY), models(cuda, "cuda:0")[:1]
+    assert target.device == torch.device("cuda:1")
+    assert said(target, ModelDrafter(draft, Constant(4))) == text
+    assert last_hidden_states(model, [torch.tensor(TEXT[:4])])[0].device == target.device
