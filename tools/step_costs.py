@@ -23,7 +23,8 @@ from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.loading.memory import gib
 from specctl.models.running.runner import EagerRunner, Runner
-from specctl.observing.timing import fill, ordinary_tokens, wait
+from specctl.models.running.waiting import wait
+from specctl.observing.timing import fill, ordinary_tokens
 from tools.synthetic.shapes import SHAPES, Shape
 
 DRAFT_VOCABULARY = 32000

@@ -82,8 +82,12 @@ def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) 
     if known and run.prompt in results.stretches:
         return
     wrong = [_disagreements(draft, ids, turn.tokens) for ids, turn in texts]
-    yield OraclePasses(run.prompt, sum(len(places) + 1 for places in wrong))
-    yield Stretches(run.prompt, [cut(places, len(turn.tokens)) for places, (_, turn) in zip(wrong, texts, strict=True)])
+    if not known:
+        yield OraclePasses(run.prompt, sum(len(places) + 1 for places in wrong))
+    if run.prompt not in results.stretches:
+        yield Stretches(
+            run.prompt, [cut(places, len(turn.tokens)) for places, (_, turn) in zip(wrong, texts, strict=True)]
+        )
 
 
 def _disagreements(draft: Runner, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:

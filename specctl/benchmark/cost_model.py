@@ -213,8 +213,12 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
     known = [time for time in bare if time is not None]
     # For a peer, the passes of one model may have been counted and those of another not; the passes of another engine
     # take other times.
-    counted = passes and (any(drafted) or summary.mean_acceptance_length is not None) and candidate.way is None
-    counted = counted and candidate.takes_turns_in_chains
+    counted = (
+        passes
+        and (any(drafted) or summary.mean_acceptance_length is not None)
+        and candidate.way is None
+        and candidate.takes_turns_in_chains
+    )
     passes_share, time_share, signal_share = _bound_shares(results, summary.candidate, model)
     return CandidateCost(
         candidate=summary.candidate,

@@ -57,9 +57,7 @@ def lineup(profile: Profile, *, oracle: bool = False) -> Lineup:
     offered = _offered(draft, head)
     found = Lineup()
     for entrant in PAPERS:
-        why = _obstacle(entrant, profile, draft, offered, oracle)
-        if why is None and entrant.tree is not None and head is not None and head.writes_blocks:
-            why = "the draft writes a whole block in one pass"
+        why = _obstacle(entrant, profile, draft, head, offered, oracle)
         if why:
             found.left_out[entrant.label] = why
         elif entrant.at_every_level:
@@ -95,7 +93,12 @@ def _offered(draft: DraftTable, head: "DraftHeadCheckpoint | None") -> frozenset
 
 
 def _obstacle(
-    entrant: Entrant, profile: Profile, draft: DraftTable, offered: frozenset[Signal], oracle: bool
+    entrant: Entrant,
+    profile: Profile,
+    draft: DraftTable,
+    head: "DraftHeadCheckpoint | None",
+    offered: frozenset[Signal],
+    oracle: bool,
 ) -> str | None:
     """Why the pair cannot run it, as the end of a sentence; None if it can."""
     if entrant.at_every_level:
@@ -110,4 +113,8 @@ def _obstacle(
         return "a lookup knows no other tokens"
     if profile.deterministic:
         return "deterministic passes read chains"
-    return "--oracle is a bound for chains" if oracle else None
+    if oracle:
+        return "--oracle is a bound for chains"
+    if entrant.tree is not None and head is not None and head.writes_blocks:
+        return "the draft writes a whole block in one pass"
+    return None

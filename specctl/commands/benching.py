@@ -56,6 +56,7 @@ def run_field(
             foreign_head=foreign_head,
             leaves=field.leaves,
             tree=field.tree,
+            longest=max((one.setting.longest_draft for one in field.candidates if one.setting is not None), default=0),
             torch_weights=any(candidate.peer in ASSISTED for candidate in field.candidates),
             progress=progress,
         )

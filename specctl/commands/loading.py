@@ -29,6 +29,7 @@ def load(
     foreign_head: bool = False,
     leaves: bool | None = None,
     tree: "TreeSize | None" = None,
+    longest: int | None = None,
     quiet: bool = False,
     torch_weights: bool = False,
     progress: "TerminalProgress | None" = None,
@@ -43,6 +44,7 @@ def load(
         foreign_head: use heads that were trained on another draft, with a warning.
         leaves: whether drafts are to have leaves; None for what the profile says of leaves and trees.
         tree: the size of the trees that drafts are to be; None for chains, where ``leaves`` is given.
+        longest: the most tokens drafted in a round; None for what the profile says.
         quiet: show only warnings.
         torch_weights: as in `load_pair`, for who runs the transformers models too.
         progress: shows what is loaded; None for a new one on the console.
@@ -53,8 +55,10 @@ def load(
     if leaves is None:
         setting = profile.draft.own_setting if profile.draft is not None else NONE
         leaves, tree = setting.leaves is not None, setting.tree
+    if longest is None:
+        longest = profile.draft.setting.longest_draft if profile.draft is not None else 0
     with progress.doing("starting") as show:
-        from specctl.decoding.session import warm_up
+        from specctl.decoding.warming import warm_up
         from specctl.models.loading.pair import load_pair
         from specctl.models.running.engines import EngineSettings
         from specctl.models.running.trees import tree_obstacle
@@ -83,6 +87,7 @@ def load(
             if tree is not None and (why := tree_obstacle(runner)):
                 notice(f"drafts are no trees: the {role} reads chains only, because {why}")
                 break
-        if pair.preparing_seconds is not None:
-            warm_up(pair, profile.sampling, leaves=leaves, tree=tree)
+        # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.
+        if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
+            warm_up(pair, profile.sampling, leaves=leaves, tree=tree, longest=longest)
     return pair

@@ -31,11 +31,11 @@ from specctl.profile.lookup import require_offered
 
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that can be recorded for at least one draft of a pair."""
-    predicted: dict[Signal, bool] = {
-        "next_accept_prob": any(isinstance(draft, LookupRunner) or foresight_of(draft) for draft in pair.drafts),
-    }
-    trained = {signal_of(head) for heads in pair.named_heads for head in heads.values()}
-    return frozenset([*DISTRIBUTION_SIGNALS, *trained, *(name for name, known in predicted.items() if known)])
+    signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
+    signals |= {signal_of(head) for heads in pair.named_heads for head in heads.values()}
+    if any(isinstance(draft, LookupRunner) or foresight_of(draft) for draft in pair.drafts):
+        signals.add("next_accept_prob")
+    return frozenset(signals)
 
 
 def build_drafter(

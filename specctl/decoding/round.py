@@ -168,9 +168,7 @@ def _verified_leaves(
     generator: torch.Generator | None,
 ) -> Verified:
     tree = LeafTree(sequence[-1], draft)
-    _catch_up(verifier, drafter, sequence)
-    start = verifier.length
-    forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
+    start, forward = _read_tree(verifier, drafter, sequence, tree)
     verdict, _ = judge(draft, forward.part(slice(len(draft.tokens) + 1)), sampling, generator)
     kept, rows = draft.tokens[: verdict.accepted], [*range(verdict.accepted + 1)]
     assert verdict.extra is not None, "the pass has read the place behind the draft"
@@ -193,12 +191,19 @@ def _verified_tree(
     generator: torch.Generator | None,
 ) -> Verified:
     tree, levels = DraftTree(sequence[-1], draft), len(draft.steps)
-    _catch_up(verifier, drafter, sequence)
-    start = verifier.length
-    forward = tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
+    start, forward = _read_tree(verifier, drafter, sequence, tree)
     verdict, path = verify_tree(tree, levels, forward, sampling, eos, generator)
     kept = [tree.tokens[number] for number in path[1:]]
     return Verified(start, forward, verdict, kept, path, tree=tree.levels(levels))
+
+
+def _read_tree(
+    verifier: Runner, drafter: Drafter | None, sequence: Sequence[int], tree: LeafTree | DraftTree
+) -> tuple[int, Forward]:
+    """How many tokens were cached before the pass over a tree, whose root is the sequence's last token; the pass."""
+    _catch_up(verifier, drafter, sequence)
+    start = verifier.length
+    return start, tree_runner(verifier).extend_tree(tree.tokens, tree.parents)
 
 
 def judge(

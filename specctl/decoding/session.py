@@ -5,69 +5,16 @@ from contextlib import ExitStack, closing
 
 import torch
 
-from specctl.decoding.drafters import Drafter, ModelDrafter
+from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
-from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.loading.pair import Pair
-from specctl.models.running.acceptance_head import AcceptanceHead
-from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.preparing import working_seconds
-from specctl.models.running.runner import StateReader
-from specctl.models.running.trained_heads import signal_of
-from specctl.models.running.trees import tree_obstacle, tree_runner
 from specctl.models.running.waiting import wait
-from specctl.policies import (
-    POLICIES,
-    Signal,
-)
-from specctl.policies.constant import Constant
-from specctl.policies.trees import TreeSize
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
-
-
-def warm_up(pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: TreeSize | None = None) -> None:
-    """Run each kind of pass once, so that no request waits for compiling or capturing.
-
-    Args:
-        pair: loaded models.
-        settings: the sampling table in force.
-        leaves: whether drafts have leaves.
-        tree: the size of the first draft's trees; None for chains.
-    """
-    few = [token for token in range(64) if token not in pair.eos][:4]
-    sampling = Sampling.of(settings)
-    with torch.inference_mode():
-        for runner in (pair.target, *pair.drafts):
-            runner.rollback(0)
-            runner.extend(few, keep=0)  # makes the buffers
-            runner.extend(few[:1], keep=1)
-            if not isinstance(runner, StateReader):  # it never verifies
-                runner.extend(few[:2], keep=2)
-        if (leaves or tree is not None) and not tree_obstacle(pair.target):
-            tree_runner(pair.target).extend_tree(few[:3], [0, 0])
-        if tree is not None and pair.drafts and not tree_obstacle(pair.drafts[0]):
-            pair.drafts[0].rollback(len(few))
-            grown = TreeDrafter(tree_runner(pair.drafts[0]), Constant(2), tree)
-            grown.begin(sampling, frozenset(), None)
-            grown.draft([*few, *few[:2]], budget=2)
-        # Any draft may be the lowest level, and its head may or may not be used.
-        for runner, head in zip(pair.drafts, pair.heads, strict=True):
-            if isinstance(runner, LookupRunner):
-                continue
-            for predicts in (False, True) if head is not None else (False,):
-                runner.rollback(len(few))
-                record = frozenset[Signal]({signal_of(head)} if predicts and head is not None else ())
-                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
-                drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
-                drafter.draft([*few, *few[:2]], budget=2)
-                if predicts and isinstance(head, AcceptanceHead) and not isinstance(runner, StateReader):
-                    runner.extend(few[:2], keep=2, hidden=True)
-        for runner in (pair.target, *pair.drafts):
-            runner.rollback(0)
 
 
 class Session:

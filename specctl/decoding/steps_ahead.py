@@ -32,7 +32,7 @@ class StartedStep:
     Attributes:
         reader: names its numbers.
         numbers: of the `Reader`, if they are on the host; else the ticket for them.
-        token: what the next step reads.
+        token: what the next step reads, if it is started before the numbers are read.
         probs: ``(V,)``, the distribution behind the token, if there is one.
         mark: where the draws stood before it; None where nothing has to be drawn again.
     """
@@ -94,6 +94,8 @@ class StepsAhead:
             self.readback.wait(last)  # the one time
         found = self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
         self._landed.append(working_seconds())
+        if len(self._steps) == index:
+            self._pending = [int(found[0])]  # the next step is told as the first was
         if timed and index > 1:
             self._learn(index, before)
         return step, found

@@ -127,9 +127,9 @@ class TreeDrafter(ModelDrafter):
         names = [name for name in DISTRIBUTION_SIGNALS if name in self._read]
         if (rows := rows_of(forward)) is not None:  # the very numbers of a chain's steps
             likeliest = best.indices[:, 0].tolist()
-            pairs = zip(rows[asked], likeliest[asked], strict=True)
-            values = [Softmax(row).signals(token, self._read) for row, token in pairs]
-            tops = [] if self._disco is None else Softmax(rows[0]).tops()
+            laws = [Softmax(row) for row in rows[asked]]
+            values = [law.signals(token, self._read) for law, token in zip(laws, likeliest[asked], strict=True)]
+            tops = [] if self._disco is None else laws[0].tops()
             return _Laws(best.indices.tolist(), logs.tolist(), _by_name(names, values), tops)
         signals = read_signals(logits[asked], best.indices[asked, 0], self._read).values()
         # float64 holds ids and probabilities alike

@@ -9,8 +9,9 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.waiting import wait
 from specctl.observing.results import PassTimes
-from specctl.observing.timing import fill, ordinary_tokens, wait
+from specctl.observing.timing import fill, ordinary_tokens
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
 

@@ -162,8 +162,9 @@ class RoundRobin:
         record = prompt.record(number + repeat * len(self._prompts) + 1)
         if lane.peer is not None:
             lane.peer.passes.clear()
-        if isinstance(lane.peer, AssistedPeer):
-            lane.peer.thresholds.clear()
+        assisted = lane.peer if isinstance(lane.peer, AssistedPeer) else None
+        if assisted is not None:
+            assisted.thresholds.clear()
         completions = replace(lane.answerer, settings=settings).answer(record)
         turns = [completion.summary for completion in completions]
         if lane.peer is not None:
@@ -171,10 +172,10 @@ class RoundRobin:
                 replace(turn, target_forwards=target, draft_forwards=draft)
                 for turn, (target, draft) in zip(turns, lane.peer.passes, strict=True)
             ]
-        moving = isinstance(lane.peer, AssistedPeer) and lane.candidate.name in MOVING
-        thresholds = tuple(lane.peer.thresholds) if isinstance(lane.peer, AssistedPeer) and moving else ()
         run = Run(lane.candidate.label, prompt.id, prompt.category, repeat, length, tuple(turns))
-        return replace(run, thresholds=thresholds)
+        if assisted is None or lane.candidate.name not in MOVING:
+            return run
+        return replace(run, thresholds=tuple(assisted.thresholds))
 
     def _compare(self, prompt: SuitePrompt, repeat: int, length: int) -> None:
         """Emit where greedy runs of a prompt first differ from the baseline's, with the gap of the target's logits."""

@@ -6,7 +6,6 @@ from itertools import count, islice
 import torch
 
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.waiting import wait as wait
 
 
 def ordinary_tokens(number: int, eos: Set[int]) -> list[int]:

@@ -15,7 +15,8 @@ from specctl.models.running.engines import engine_name
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.runner import EagerRunner, Runner, StateReader
 from specctl.models.running.threads import timed
-from specctl.observing.timing import fill, ordinary_tokens, wait
+from specctl.models.running.waiting import wait
+from specctl.observing.timing import fill, ordinary_tokens
 from specctl.profile.schema import Profile
 
 PROMPT = "Once upon a time, there was a"

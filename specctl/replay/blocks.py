@@ -15,11 +15,11 @@ from pydantic import Field
 from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.block_chances import BlockChances
-from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short
+from specctl.replay.steps import DraftSteps, Judged, RecordedRounds, judged_in_round, too_short
 
 
 @dataclass(frozen=True)
-class DraftBlocks:
+class DraftBlocks(RecordedRounds):
     """What a draft model drafts in the rounds that may begin at each position of the target's text.
 
     Attributes:
@@ -67,18 +67,6 @@ class DraftBlocks:
         """From each of the N positions and from the end, the number of draft tokens in a row that are kept."""
         return [*self.runs, 0]
 
-    def step(self, start: int, index: int) -> DraftStep:
-        """The ``index``-th step of a round that starts at a position.
-
-        Raises:
-            UsageError: the trace was recorded for shorter drafts.
-        """
-        # Cached, because thousands of settings replay the same steps.
-        steps = self._steps.setdefault(start, [])
-        while len(steps) < index:
-            steps.append(self._find(start, len(steps) + 1))
-        return steps[index - 1]
-
     def _find(self, start: int, index: int) -> DraftStep:
         run, tail = self.runs[start], self.tails[start]
         if index <= run:
@@ -101,10 +89,6 @@ class DraftBlocks:
             row = self.along[start : start + run]
             row = row if tail is None else row + self.branches[tail][:2]
             yield judged_in_round(row, run, self._chances(start).as_last(min(run + 1, len(row))), self.disco)
-
-    @cached_property
-    def _steps(self) -> dict[int, list[DraftStep]]:
-        return {}
 
     @cached_property
     def _by_head(self) -> "dict[str, DraftBlocks]":

@@ -26,11 +26,11 @@ from specctl.errors import UsageError
 from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.block_chances import BlockChances
-from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short
+from specctl.replay.steps import DraftSteps, Judged, RecordedRounds, judged_in_round, too_short
 
 
 @dataclass(frozen=True)
-class DraftGrid:
+class DraftGrid(RecordedRounds):
     """What a draft head drafts in the rounds that may begin at each position of its verifier's text.
 
     Attributes:
@@ -89,19 +89,11 @@ class DraftGrid:
         """From each of the N positions and from the end, the number of draft tokens in a row that are accepted."""
         return [*self.runs, 0]
 
-    def step(self, start: int, index: int) -> DraftStep:
-        """The ``index``-th step of a round that starts at a position.
-
-        Raises:
-            UsageError: the trace was recorded for shorter drafts.
-        """
-        # Cached, because thousands of settings replay the same steps.
-        steps, row = self._steps.setdefault(start, []), self.rows[start]
+    def _find(self, start: int, index: int) -> DraftStep:
+        row = self.rows[start]
         if index > len(row):
             raise too_short(index)
-        while len(steps) < index:
-            steps.append(row.step(len(steps), len(steps) + 1, self.disco))
-        return steps[index - 1]
+        return row.step(index - 1, index, self.disco)
 
     def verified_chances(self, start: int, drafted: int, judged: int) -> tuple[float, ...] | None:
         """`specctl.records.Round.chances` of a round of ``drafted`` tokens, of which verification judged the first."""
@@ -116,10 +108,6 @@ class DraftGrid:
             if self.blocks is not None:
                 outcomes = self.blocks[start].as_last(min(run + 1, len(row)))
             yield judged_in_round(row, run, outcomes, self.disco)
-
-    @cached_property
-    def _steps(self) -> dict[int, list[DraftStep]]:
-        return {}
 
     @cached_property
     def _by_head(self) -> "dict[str, DraftGrid]":

@@ -16,7 +16,8 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import StateReader
 from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of, state_heads
-from specctl.observing.timing import fill, forget, ordinary_tokens, wait
+from specctl.models.running.waiting import wait
+from specctl.observing.timing import fill, forget, ordinary_tokens
 from specctl.policies import TRAINED_SIGNALS, Signal
 from specctl.policies.constant import Constant
 from specctl.replay.costs import CostTable, signal_key

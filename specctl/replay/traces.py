@@ -28,13 +28,13 @@ from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.blocks import DraftBlocks
 from specctl.replay.grid import DraftGrid
-from specctl.replay.steps import DraftSteps, Judged, too_short
+from specctl.replay.steps import DraftSteps, Judged, RecordedRounds, too_short
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class DraftAlong:
+class DraftAlong(RecordedRounds):
     """What a draft model drafts along a text of its verifier, which is the target or, in a hierarchy, the draft above.
 
     A draft model's tokens depend on nothing but the text before them, so one token for each position says it all.
@@ -99,18 +99,6 @@ class DraftAlong:
             runs[position] = runs[position + 1] + 1 if self.accepted[position] else 0
         return runs
 
-    def step(self, start: int, index: int) -> DraftStep:
-        """The ``index``-th step of a round that starts at a position.
-
-        Raises:
-            UsageError: the trace was recorded for shorter drafts.
-        """
-        # Cached, because thousands of settings replay the same steps.
-        steps = self._steps.setdefault(start, [])
-        while len(steps) < index:
-            steps.append(self._find(start, len(steps) + 1))
-        return steps[index - 1]
-
     def _find(self, start: int, index: int) -> DraftStep:
         position, rejected = start + index - 1, start + self.accepted_runs[start]
         if position <= rejected and position < len(self.along):
@@ -150,10 +138,6 @@ class DraftAlong:
             branch = self.branches_below.get(rejected)
             self._under[rejected] = self.below if branch is None else _joined(self.below, branch, rejected + 1)
         return self._under[rejected]
-
-    @cached_property
-    def _steps(self) -> dict[int, list[DraftStep]]:
-        return {}
 
     @cached_property
     def _under(self) -> "dict[int, DraftAlong | DraftGrid]":

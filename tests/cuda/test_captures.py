@@ -25,8 +25,7 @@ def _inference() -> Iterator[None]:
 
 
 def graph(devices: Devices, device: str = "cuda:0", heard: list[str] | None = None) -> Capturing:
-    notice = [].append if heard is None else heard.append
-    runner = runner_of("graph", on(devices, MODEL, device), notice)
+    runner = runner_of("graph", on(devices, MODEL, device), None if heard is None else heard.append)
     assert isinstance(runner, Capturing)
     return runner
 

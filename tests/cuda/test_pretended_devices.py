@@ -24,7 +24,7 @@ def test_what_waits_is_counted() -> None:
         doubled = given * 2
         assert doubled.sum().item() == 12
         assert cuda.ledger.tally() == Tally(launches=2, copies=2, waits=2)
-        torch.tensor([1.0]).pin_memory().to("cuda:0", non_blocking=True)
+        torch.tensor([1.0]).pin_memory()[None].to("cuda:0", non_blocking=True)
         assert cuda.ledger.tally() == Tally(launches=2, copies=3, waits=2)
 
 

@@ -105,7 +105,7 @@ def test_the_device_is_never_idle_within_a_draft(sampling: Sampling) -> None:
             drafter = drafter_on(cuda, going_on(5))
             measured_draft(cuda, drafter, sampling)
             for place in range(1, 5):  # as after some rounds more
-                for _ in range(40):
+                for _ in range(60):
                     drafter._steps.lead.decided(place, stopped=False)
             drafter.rollback(20)
             with torch.inference_mode(), idle_between_replays(cuda) as found:

@@ -14,7 +14,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Session, warm_up
+from specctl.decoding.session import Session
+from specctl.decoding.warming import warm_up
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.compilation import Compiler, missing_compiler
 from specctl.models.running.fixed_width import FixedWidthRunner

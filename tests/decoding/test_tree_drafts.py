@@ -54,9 +54,9 @@ from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling, uniforms
-from specctl.decoding.session import warm_up
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.decoding.tree_verification import DraftTree, verify_tree
+from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.fixed_width import FixedWidthRunner

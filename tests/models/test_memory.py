@@ -9,7 +9,7 @@ from transformers import Gemma2Config, GPTNeoXConfig, Qwen2Config
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate, gib
-from specctl.models.loading.placement import after, place
+from specctl.models.loading.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
 
 GIB = 2**30
@@ -113,6 +113,30 @@ def test_device_memory_ends_with_the_cpu() -> None:
 
     assert cpu.name == "cpu"
     assert 0 < cpu.free <= cpu.total
+
+
+@pytest.mark.parametrize(
+    ("device", "asked"),
+    [("cuda:1", [1]), ("cuda", [0]), ({"model.layers.0": 2, "": "cuda:1"}, [1, 2]), ("cpu", []), ("auto", [0, 1, 2])],
+)
+def test_only_gpus_that_a_model_may_go_to_are_touched(
+    device: object, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[int] = []
+
+    def memory(index: int) -> tuple[int, int]:
+        touched.append(index)
+        return 1 << 30, 1 << 31
+
+    replace = monkeypatch.setattr
+    replace("torch.accelerator.current_accelerator", lambda **_: torch.device("cuda"))
+    replace("torch.accelerator.device_count", lambda: 3)
+    replace("torch.accelerator.get_memory_info", memory)
+    replace("torch.cuda.get_device_name", lambda _: "a GPU")
+    names = named_devices(ModelTable.model_construct(device=device))
+    found = device_memory(names)
+    assert touched == asked
+    assert [one.name for one in found] == [*(f"cuda:{index}" for index in asked), "cpu"]
 
 
 @pytest.mark.parametrize(

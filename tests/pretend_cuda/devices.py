@@ -106,8 +106,8 @@ class Devices:
 
     def put(self, tensor: torch.Tensor, device: Any) -> CudaTensor:
         """A tensor of the host on a device, without a note of it."""
-        plain = tensor.detach()
-        return CudaTensor(plain if self.shapes_only else plain.clone(), self.named(device))
+        plain = tensor.detach() if self.shapes_only else tensor.detach().clone()
+        return CudaTensor(plain, self.named(device))
 
     def move(self, module: Any, device: Any, only: Callable[[str], bool] = lambda _: True) -> Any:
         """A module's parameters and buffers to a device, in place; of some names only."""

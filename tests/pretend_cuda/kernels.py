@@ -89,7 +89,6 @@ class Kernels:
         if not written and not _is_view(function):
             for tensor in made:
                 at.memory.allocate(tensor.numel() * tensor.element_size())
-                at.memory.new(tensor)
         if not kernel:
             at.clock.host(at.clock.costs.view)
             if graph is not None and not _is_view(function) and name.startswith(("empty", "new_empty")):
@@ -202,6 +201,8 @@ class Kernels:
         else:
             inner = self._across(source, to, dtype)
         if whole:
+            if to.type == "cuda":
+                at.memory.write(inner, at.streams.current(to))
             return inner if to.type == "cpu" else CudaTensor(inner, to)
         place = args[0].inner if isinstance(args[0], CudaTensor) else args[0]
         if not (place.is_meta or inner.is_meta):

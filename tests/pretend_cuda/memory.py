@@ -4,8 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pretend_cuda.streams import Stream
+
+MOST_KNOWN = 20_000
+"""Storages whose last write is known before those that are gone are forgotten."""
 
 
 @dataclass(eq=False)
@@ -38,7 +42,7 @@ class Memory:
     pools: dict[Any, int] = field(default_factory=dict)
     underway: list[Any] = field(default_factory=list)
     workspaces: dict[Stream, Workspace] = field(default_factory=dict)
-    written: dict[int, tuple[Stream, int]] = field(default_factory=dict)
+    written: dict[int, tuple[StorageWeakRef, Stream, int]] = field(default_factory=dict)
     left: int | None = None
     least: int = 0
     asked: list[int] = field(default_factory=list)
@@ -72,13 +76,13 @@ class Memory:
             del self.pools[pool]
 
     def write(self, tensor: torch.Tensor, stream: Stream) -> None:
-        self.written[tensor.untyped_storage()._cdata] = stream, stream.issued
-
-    def new(self, tensor: torch.Tensor) -> None:
-        self.written.pop(tensor.untyped_storage()._cdata, None)
+        storage = StorageWeakRef(tensor.untyped_storage())  # as long as it is held, no other has its address
+        self.written[storage.cdata] = storage, stream, stream.issued
+        if len(self.written) > MOST_KNOWN:
+            self.written = {key: found for key, found in self.written.items() if not found[0].expired()}
 
     def require_ordered(self, tensor: torch.Tensor, stream: Stream, what: str) -> None:
         """Raise if another stream may still be writing what is now read or written."""
         found = self.written.get(tensor.untyped_storage()._cdata)
-        if found is not None and not stream.knows(*found):
+        if found is not None and not stream.knows(*found[1:]):
             raise RuntimeError(f"race: {what} does not wait for the stream that writes what it reads")

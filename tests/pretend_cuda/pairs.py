@@ -41,12 +41,24 @@ def on(devices: Devices, model: PreTrainedModel, device: str) -> PreTrainedModel
 
 
 def runner_of(
-    engine: str, model: PreTrainedModel, notice: Callable[[str], None] = lambda _: None, name: str = "the model"
+    engine: str, model: PreTrainedModel, notice: Callable[[str], None] | None = None, name: str = "the model"
 ) -> Runner:
-    """A runner that is made as specctl makes them; the static one uncompiled."""
+    """A runner that is made as specctl makes them; the static one uncompiled.
+
+    Args:
+        engine: of the profile.
+        model: on its device.
+        notice: told where the engine falls back; without it that is a failure.
+        name: the model's, in notices.
+    """
     if engine == "static":
         return StaticRunner(model, VOCABULARY)
-    return build_runner(model, VOCABULARY, name, EngineSettings(engine=engine, notice=notice))  # type: ignore[arg-type]
+    return build_runner(model, VOCABULARY, name, EngineSettings(engine=engine, notice=notice or unexpected))  # type: ignore[arg-type]
+
+
+def unexpected(notice: str) -> None:
+    """Fail: nothing was to be noted."""
+    raise AssertionError(notice)
 
 
 def spread(devices: Devices, model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:

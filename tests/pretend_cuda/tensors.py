@@ -156,9 +156,10 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, CudaTensor):
         raise RuntimeError(f"cannot pin a tensor on {tensor.device}: only dense CPU tensors can be pinned")
     copy = tensor.clone()
-    copy.pretended_pinned = True  # type: ignore[attr-defined]
+    copy.untyped_storage().pretended_pinned = True  # type: ignore[attr-defined]
     return copy
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    return getattr(tensor, "pretended_pinned", False)
+    """Whether a tensor is such memory, or a view of it."""
+    return getattr(tensor.untyped_storage(), "pretended_pinned", False)

@@ -112,7 +112,7 @@ class BlockRunner(FixedBufferRunner):
         with torch.inference_mode():
             for token in fed:
                 base, row = self._next_row(token)
-                given = torch.tensor(token, device=self.device)
+                given = torch.full((), token, dtype=torch.int64, device=self.device)
                 found, self._memory = self._head.row(base, row, given, self._memory)
                 logits.append(found[None, : self.vocabulary])
                 states.append(row[None])

@@ -1,12 +1,13 @@
 """The runner for a draft head and an engine setting."""
 
+from dataclasses import replace
 from typing import Any
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
-from specctl.models.running.engines import EngineSettings, compiler_for
+from specctl.models.running.engines import EngineSettings, compiler_for, engine_on
 from specctl.models.running.runner import Runner
 
 
@@ -20,6 +21,7 @@ def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, s
         settings: which engine, and whether to compile.
     """
     device = next(head.parameters()).device
+    settings = replace(settings, engine=engine_on(device, settings.engine))
     compiler = None if settings.engine == "eager" else compiler_for(device, name, settings)
     if settings.engine == "graph" and device.type == "cuda":
         from specctl.models.running.cuda_capture import CudaCapture

@@ -19,7 +19,9 @@ from specctl.models.loading.placement import Placement, after, dtype_on, kind_of
 from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.loading.working_room import working_bytes
 from specctl.models.onnx.engine import require_onnxruntime
+from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
 from specctl.models.running.token_rules import rules_in
 from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, Profile
 
@@ -155,7 +157,13 @@ def _examine(
     if need.quantization is not None:
         _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
     room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
-    _advise_on_cache(checkpoint, need.cache_bytes(placement.dtype, CACHE_TOKENS), room, report)
+    on_cuda = any(name.startswith("cuda") for name in placement.shares)
+    first = on_cuda and not any(set(other.devices) & set(placement.shares) for other in report.models[1:])
+    engine = profile.engine
+    work = working_bytes(need, placement.dtype, CACHE_TOKENS, engine, on_cuda=on_cuda, first=first)
+    _advise_on_room(checkpoint, work, room, on_cuda, report)
+    if on_cuda and facts.key == "target" and engine == "auto" and not GRAPHS_MEASURED:
+        report.advice.append(f"The target runs eagerly on CUDA ({UNMEASURED}).")
     if profile.engine == "onnx":
         _advise_on_graph(checkpoint, int(MAKING * need.weight_bytes(placement.dtype)), room, report)
     return placement
@@ -203,10 +211,13 @@ def _advise_on_graph(checkpoint: Checkpoint, making: int, room: int, report: Dia
         )
 
 
-def _advise_on_cache(checkpoint: Checkpoint, cache: int, room: int, report: Diagnosis) -> None:
-    if cache > room:
+def _advise_on_room(checkpoint: Checkpoint, work: int, room: int, on_cuda: bool, report: Diagnosis) -> None:
+    if work > room:
+        what = f"the cache of {CACHE_TOKENS} tokens" + (
+            ", CUDA's context and working memory take" if on_cuda else " takes"
+        )
         report.advice.append(
-            f"{checkpoint} leaves {gib(room)} free, but the cache of {CACHE_TOKENS} tokens takes {gib(cache)}: "
+            f"{checkpoint} leaves {gib(room)} free, but {what} {gib(work)}: "
             "use short prompts or a device with more memory."
         )
 

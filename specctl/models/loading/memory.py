@@ -1,5 +1,6 @@
 """Memory that a model needs, and memory of each device, in bytes."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,13 @@ class DeviceMemory:
     free: int
 
 
-def device_memory() -> list[DeviceMemory]:
-    """The accelerators (GPUs) in order, then the CPU."""
+def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
+    """The accelerators (GPUs) in order, then the CPU.
+
+    Args:
+        asked: names of those that matter; asking a GPU for its memory opens a context there, which takes some hundred
+            MiB and 0.3 s. None for all.
+    """
     import psutil  # type: ignore[import-untyped]
     import torch
 
@@ -72,6 +78,8 @@ def device_memory() -> list[DeviceMemory]:
     kind = accelerator.type if accelerator else "cpu"
     devices = []
     for index in range(torch.accelerator.device_count() if accelerator else 0):
+        if asked is not None and f"{kind}:{index}" not in asked:
+            continue
         # Apple's GPU uses main memory and reports no memory of its own.
         free, total = (ram.available, ram.total) if kind == "mps" else torch.accelerator.get_memory_info(index)
         label = torch.cuda.get_device_name(index) if kind == "cuda" else f"{kind} device"

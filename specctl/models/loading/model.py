@@ -9,8 +9,8 @@ from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.failures import explained
 from specctl.models.loading.hushing import hushed
 from specctl.models.loading.memory import device_memory, estimate, load_config
-from specctl.models.loading.placement import Placement
-from specctl.models.loading.preparation import inspected, placed
+from specctl.models.loading.placement import Placement, named_devices
+from specctl.models.loading.preparation import inspected, placed_here
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.profile.schema import ModelTable, Profile
@@ -77,7 +77,9 @@ def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> Loaded
         ModelError: the model cannot be loaded, for any reason; the hint shows how to fix it.
     """
     checkpoint = locate(table, role)
-    return load_inspected(checkpoint, table, inspected(checkpoint, table, device_memory()), verbose=verbose)
+    return load_inspected(
+        checkpoint, table, inspected(checkpoint, table, device_memory(named_devices(table))), verbose=verbose
+    )
 
 
 def load_inspected(
@@ -86,7 +88,7 @@ def load_inspected(
     """`load_model` for a model that was `inspected`, which told how it is quantised."""
     role = checkpoint.role
     need = estimate(checkpoint, table.trust_remote_code, quantization)
-    placement = placed(checkpoint, table, need, device_memory())
+    placement = placed_here(checkpoint, table, need)
     checkpoint.fetch_weights()
     prefer_own_attention(placement.devices)
     with explained(role, table.model), hushed(verbose):

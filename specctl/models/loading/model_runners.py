@@ -5,6 +5,7 @@ from dataclasses import replace
 from specctl.models.loading.found import Found
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, load_inspected
+from specctl.models.loading.placement import named_devices
 from specctl.models.loading.preparation import inspected
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, build_runner, checked
@@ -33,7 +34,7 @@ def model_runner(
         if runner is not None:
             return network, runner
         if one.rounding is not None:
-            how = inspected(one.checkpoint, one.table, device_memory())
+            how = inspected(one.checkpoint, one.table, device_memory(named_devices(one.table)))
             network = load_inspected(one.checkpoint, one.table, how)
         return network, build_runner(network.model, vocabulary, network.name, replace(settings, engine="auto"))
     if settings.engine == "auto" and settings.compile is not True and one.quantization is None:

@@ -17,6 +17,7 @@ from specctl.models.loading.lookups import Places
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
 from specctl.models.loading.model_runners import checked_runner, model_runner
+from specctl.models.loading.placement import named_devices
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.cores import CoreTime
@@ -177,7 +178,8 @@ def load_pair(
     wanted = [wanted[index] for index in places.loaded]
     tables = [(role, table) for role, table in tables if not table.is_lookup]
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
-    devices = device_memory()
+    gpus = [named_devices(table) for _, table in tables]
+    devices = device_memory(None if None in gpus else {name for each in gpus for name in each or ()})
     verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
     found = [
         Found.of(role, table, verifier, devices, settings.engine)

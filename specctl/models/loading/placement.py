@@ -60,9 +60,23 @@ def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], ro
     name = device if device == "cpu" or ":" in device else f"{device}:0"
     if name not in free:
         raise _unknown_device(device, free, role)
+    if name.startswith("mps"):
+        raise ModelError(
+            f"[{role}] device {device!r}: tokens are drawn by float64 numbers, which Apple's GPUs do not know.",
+            'Set device = "cpu".',
+        )
     if table.max_memory:
         raise ModelError(f"[{role}] max_memory has no effect on the single device {device!r}.", "Remove one of them.")
     return _single(table, name, need, free, role)
+
+
+def named_devices(table: ModelTable) -> set[str] | None:
+    """The devices that a table names, by their full names; None where they are chosen on the machine."""
+    if isinstance(table.device, dict):
+        return {_device_name(str(value)) for value in table.device.values()}
+    if table.device == "auto" or table.device in STRATEGIES:
+        return None
+    return {table.device if table.device == "cpu" or ":" in table.device else f"{table.device}:0"}
 
 
 def kind_of_device(table: ModelTable, devices: Sequence[DeviceMemory]) -> str:

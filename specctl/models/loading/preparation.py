@@ -1,11 +1,13 @@
 """Everything that must be true of a model before its weights are loaded; doctor and loading ask the same."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
+from specctl.errors import ModelError
 from specctl.models.loading.architecture import generation_config, require_runnable
 from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.memory import DeviceMemory, Estimate, estimate, load_config
-from specctl.models.loading.placement import Placement, kind_of_device, place
+from specctl.models.loading.memory import DeviceMemory, Estimate, device_memory, estimate, load_config
+from specctl.models.loading.placement import Placement, kind_of_device, named_devices, place
 from specctl.models.loading.quantization import Quantization, plan, require_whole, rounding
 from specctl.models.loading.quantized_checkpoint import require_readable
 from specctl.models.loading.skeleton import require_modules, skeleton
@@ -49,6 +51,18 @@ def weighed(
         ModelError: as for `inspected`, or its weights are missing or damaged.
     """
     return estimate(checkpoint, table.trust_remote_code, inspected(checkpoint, table, devices, engine))
+
+
+def placed_here(checkpoint: Checkpoint, table: ModelTable, need: Estimate) -> Placement:
+    """`placed` on this machine, of which no other GPUs are touched than the model may go to.
+
+    Raises:
+        ModelError: as for `placed`; the hint knows all devices.
+    """
+    if (names := named_devices(table)) is not None:
+        with suppress(ModelError):
+            return placed(checkpoint, table, need, device_memory(names))
+    return placed(checkpoint, table, need, device_memory())
 
 
 def placed(checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]) -> Placement:

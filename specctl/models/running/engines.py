@@ -1,7 +1,7 @@
 """The runner for a model and an engine setting."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 LONG_RUN = 50_000
 """Compiling pays from this many tokens to generate, even for small models."""
+
+GRAPHS_MEASURED = False
+"""Whether ``auto`` is the graph engine on CUDA. Until a run on a device has shown that it is right and faster there,
+``auto`` stays eager, and `engine_report` says what it would have been."""
+
+UNMEASURED = 'graph would be chosen; not yet measured on a device: set engine = "graph"'
+"""Why ``auto`` is eager on CUDA."""
 
 Say = Callable[[str], None]
 
@@ -74,16 +81,17 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
         name: the model's, in messages.
         settings: which engine, and whether to compile.
     """
+    device = device_of(model)
+    asked, settings = settings.engine, replace(settings, engine=engine_on(device, settings.engine))
     if settings.engine == "eager" or (settings.engine == "auto" and not settings.compiles):
         return EagerRunner(model, vocabulary)
     # Imported here because a single prompt needs none of it.
     from specctl.models.running.static import StaticRunner, obstacle
 
     if why := obstacle(model):
-        if settings.engine != "auto" or settings.compile is True:
+        if asked != "auto" or settings.compile is True:
             settings.notice(f"{name} runs eagerly: {why}")
         return EagerRunner(model, vocabulary)
-    device = device_of(model)
     compiler = compiler_for(device, name, settings)
     if settings.engine == "graph":
         if device.type == "cuda":
@@ -104,6 +112,11 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
     if settings.engine == "auto" and compiler is None:
         return EagerRunner(model, vocabulary)
     return StaticRunner(model, vocabulary, compiler=compiler)
+
+
+def engine_on(device: "torch.device", engine: Engine) -> Engine:
+    """The engine that is meant on a device: ``auto`` may be the graph engine on CUDA."""
+    return "graph" if engine == "auto" and GRAPHS_MEASURED and device.type == "cuda" else engine
 
 
 def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
@@ -137,6 +150,28 @@ def engine_name(runner: Runner) -> str:
     if isinstance(runner, LookupRunner):
         return "lookup"
     return runner.engine if isinstance(runner, PreparedRunner) else type(runner).__name__
+
+
+def engine_report(runner: Runner, asked: Engine) -> str:
+    """`engine_name`, and what ``auto`` would have been on CUDA if that had been measured.
+
+    Args:
+        runner: any.
+        asked: the profile's engine.
+    """
+    name = engine_name(runner)
+    if asked != "auto" or GRAPHS_MEASURED or runner.device.type != "cuda" or name.startswith("graph"):
+        return name
+    return name if _captures_nothing(runner) else f"{name} ({UNMEASURED})"
+
+
+def _captures_nothing(runner: Runner) -> bool:
+    """Whether a runner's model could not run on the graph engine either."""
+    from specctl.models.running.static import obstacle
+
+    while isinstance(runner, FixedWidthRunner | CheckedRunner | RuledRunner):
+        runner = runner.runner
+    return isinstance(runner, LookupRunner) or (isinstance(runner, EagerRunner) and bool(obstacle(runner.model)))
 
 
 def preparing_seconds(runner: Runner) -> float | None:

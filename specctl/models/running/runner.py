@@ -14,7 +14,7 @@ from specctl.models.running.recurrent_state import RecurrentState, has_recurrent
 from specctl.models.running.stepping import step_through_blocks
 from specctl.models.running.token_reader import Token, TokenReader
 from specctl.models.running.waiting import sent
-from specctl.models.running.watching import LayerWatch, States
+from specctl.models.running.watching import LAST, LayerWatch, States
 from specctl.models.running.weights import device_of
 
 REREAD = 16
@@ -168,6 +168,7 @@ class EagerRunner:
         self._trims_from = trims_from(self._cache)
         self._masks = MaskMaker(model)
         self._watch = LayerWatch(model)
+        self._last = LayerWatch(model)
         self._sight = TreeSight()
         self.holds_everything = attends_to_everything(model)
         """Whether every layer keeps the whole sequence, which `masked_pass` requires."""
@@ -175,6 +176,11 @@ class EagerRunner:
         self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
         self.device = device_of(model)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The network."""
+        return self._model
 
     def _begin(self) -> None:
         self._cache = empty_cache(self._model.config, recurrent=self._recurrent)
@@ -204,7 +210,7 @@ class EagerRunner:
         ids = sent(tokens, self.device)[None]  # (1, T)
         more: dict[str, Any] = self._masks.arguments(self.length, len(tokens))
         if hidden:
-            more["output_hidden_states"] = True
+            self._last.watch([LAST])
         more[self._cache_argument] = self._cache
         output = self._model(
             input_ids=ids,
@@ -216,7 +222,16 @@ class EagerRunner:
         self.length += len(tokens)
         kept = slice(-keep, None) if keep else slice(0)
         logits = output.logits[0, kept, : self._vocabulary]
-        return Forward(logits, output.hidden_states[-1][0, kept] if hidden else None, self._watch.take())
+        return Forward(logits, self._last_states(kept) if hidden else None, self._watch.take())
+
+    def _last_states(self, kept: slice) -> torch.Tensor:
+        """The states ``(keep, D)`` after the final norm in the last pass, which a spread model has on its last device.
+
+        Asked for all hidden states, transformers would bring those of every layer to the first.
+        """
+        found = self._last.take()
+        assert found is not None
+        return found[LAST][kept].to(self.device)
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)
@@ -235,16 +250,17 @@ class EagerRunner:
         Returns:
             A row for each token.
         """
+        if hidden:
+            self._last.watch([LAST])
         output = self._model(
             input_ids=sent(tokens, self.device)[None],
             position_ids=positions[None],
             attention_mask=aligned_mask(seen, self._model.dtype)[None, None],  # (1, 1, T, S)
             past_key_values=self._cache,
             use_cache=True,
-            output_hidden_states=hidden,
         )
         self.length += len(tokens)
-        last = output.hidden_states[-1][0] if hidden else None
+        last = self._last_states(slice(None)) if hidden else None
         return Forward(output.logits[0, :, : self._vocabulary], last, self._watch.take())
 
     def extend_tree(

@@ -75,7 +75,7 @@ class Threads:
     @property
     def free(self) -> int:
         """Cores that other processes left, at least one."""
-        return max(1, round(self.cores - (self.others_busy or 0.0)))
+        return _free(self.cores, self.others_busy)
 
     @property
     def crowded(self) -> bool:
@@ -104,6 +104,10 @@ class Threads:
         busy = "" if self.others_busy is None else f"; other processes keep {self.others_busy:.1f} cores busy"
         what = f"{self.reason}{f': a small round takes {tried}' if tried else ''}"
         return f"{self.number} of {cores_text(self.cores)} ({what}){busy}"
+
+
+def _free(cores: int, others_busy: float | None) -> int:
+    return max(1, round(cores - (others_busy or 0.0)))
 
 
 def decided(setting: int | Literal["auto"], environ: Mapping[str, str] = os.environ) -> Threads | None:
@@ -153,7 +157,7 @@ def choose(
         cores = usable_cores()
         if any(weight.device.type != "cpu" for model in models for weight in model.parameters()):
             return Threads(torch.get_num_threads(), cores, "models are not on the CPU", {}, others)
-        free = max(1, round(cores - (others or 0.0)))
+        free = _free(cores, others)
         if sum(map(weight_bytes, models)) > LARGE:
             chosen = Threads(free, cores, "the models are large", {}, others)
         else:

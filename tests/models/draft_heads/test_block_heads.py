@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.session import Session, warm_up
+from specctl.decoding.session import Session
+from specctl.decoding.warming import warm_up
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner

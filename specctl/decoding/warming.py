@@ -1,0 +1,83 @@
+"""Passes that are run once before anything is answered or timed."""
+
+import torch
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.models.loading.pair import Pair
+from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.engines import engine_name
+from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
+from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.masks import WIDEST
+from specctl.models.running.runner import StateReader
+from specctl.models.running.trained_heads import signal_of
+from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.policies import POLICIES, Signal
+from specctl.policies.constant import Constant
+from specctl.policies.trees import TreeSize
+from specctl.profile.schema import SamplingTable
+
+
+def warm_up(
+    pair: Pair, settings: SamplingTable, *, leaves: bool = False, tree: TreeSize | None = None, longest: int = 1
+) -> None:
+    """Run each kind of pass once, so that no request waits for compiling or capturing.
+
+    Args:
+        pair: loaded models.
+        settings: the sampling table in force.
+        leaves: whether drafts have leaves.
+        tree: the size of the first draft's trees; None for chains.
+        longest: the most tokens that are drafted in a round. What is captured is so for all widths up to it, and for
+            texts as long as a short prompt with its completion; other passes are captured as they come.
+    """
+    captures = any(engine_name(runner).startswith("graph") for runner in (pair.target, *pair.drafts))
+    few = [token for token in range(64) if token not in pair.eos][:4]
+    if captures:
+        end = min(SHORTEST + settings.max_new_tokens, pair.context - longest - 4)
+        span = span_class(end)  # the longest first: buffers that grow take all captures along
+        while span > SHORTEST:
+            text = [few[place % 4] for place in range(span // 2)]
+            _warm_up_after(text, pair, settings, leaves, tree, longest)
+            span //= 2
+    _warm_up_after(few, pair, settings, leaves, tree, longest if captures else 1)
+
+
+def _warm_up_after(
+    text: list[int], pair: Pair, settings: SamplingTable, leaves: bool, tree: TreeSize | None, longest: int
+) -> None:
+    """Run the passes of `warm_up` after a text of at least four tokens."""
+    sampling = Sampling.of(settings)
+    widths = [width for width in WIDTHS if 1 < width <= width_class(min(longest + 1, WIDEST))]
+    with torch.inference_mode():
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)
+            runner.extend(text, keep=0)  # makes the buffers
+            runner.extend(text[:1], keep=1)
+            if not isinstance(runner, StateReader):  # it never verifies
+                for width in widths:
+                    runner.rollback(len(text))
+                    runner.extend([text[place % 4] for place in range(width)], keep=width)
+        if (leaves or tree is not None) and not tree_obstacle(pair.target):
+            tree_runner(pair.target).extend_tree(text[:3], [0, 0])
+        if tree is not None and pair.drafts and not tree_obstacle(pair.drafts[0]):
+            pair.drafts[0].rollback(len(text))
+            grown = TreeDrafter(tree_runner(pair.drafts[0]), Constant(2), tree)
+            grown.begin(sampling, frozenset(), None)
+            grown.draft([*text, *text[:2]], budget=2)
+        # Any draft may be the lowest level, and its head may or may not be used.
+        for runner, head in zip(pair.drafts, pair.heads, strict=True):
+            if isinstance(runner, LookupRunner):
+                continue
+            for predicts in (False, True) if head is not None else (False,):
+                runner.rollback(len(text))
+                record = frozenset[Signal]({signal_of(head)} if predicts and head is not None else ())
+                drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
+                drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
+                drafter.draft([*text, *text[:2]], budget=2)
+                if predicts and isinstance(head, AcceptanceHead) and not isinstance(runner, StateReader):
+                    runner.extend(text[:2], keep=2, hidden=True)
+        for runner in (pair.target, *pair.drafts):
+            runner.rollback(0)

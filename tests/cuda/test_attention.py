@@ -1,0 +1,61 @@
+"""What attention is given on a device: masks that no layer has to make again, and buffers of few strides."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pretend_cuda import Devices
+from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
+
+from specctl.models.loading import model as loading
+from specctl.models.loading.placement import Placement
+from specctl.models.running.trees import tree_runner
+from specctl.profile import resolve
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("engine", ["eager", "static", "graph"])
+def test_masks_are_numbers_in_aligned_rows(engine: str) -> None:
+    with Devices() as cuda:
+        runner = runner_of(engine, on(cuda, tiny_model(), "cuda:0"))
+        runner.extend(TEXT[:21], keep=1)
+        for width in (1, 2, 5):
+            runner.extend(TEXT[:width], keep=width)
+        tree_runner(runner).extend_tree(TEXT[:3], [0, 0])
+        masks = [mask for *_, mask in cuda.attended if mask is not None]
+        assert len(masks) >= 3
+        for mask in masks:
+            assert mask.dtype == torch.float32
+            assert not any(step % 8 for step in mask.stride()[:-1])
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_rows_of_keys_have_few_strides(engine: str) -> None:
+    """Kernels and plans that were chosen for a prompt of one length serve others."""
+    with Devices() as cuda:
+        model = on(cuda, tiny_model(), "cuda:0")
+        strides = set()
+        for length in (3, 17, 95, 130, 240):
+            runner: Any = runner_of(engine, model)
+            runner.extend(TEXT[:length], keep=1)
+            strides.add(runner._cache.layers[0].keys.stride())
+        assert len(strides) == 1
+
+
+@pytest.mark.parametrize(("device", "allowed"), [("cuda:0", False), ("cpu", True)])
+def test_cudnns_attention_is_off_where_a_model_goes_to_a_card(
+    device: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = resolve("embedded").profile.target
+    placement = Placement(device, None, "float32", {device: 1})
+    monkeypatch.setattr(loading, "placed_here", lambda *_: placement)
+    monkeypatch.setattr(loading, "_read", lambda *_: tiny_model())
+    with Devices() as cuda:
+        loading.load_model(table, role="target")
+        assert cuda.cudnn is allowed

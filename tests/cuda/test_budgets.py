@@ -1,0 +1,108 @@
+"""How much a drafted token and a round's verdict may ask of a device: kernels and replays, copies, waits.
+
+A Llama of two layers drafts four tokens with entropies read; all that is captured was captured before. A change that
+adds a launch, a copy or a wait changes a number here, and in docs/engines.md, which has the same table.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+import torch
+from pretend_cuda import Devices, Tally
+from pretend_cuda.pairs import TEXT, on, runner_of
+from toys import random_model
+
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.lead import Lead
+from specctl.decoding.round import judge
+from specctl.decoding.sampling import Sampling
+from specctl.models.running.runner import Runner
+from specctl.policies import POLICIES
+
+GREEDY, SAMPLED, FILTERED = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)
+DRAFTED = 4
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of a drafted token after the first, of the first where two tokens are pending, and of a round's verification."""
+
+    token: Tally
+    first: Tally
+    verdict: Tally
+
+
+BUDGETS = {
+    ("eager", GREEDY): Budget(Tally(97, 2, 1), Tally(106, 2, 1), Tally(100, 2, 1)),
+    ("eager", SAMPLED): Budget(Tally(102, 2, 1), Tally(112, 2, 1), Tally(136, 3, 1)),
+    ("eager", FILTERED): Budget(Tally(116, 2, 1), Tally(126, 2, 1), Tally(149, 3, 1)),
+    ("static", GREEDY): Budget(Tally(102, 2, 1), Tally(106, 2, 1), Tally(100, 2, 1)),
+    ("static", SAMPLED): Budget(Tally(108, 2, 1), Tally(112, 2, 1), Tally(136, 3, 1)),
+    ("static", FILTERED): Budget(Tally(122, 2, 1), Tally(126, 2, 1), Tally(149, 3, 1)),
+    # A drafted token is one replay, a small copy each way and one wait; its distribution is kept by one more kernel.
+    ("graph", GREEDY): Budget(Tally(1, 2, 1), Tally(16, 2, 1), Tally(6, 2, 1)),
+    ("graph", SAMPLED): Budget(Tally(2, 2, 1), Tally(22, 2, 1), Tally(42, 3, 1)),
+    ("graph", FILTERED): Budget(Tally(2, 2, 1), Tally(36, 2, 1), Tally(55, 3, 1)),
+}
+"""By engine and sampling; tallies are of launches, copies, waits."""
+AHEAD = {
+    ("svip", GREEDY): Tally(2, 2, 1),
+    ("svip", SAMPLED): Tally(3, 2, 1),
+    ("constant", GREEDY): Tally(2, 2, 0),
+    ("constant", SAMPLED): Tally(3, 2, 0),
+}
+"""Of a drafted token of the graph engine that was started before the one before it was read: its id comes from the
+device, and a policy that never stops waits for the whole draft at once."""
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Iterator[Devices]:
+    with Devices() as devices:
+        yield devices
+
+
+def spent(cuda: Devices, target: Runner, draft: Runner, sampling: Sampling, policy: str = "svip") -> Budget:
+    """What one round asks for, the second of its kind."""
+    drafter = ModelDrafter(draft, POLICIES[policy](**({"threshold": 100.0} if policy == "svip" else {})))
+    generator = torch.Generator("cuda:0").manual_seed(0)
+    drafter.begin(sampling, frozenset(), generator)
+    text = TEXT[:30]
+    for runner in (target, draft):
+        runner.rollback(0)
+        runner.extend(text[:-1], keep=0)
+    for _ in range(2):
+        target.rollback(29)
+        tallies = []
+        for pending, count in ((1, 1), (2, 1), (1, DRAFTED)):
+            draft.rollback(len(text) - pending)
+            if draft.length < len(text) - pending:
+                draft.extend(text[draft.length : -pending], keep=0)
+            cuda.ledger.clear()
+            block = drafter.draft(text, count)
+            assert len(block.tokens) == count
+            tallies.append(cuda.ledger.tally())
+        cuda.ledger.clear()
+        forward = target.extend([text[-1], *block.tokens], keep=DRAFTED + 1)
+        judge(block, forward, sampling, generator)
+        verdict = cuda.ledger.tally()
+    alone, pending_two, whole = tallies
+    each = whole.launches - alone.launches, whole.copies - alone.copies, whole.waits - alone.waits
+    assert all(number % (DRAFTED - 1) == 0 for number in each), "tokens of one round that ask for different things"
+    return Budget(Tally(*(number // (DRAFTED - 1) for number in each)), pending_two, verdict)
+
+
+@pytest.mark.parametrize(("engine", "sampling"), BUDGETS, ids=str)
+def test_what_a_round_asks_of_the_device(cuda: Devices, engine: str, sampling: Sampling) -> None:
+    with torch.inference_mode():
+        target, draft = (runner_of(engine, on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))
+        with patch.object(Lead, "pays", lambda _, __: False):
+            assert spent(cuda, target, draft, sampling) == BUDGETS[engine, sampling]
+
+
+@pytest.mark.parametrize(("policy", "sampling"), AHEAD, ids=str)
+def test_what_a_token_asks_for_whose_step_runs_ahead(cuda: Devices, policy: str, sampling: Sampling) -> None:
+    with torch.inference_mode(), patch.object(Lead, "pays", lambda _, __: True):
+        target, draft = (runner_of("graph", on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))
+        assert spent(cuda, target, draft, sampling, policy).token == AHEAD[policy, sampling]

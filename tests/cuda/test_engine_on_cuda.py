@@ -1,0 +1,80 @@
+"""Which engine ``auto`` is on a card, what reports say of it, and what a calibration writes down."""
+
+import pytest
+import torch
+from pretend_cuda import Devices
+from pretend_cuda.pairs import VOCABULARY, on, tiny_model
+from toys import random_model
+
+from specctl.calibration.calibrated import measured_engine
+from specctl.errors import ModelError
+from specctl.models.loading.memory import DeviceMemory, Estimate
+from specctl.models.loading.placement import place
+from specctl.models.loading.working_room import CUDA_CONTEXT, working_bytes
+from specctl.models.running import engines
+from specctl.models.running.engines import EngineSettings, build_runner, engine_report
+from specctl.models.running.graph import GraphRunner
+from specctl.models.running.runner import EagerRunner
+from specctl.profile import resolve
+
+SAID = 'eager (graph would be chosen; not yet measured on a device: set engine = "graph")'
+
+
+def test_auto_is_eager_and_says_what_it_would_be() -> None:
+    with Devices() as cuda, torch.inference_mode():
+        runner = build_runner(on(cuda, tiny_model(), "cuda:0"), VOCABULARY, "it", EngineSettings())
+        assert isinstance(runner, EagerRunner)
+        assert engine_report(runner, "auto") == SAID
+        assert engine_report(runner, "eager") == "eager"
+        windowed = build_runner(on(cuda, random_model("mistral"), "cuda:0"), VOCABULARY, "it", EngineSettings())
+        assert engine_report(windowed, "auto") == "eager"
+    assert engine_report(EagerRunner(tiny_model(), VOCABULARY), "auto") == "eager"
+
+
+def test_one_constant_makes_graph_the_automatic_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "GRAPHS_MEASURED", True)
+    heard: list[str] = []
+    settings = EngineSettings(notice=heard.append)
+    with Devices() as cuda, torch.inference_mode():
+        runner = build_runner(on(cuda, tiny_model(), "cuda:0"), VOCABULARY, "it", settings)
+        assert isinstance(runner, GraphRunner)
+        assert engine_report(runner, "auto") == "graph"
+        windowed = build_runner(on(cuda, random_model("mistral"), "cuda:0"), VOCABULARY, "it", settings)
+        assert isinstance(windowed, EagerRunner)
+    assert isinstance(build_runner(tiny_model(), VOCABULARY, "it", settings), EagerRunner)
+    assert heard == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "ran", "written"),
+    [
+        ("auto", "cuda:0 (NVIDIA H100)", SAID, {"engine": "eager", "compile": False}),
+        ("auto", "cuda:0 (NVIDIA H100)", "static, compiled", {"engine": "static", "compile": True}),
+        ("auto", "cpu (a processor, 1 threads)", "eager", {}),
+        ("graph", "cuda:0 (NVIDIA H100)", "graph", {}),
+    ],
+)
+def test_a_calibration_on_a_card_writes_the_engine_it_measured(
+    asked: str, device: str, ran: str, written: dict[str, object]
+) -> None:
+    facts = {"devices": {"target": device}, "engines": {"target": ran}}
+    resolved = resolve("embedded", overrides=[f"engine={asked}"])
+    assert measured_engine(resolved.profile.engine, facts) == written
+
+
+def test_working_takes_more_on_a_card_than_the_cache() -> None:
+    need = Estimate(8_000_000_000, 16_000_000_000, "bfloat16", False, 2 * 32 * 8 * 128)
+    cache = need.cache_bytes("bfloat16", 4096)
+    assert working_bytes(need, "bfloat16", 4096, "auto", on_cuda=False, first=True) == cache
+    eager = working_bytes(need, "bfloat16", 4096, "eager", on_cuda=True, first=True)
+    assert eager > 1.25 * cache + CUDA_CONTEXT
+    assert working_bytes(need, "bfloat16", 4096, "graph", on_cuda=True, first=True) > eager
+    assert working_bytes(need, "bfloat16", 4096, "eager", on_cuda=True, first=False) == eager - CUDA_CONTEXT
+
+
+def test_a_device_without_float64_is_refused() -> None:
+    need = Estimate(1000, 4000, "float32", False, 4)
+    table = resolve("embedded", overrides=["target.device=mps"]).profile.target
+    devices = [DeviceMemory("mps:0", "an Apple GPU", 1 << 34, 1 << 34), DeviceMemory("cpu", "", 1 << 34, 1 << 34)]
+    with pytest.raises(ModelError, match="float64"):
+        place(table, need, devices, "target")
