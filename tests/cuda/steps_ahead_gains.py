@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/cuda/steps_ahead_gains.py
 
 A replay costs the device the bytes that its kernels move over a bandwidth, and the least time of a kernel; a call costs
-the host a fixed time, a wait some more. Python between the calls is not counted. Rounds end where a coin says so, the
+the host a fixed time, a wait some more, and each replay the Python around it. Rounds end where a coin says so, the
 same coins for every row: what a policy costs does not hang on why it stops.
 """
 
@@ -132,17 +132,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", nargs="+", default=["llama3-8b-1b", "llama2-7b-68m"], choices=SHAPES)
     parser.add_argument("--call", type=float, default=8.0, help="microseconds of the host for a call (default 8)")
+    parser.add_argument("--python", type=float, default=40.0, help="microseconds of Python for a replay (default 40)")
+    parser.add_argument("--sampling", nargs="+", default=["greedy", "T=1"], choices=["greedy", "T=1"])
     parser.add_argument("--bandwidth", type=float, default=3.35, help="of the device's memory in TB/s (default 3.35)")
     parser.add_argument("--rounds", type=int, default=100, help="rounds that are measured (default 100)")
     given = parser.parse_args()
-    costs = Costs(call=given.call * 1e-6, bandwidth=given.bandwidth * 1e12)
+    replay = (given.call + given.python) * 1e-6
+    costs = Costs(call=given.call * 1e-6, replay=replay, bandwidth=given.bandwidth * 1e12)
     print("| pair | sampling | a draft ends | " + " | ".join(f"{way}, ms a round" for way in WAYS) + " |")
     print("| --- | --- | --- |" + " --- |" * len(WAYS))
     policies: dict[str, Callable[[], Rule]] = {"after 5 tokens": lambda: Constant(5)}
     for share in (0.02, 0.1, 0.3):
         policies[f"after each with {share:.0%}"] = lambda share=share: StopsByChance(share)  # type: ignore[misc]
     for pair in given.pairs:
-        for name, sampling in (("greedy", Sampling()), ("T=1", Sampling(1.0))):
+        for name in given.sampling:
+            sampling = Sampling(float(name == "T=1"))
             for ends, row in zip(
                 policies, rows(pair, sampling, [*policies.values()], costs, given.rounds), strict=True
             ):

@@ -112,7 +112,7 @@ def test_the_device_is_never_idle_within_a_draft(sampling: Sampling) -> None:
                 drafter.draft(TEXT[:21], 30)
             idle[pays] = sum(found)
     assert idle[None] == 0
-    assert idle[NEVER] > 4 * 25e-6
+    assert idle[NEVER] > 4 * 20e-6
 
 
 def test_a_step_is_not_started_where_the_round_mostly_ends() -> None:

@@ -43,6 +43,7 @@ from specctl.policies import POLICIES, StoppingPolicy, never_stops
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 from specctl.records import Round, StopReason
+from specctl.replay.metering import Asked
 
 EXACT = 3e-7
 TARGET = table(3, eos_logit=-1.5)
@@ -158,6 +159,11 @@ def test_draws_go_back_to_a_mark_however_many_were_made() -> None:
             numbers.next()
         numbers.go_back(mark)
         assert [numbers.next() for _ in range(70)] == [again.next() for _ in range(70)]
+
+
+def test_which_policies_never_stop_and_so_need_not_be_waited_for() -> None:
+    assert {name for name, policy in POLICIES.items() if never_stops(policy())} == {"none", "constant", "heuristic"}
+    assert not never_stops(Asked(draft_length=3)), "signals are priced as they are read"
 
 
 LAW_CASES = [
