@@ -193,7 +193,7 @@ class Coins:
     ) -> verification.Verdict:
         """`verification.verify`, the number of accepted tokens chosen."""
         block = tokens, draft_probs, target_probs
-        key = rule, *(number for part in block for number in part.flatten().tolist())
+        key = rule, *(part.numpy().tobytes() for part in block)
         if key not in self._verdicts:
             self._verdicts[key] = self._ways(*block, rule)
         ways = self._verdicts[key]
@@ -287,10 +287,24 @@ def bisected(falls_well: Callable[[int], bool]) -> int:
 
 def tossing(coins: Sequence[int]) -> AbstractContextManager[object]:
     """`torch.rand` gives these coins, as multiples of 1 / COINS, and behind them a number that nobody looks at."""
-    values = torch.tensor([*coins, 0], dtype=torch.float64).div(COINS)
+    values = torch.tensor([*(coin / COINS for coin in coins), 0.0], dtype=torch.float64)
 
     def rand(size: int | tuple[int], **_: Any) -> torch.Tensor:
         (count,) = size if isinstance(size, tuple) else (size,)
         return values[:count]
 
-    return patch.object(torch, "rand", rand)
+    return Replaced(torch, "rand", rand)
+
+
+class Replaced(AbstractContextManager[None]):
+    """What `patch.object` does, in a tenth of its time: every verdict of every play needs it."""
+
+    def __init__(self, owner: object, name: str, value: object) -> None:
+        self._owner, self._name, self._value = owner, name, value
+
+    def __enter__(self) -> None:
+        self._usual = getattr(self._owner, self._name)
+        setattr(self._owner, self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._owner, self._name, self._usual)

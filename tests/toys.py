@@ -377,9 +377,9 @@ def random_model(family: str, layers: int = 2, seed: int = 0) -> PreTrainedModel
 
 
 @cache
-def noisy_copy(family: str, noise: float = 0.01) -> PreTrainedModel:
+def noisy_copy(family: str, noise: float = 0.01, layers: int = 2) -> PreTrainedModel:
     """The same model with noise on its weights: agrees with it often, not always."""
-    original, generator = random_model(family), seeded(1)
+    original, generator = random_model(family, layers), seeded(1)
     with torch.inference_mode(False), torch.no_grad():
         model = deepcopy(original)
         for weight in model.parameters():

@@ -50,14 +50,15 @@ def _warm_up_after(
 ) -> None:
     """Run the passes of `warm_up` after a text of at least four tokens."""
     sampling = Sampling.of(settings)
-    widths = [width for width in WIDTHS if 1 < width <= width_class(min(longest + 1, WIDEST))]
+    widths = [width for width in WIDTHS if 1 < width <= width_class(min(max(longest, 1) + 1, WIDEST))]
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
             runner.extend(text, keep=0)  # makes the buffers
             runner.extend(text[:1], keep=1)
             if not isinstance(runner, StateReader):  # it never verifies
-                for width in widths:
+                # The last draft verifies nothing, but two tokens are pending after a draft that was kept as a whole.
+                for width in widths if runner not in pair.drafts[-1:] else widths[:1]:
                     runner.rollback(len(text))
                     runner.extend([text[place % 4] for place in range(width)], keep=width)
         if (leaves or tree is not None) and not tree_obstacle(pair.target):

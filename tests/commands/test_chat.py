@@ -96,20 +96,17 @@ def test_a_panel_leaves_the_answer_as_it_is() -> None:
     assert chat("--live", said=QUESTION) == chat(said=QUESTION)
 
 
-@pytest.mark.parametrize("redirected", ["stdin", "stdout"])
-def test_no_conversation_is_saved_in_an_input_or_output(tmp_path: Path, redirected: str) -> None:
-    talk = tmp_path / "talk.txt"
-    said = f"{QUESTION}\n/save {talk}\n"
-    talk.write_text(said if redirected == "stdin" else "")
-    elsewhere = {"stdin": tmp_path / "said.txt", "stdout": tmp_path / "answers.txt"} | {redirected: talk}
-    elsewhere["stdin"].write_text(said)
+def test_no_conversation_is_saved_in_an_input_or_output(tmp_path: Path) -> None:
+    said, answered = tmp_path / "said.txt", tmp_path / "answers.txt"
+    said.write_text(f"{QUESTION}\n/save {said}\n/save {answered}\n")
     command = [sys.executable, "-m", "specctl", "chat", "-n", "4"]
-    with elsewhere["stdin"].open() as turns, elsewhere["stdout"].open("a") as answers:
+    with said.open() as turns, answered.open("a") as answers:
         environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)}
         ran = subprocess.run(command, stdin=turns, stdout=answers, stderr=subprocess.PIPE, text=True, env=environment)
     assert ran.returncode == 1
-    assert "and conversation are the same file" in ran.stderr
-    assert "messages" not in talk.read_text()
+    assert "input and conversation are the same file" in ran.stderr
+    assert "answers and conversation are the same file" in ran.stderr
+    assert "messages" not in said.read_text() + answered.read_text()
 
 
 def test_a_profile_is_no_place_for_a_conversation(tmp_path: Path) -> None:

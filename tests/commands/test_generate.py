@@ -338,7 +338,7 @@ def test_live_over_records_is_silent_without_a_terminal(specctl):
 # Interrupted and resumed
 
 SAMPLED = ("-n", "24", "-t", "1", "--seed", "5")
-RECORDS = [{"id": f"r{n}", "prompt": f"{PROMPT} {n}"} for n in range(40)] + [{"id": "broken"}]
+RECORDS = [{"id": f"r{n}", "prompt": f"{PROMPT} {n}"} for n in range(28)] + [{"id": "broken"}]
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +391,7 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
     assert len(kept) + 3 <= done < len(RECORDS)
     for path in (out, trace):
         with path.open("a") as file:
-            file.write('{"id": "r39", "torn')
+            file.write('{"id": "r27", "torn')
 
     ran = specctl(*arguments, "--resume")
     assert (ran.code, ran.stdout, ran.stderr) == (1, "", "")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -11,6 +10,9 @@ from pathlib import Path
 import pexpect
 import pytest
 from checkpoints import save_model
+from typer.testing import CliRunner
+
+from specctl.commands.app import app
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 ENVIRONMENT = {
@@ -71,10 +73,7 @@ def screen(output):
 @pytest.fixture(scope="module")
 def said():
     """The text that a pipe receives."""
-    done = subprocess.run(
-        [SPECCTL, "generate", PROMPT, "-n", str(LENGTH)], env=ENVIRONMENT, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    return CliRunner().invoke(app, ["generate", PROMPT, "-n", str(LENGTH)], catch_exceptions=False).stdout
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ adds a launch, a copy or a wait changes a number here, and in docs/engines.md, w
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -106,3 +107,14 @@ def test_what_a_token_asks_for_whose_step_runs_ahead(cuda: Devices, policy: str,
     with torch.inference_mode(), patch.object(Lead, "pays", lambda _, __: True):
         target, draft = (runner_of("graph", on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))
         assert spent(cuda, target, draft, sampling, policy).token == AHEAD[policy, sampling]
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    names = {GREEDY: "greedy", SAMPLED: "temperature 1", FILTERED: "top-k and top-p"}
+    page = (Path(__file__).parents[2] / "docs/engines.md").read_text(encoding="utf-8")
+    for (engine, sampling), budget in BUDGETS.items():
+        cells = [
+            ", ".join(map(str, (each.launches, each.copies, each.waits)))
+            for each in (budget.token, budget.first, budget.verdict)
+        ]
+        assert f"| `{engine}`, {names[sampling]} | {' | '.join(cells)} |" in page

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from pretend_cuda import Costs, Devices
-from pretend_cuda.pairs import TEXT, on, runner_of
+from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
 from toys import noisy_copy, random_model
+from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -38,8 +39,10 @@ def _inference() -> Iterator[None]:
         yield
 
 
-def pair_on(cuda: Devices, *devices: str, engine: str = "eager") -> Pair:
-    kinds = random_model("llama"), noisy_copy("llama")
+def pair_on(
+    cuda: Devices, *devices: str, engine: str = "eager", kinds: tuple[PreTrainedModel, ...] | None = None
+) -> Pair:
+    kinds = kinds or (random_model("llama"), noisy_copy("llama"))
     target, *drafts = (runner_of(engine, on(cuda, kind, device)) for kind, device in zip(kinds, devices, strict=False))
     tokenizer: Any = Tokenizer()
     return Pair(target, tuple(drafts), tokenizer, frozenset(), target.context, (), ({},) * len(drafts))
@@ -73,12 +76,12 @@ def test_no_capture_is_in_a_rounds_time() -> None:
 def test_what_a_run_replays_is_captured_before_it() -> None:
     """The widths of all drafts that the policy may ask for, and the spans of a text that grows beyond the first."""
     with Devices() as cuda:
-        pair = pair_on(cuda, "cuda:0", "cuda:0", engine="graph")
+        pair = pair_on(cuda, "cuda:0", "cuda:0", engine="graph", kinds=(tiny_model(), tiny_model()))
         settings = SamplingTable(max_new_tokens=12, temperature=1.0)
         warm_up(pair, settings, longest=4)
         before = len(cuda.captures)
         session = Session(pair, ModelDrafter(pair.drafts[0], Constant(4)))
-        for length in (20, 70, 238):
+        for length in (20, 250):
             session.generate(TEXT[:length], settings)
         assert len(cuda.captures) == before
         assert before <= 2 * (5 + 3)  # two spans; five widths of the target, and of the draft one, its reader and two

@@ -118,13 +118,13 @@ def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(engine: str) -> No
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_passes_show_states_and_draft_the_same() -> None:
     heard: list[str] = []
-    model = random_model("llama")
+    model, layers = random_model("llama", layers=1), (0, -1)
+    head = random_eagle3(layers=layers, states=32, vocabulary=64, shape=SHAPE, spread=0.5)
     plain = EagerRunner(model, 64)
-    plain.watch(LAYERS)
-    tokens, rounds = play(plain, head_drafter(), PROMPT, 40)
+    plain.watch(layers)
+    tokens, rounds = play(plain, ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4)), PROMPT, 40)
     target = StaticRunner(model, 64, compiler=Compiler("the target", heard.append))
-    target.watch(LAYERS)
-    head = random_eagle3(layers=LAYERS, states=32, vocabulary=64, shape=SHAPE, spread=0.5)
+    target.watch(layers)
     drafter = ModelDrafter(HeadRunner(head, 64, compiler=Compiler("the head", heard.append)), Constant(draft_length=4))
     for _ in range(2):
         again, compiled = play(target, drafter, PROMPT, 40)

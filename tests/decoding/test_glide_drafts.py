@@ -118,7 +118,7 @@ def test_the_verifiers_keys_matter_and_so_does_their_place() -> None:
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_passes_draft_the_same() -> None:
     heard: list[str] = []
-    head = head_of()
+    head = head_of(depth=1)
     _, rounds = play(watched(head), ModelDrafter(HeadRunner(head, 64), Constant(draft_length=4)), PROMPT, LIMIT)
     runner = HeadRunner(head, 64, compiler=Compiler("the head", heard.append))
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
@@ -308,7 +309,9 @@ ENGINES: dict[str, Callable[[Any], Runner]] = {
 }
 
 
+@cache
 def generated(family: str, prompt: tuple[int, ...], **rules: Any) -> list[int]:
+    """What ``generate`` says."""
     config: Any = GenerationConfig(
         do_sample=False, max_new_tokens=LENGTH_OF_TEXT, eos_token_id=None, pad_token_id=0, **rules
     )
@@ -326,7 +329,7 @@ def generated(family: str, prompt: tuple[int, ...], **rules: Any) -> list[int]:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
 def test_tokens_are_those_of_generate(family: str, engine: str, rule: LeafRule) -> None:
     leaves = 0
-    for name in WITHOUT_FORESIGHT:
+    for name in WITHOUT_FORESIGHT if (engine, family) == ("eager", "llama") else ("svip", "cost-optimal"):
         policy = POLICIES[name](**STOPPING.get(name, {}))
         target = ENGINES[engine](random_model(family))
         chain = ModelDrafter(

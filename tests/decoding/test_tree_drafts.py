@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
@@ -487,7 +488,9 @@ ENGINES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@cache
 def generated(family: str, prompt: tuple[int, ...], **rules: Any) -> list[int]:
+    """What ``generate`` says."""
     config: Any = GenerationConfig(
         do_sample=False, max_new_tokens=LENGTH_OF_TEXT, eos_token_id=None, pad_token_id=0, **rules
     )

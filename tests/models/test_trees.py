@@ -43,6 +43,7 @@ ENGINES: dict[str, Callable[[PreTrainedModel], TreeRunner]] = {
     "static": lambda model: StaticRunner(model, VOCABULARY, capacity=8),
     "graph": lambda model: GraphRunner(model, VOCABULARY, Replays()),
 }
+ONE_LAYER = "llama of one layer"
 LAYERS = (0, 1, -1)
 # The root, a chain below it, and tokens beside and below the chain's.
 PARENTS = (0, 1, 2, 0, 0, 1, 5, 6, 6)
@@ -52,6 +53,8 @@ PARENTS = (0, 1, 2, 0, 0, 1, 5, 6, 6)
 def model_of(family: str) -> PreTrainedModel:
     if family in FAMILIES:
         return random_model(family)
+    if family == ONE_LAYER:
+        return random_model("llama", layers=1)
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(OTHERS[family])]
@@ -208,18 +211,18 @@ def test_a_class_of_trees_is_captured_once() -> None:
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
 def test_compiled_trees() -> None:
     heard: list[str] = []
-    runner = StaticRunner(random_model("llama"), VOCABULARY, compiler=Compiler("it", heard.append))
+    runner = StaticRunner(model_of(ONE_LAYER), VOCABULARY, compiler=Compiler("it", heard.append))
     text = TOKENS[:9]
     runner.extend(text, keep=0)
     for count in (3, 9, 5):
         runner.extend_tree(TOKENS[20 : 21 + count], PARENTS[:count])
         runner.keep_path(path_to(PARENTS, count))
         text = text + [TOKENS[20 + place] for place in path_to(PARENTS, count)]
-        close(runner.extend([5, 9], keep=2).logits, chain("llama", [*text, 5, 9])[-2:])
+        close(runner.extend([5, 9], keep=2).logits, chain(ONE_LAYER, [*text, 5, 9])[-2:])
         runner.rollback(len(text))
     runner.extend([5], keep=1)
     runner.extend_tree([1, 2, 3], [0, 0, 0], before=1)
-    close(runner.extend_tree([4, 6], [2, 1], before=4).logits[0], chain("llama", [*text, 5, 2, 4])[-1])
+    close(runner.extend_tree([4, 6], [2, 1], before=4).logits[0], chain(ONE_LAYER, [*text, 5, 2, 4])[-1])
     assert heard == []
 
 

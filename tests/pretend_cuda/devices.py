@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -54,7 +55,7 @@ class Devices:
         self.attended: list[tuple[Any, ...]] = []
         self.cudnn = True
         self.answers: Callable[[torch.Tensor], torch.Tensor] = lambda x: torch.zeros(x.shape, dtype=x.dtype)
-        self._watches_waits = "default"
+        self._watches_waits, self._has_warned = "default", False
         self._clocked = clock
         self._stack = ExitStack()
         self._kernels = Kernels(self)
@@ -178,6 +179,9 @@ class Devices:
         self._stack.enter_context(patch.object(place, name, value, create=True))
 
     def _watch_waits(self, mode: Any) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
         self._watches_waits = {0: "default", 1: "warn", 2: "error"}.get(mode, mode)
 
     def _end_pool(self, pool: Any) -> None:

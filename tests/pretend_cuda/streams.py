@@ -71,6 +71,24 @@ class _Current(threading.local):
         self.streams: dict[int, Stream] = {}
 
 
+class OnStream:
+    """In the place of `torch.cuda.StreamContext`; no generator, for that would end by itself where it is abandoned."""
+
+    def __init__(self, streams: "Streams", stream: Stream | None) -> None:
+        self._streams, self._stream = streams, stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = self._streams.current_device(), self._streams.current(self._stream.device)
+            self._streams.set(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            device, stream = self._before
+            self._streams.set(stream)
+            self._streams.make_current(device)
+
+
 class Streams:
     """All streams of some devices."""
 
@@ -99,6 +117,9 @@ class Streams:
     def current_device(self) -> int:
         return self._current.device
 
+    def make_current(self, device: int) -> None:
+        self._current.device = device
+
     def set(self, stream: Stream) -> None:
         """Make a stream current, and its device too, as torch does."""
         assert stream.device.index is not None
@@ -113,18 +134,8 @@ class Streams:
         finally:
             self._current.device = before
 
-    @contextmanager
-    def on_stream(self, stream: Stream | None) -> Iterator[None]:
-        if stream is None:
-            yield
-            return
-        device, before = self._current.device, self.current(stream.device)
-        self.set(stream)
-        try:
-            yield
-        finally:
-            self.set(before)
-            self._current.device = device
+    def on_stream(self, stream: Stream | None) -> "OnStream":
+        return OnStream(self, stream)
 
     def issue(self, stream: Stream) -> int:
         """Give a stream one more piece of work; its number."""

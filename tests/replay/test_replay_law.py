@@ -100,7 +100,7 @@ ALONE = [Toy(1, 3, 4), Toy(1, 2, 6)]
 STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
 ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
 STATES_BELOW = HeadBelowToy(2, 2, 4)
-LATE = HeadBelowToy(2, 2, 5, depth=3)
+LATE = HeadBelowToy(2, 2, 5, depth=2)  # of five tokens, a second round that begins late drafts two at most
 # Where rounds are verified as blocks, every round that may begin has tokens of its own behind those that are kept.
 IN_BLOCKS = [Toy(1, 2, 4, ends=False), HeadToy(1, 2, 4, ends=False), HeadToy(1, 3, 3), HeadToy(1, 2, 4, longest=2)]
 LONGER_BLOCKS = Toy(1, 3, 4)

@@ -1,5 +1,6 @@
 """Which models keep their weights in torch beside those of onnxruntime."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,12 @@ from specctl.profile.schema import Profile
 pytestmark = needs_onnx
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Graphs are kept from test to test, since making one takes seconds."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def kept(pair: Pair) -> list[bool]:
@@ -84,6 +88,7 @@ def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("faster", [EAGER, ONNX])
 def test_what_torch_runs_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which keeps what was faster too
     monkeypatch.setattr(automatic, "milliseconds", lambda *_: {EAGER: 2.0, ONNX: 2.0, faster: 1.0})
     profile = small_pair(tmp_path).model_copy(update={"engine": "auto"})
     pair = load_pair(profile, torch_weights=False, engines=EngineSettings.of(profile, LONG_RUN))
