@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from functools import cache
-from itertools import accumulate, count, cycle, pairwise
+from itertools import accumulate, cycle, pairwise
 from math import exp
 from typing import Any
 
@@ -306,10 +306,9 @@ class Script(Rule):
     def __init__(self, *lengths: int) -> None:
         self.lengths = lengths
         self.rounds: list[Round] = []
-        self._turn = count()
 
     def draft_limit(self) -> int:
-        return self.lengths[next(self._turn) % len(self.lengths)]
+        return self.lengths[len(self.rounds) % len(self.lengths)]
 
     def observe(self, round_: Round) -> None:
         self.rounds.append(round_)

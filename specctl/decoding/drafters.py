@@ -1,81 +1,25 @@
 """Drafters: they draft a block of tokens for a verifier."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from specctl.decoding.draft import Draft as Draft
 from specctl.decoding.host import Floats, array, rows_of
 from specctl.decoding.reading import AcceptancePredictor, Reader, own_accept_prob, packed_signals, step_of, unpack
 from specctl.decoding.sampling import Sampling, Uniforms, sibling
+from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.foresight import foresight_of
-from specctl.models.running.runner import FusedRunner, Runner, StateReader
+from specctl.models.running.runner import AheadRunner, FusedRunner, Runner, StateReader
 from specctl.models.running.watching import States
-from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
-from specctl.records import DraftStep, Round, StopReason
+from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase, longest_draft, never_stops
+from specctl.records import DraftStep, Round
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A block of K draft tokens with the distributions they were drawn from.
-
-    Attributes:
-        tokens: K ids.
-        probs: ``(K, V)`` float32; None where each is one-hot at its token: when greedy, and of tokens that were copied.
-        steps: the K tokens with their signals.
-        stop: why drafting ended.
-        threshold: the policy's threshold while it drafted.
-        inner: the rounds of the level below, in a hierarchy.
-        laws: ``(K, V)`` float32, the draft's distribution behind each token: ``probs``, or in greedy decoding the
-            softmax at temperature 1; None if they are not kept.
-        leaves: beside each token, other ids to be verified in its place; empty without any.
-        parents: of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest
-            token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
-    """
-
-    tokens: list[int]
-    probs: torch.Tensor | None
-    steps: tuple[DraftStep, ...]
-    stop: StopReason | None
-    threshold: float | None = None
-    inner: tuple[Round, ...] = ()
-    laws: torch.Tensor | None = None
-    leaves: tuple[tuple[int, ...], ...] = ()
-    parents: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        steps: Sequence[DraftStep],
-        laws: torch.Tensor | None,
-        stop: StopReason,
-        threshold: float | None,
-        inner: Sequence[Round] = (),
-        *,
-        greedy: bool,
-        keeps_laws: bool,
-    ) -> "Draft":
-        """A draft of K tokens that were drawn from their laws ``(K, V)``, or when greedy are the likeliest there.
-
-        Args:
-            steps, laws, stop, threshold, inner: as in the attributes.
-            greedy: whether each token was certain.
-            keeps_laws: whether the draft keeps its laws.
-        """
-        return cls(
-            [step.token for step in steps],
-            None if greedy else laws,
-            tuple(steps),
-            stop,
-            threshold,
-            tuple(inner),
-            laws if keeps_laws else None,
-        )
 
 
 class Drafter(Protocol):
@@ -170,6 +114,7 @@ class ModelDrafter:
             torch.ones(len(DISTRIBUTION_SIGNALS), dtype=torch.float64, device=runner.device) if reads_previous else None
         )
         self._fused = runner if isinstance(runner, FusedRunner) else None
+        self._ahead = runner if isinstance(runner, AheadRunner) else None
         self._states = runner if isinstance(runner, StateReader) else None
         # In a compiled pass signals cost little, and reading all of them means one pass to compile for all policies.
         reads_all = (self._fused is not None and self._fused.specialises) or reads_previous
@@ -182,6 +127,7 @@ class ModelDrafter:
         self._generator: torch.Generator | None = None
         self._uniforms = Uniforms(None)
         self._start = 0
+        self._steps = StepsAhead(self._start_step, runner.device)
 
     @property
     def witnessed(self) -> int | None:
@@ -209,34 +155,50 @@ class ModelDrafter:
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
-        rows: list[torch.Tensor | Floats] = []
         self._start = len(sequence)
-        pending = sequence[self.runner.length :]
-
-        def draw(index: int) -> DraftStep:
-            nonlocal pending
-            step, probs = self._step(pending, index)
-            if probs is not None:
-                rows.append(probs)
-            pending = [step.token]
-            return step
-
         longest = None if self._states is None else self._states.longest
-        steps, stop = draft_phase(self.policy, budget, self._eos, draw, longest)
-        laws = _stacked(rows[: len(steps)]) if steps and rows else None  # (K, V)
+        self._steps.begin(sequence[self.runner.length :], longest_draft(self.policy, budget, longest), self._reach)
+        steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, longest)
+        if (unwanted := self._steps.end()) is not None:
+            # As if it had not been started: the next draws are those that they would have been. A draft head goes back
+            # to what it was shown by itself.
+            if self._states is None:
+                self.runner.rollback(self._start + self._steps.count - 1)
+            if unwanted.mark is not None:
+                self._uniforms.go_back(unwanted.mark)
+        rows = self._steps.laws(len(steps))
+        laws = _stacked(rows) if rows else None  # (K, V)
         if laws is not None and self._sampling.greedy:
             laws = laws.softmax(-1)
         return Draft.of(steps, laws, stop, threshold, greedy=self._sampling.greedy, keeps_laws=self._laws)
 
-    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | Floats | None]:
-        """Draw one token after ``pending`` and fetch it with the signals wanted in a single transfer."""
+    @property
+    def _reach(self) -> Reach:
+        if self._ahead is None or not self._ahead.runs_ahead:
+            return Reach.NONE
+        return Reach.ALL if never_stops(self.policy) else Reach.ONE
+
+    def _read_step(self, index: int) -> DraftStep:
+        step, numbers = self._steps.read(index)
+        found = unpack(numbers, step.reader.fields)
+        if self._head is not None and index == 1:
+            found["accept_prob"] = 1.0
+        if self._disco is not None:
+            found["own_accept_prob"] = own_accept_prob(self._disco, found, index)
+        return step_of(index, found, self._signals)
+
+    def _start_step(self, pending: Fed, index: int) -> StartedStep:
+        """Draw one token after ``pending``; it comes to the host with the signals wanted in a single transfer."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
         predicts = self._head is not None and index > 1
+        drawn_ahead = self._ahead is not None and not self._sampling.greedy
+        mark = self._uniforms.mark() if drawn_ahead else None
         if self._fused is not None and len(pending) == 1:
             reader = self._reader
             packed, probs = self._fused.read(pending[0], reader, self._uniform(), self._previous)
         else:
             reader = self._reader if predicts else self._blind
+            assert not isinstance(pending, torch.Tensor), "a token on the device is read by an `AheadRunner`"
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
@@ -246,25 +208,20 @@ class ModelDrafter:
                 numbers, law = reader.read_row(rows[0], uniform, *known)
                 if self._previous is not None:
                     self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64))
-                return self._step_of(index, numbers, reader), law
+                return StartedStep(reader, numbers, [int(numbers[0])], law, mark)
             packed, probs = reader(forward.logits[0], self._uniform(), *known)
         if self._previous is not None:
             self._previous = packed_signals(packed)
-        return self._step_of(index, packed.tolist(), reader), probs
+        if self._ahead is None:
+            values = packed.tolist()
+            return StartedStep(reader, values, [int(values[0])], probs)
+        return StartedStep(reader, self._steps.readback.send(packed), packed[:1], probs, mark)
 
     def _uniform(self) -> torch.Tensor | None:
         """The randomness of a draw, ``()`` on the host."""
         if self._sampling.greedy:
             return None
         return torch.tensor(self._uniforms.next(), dtype=torch.float64)
-
-    def _step_of(self, index: int, numbers: Sequence[float], reader: Reader) -> DraftStep:
-        found = unpack(numbers, reader.fields)
-        if self._head is not None and index == 1:
-            found["accept_prob"] = 1.0
-        if self._disco is not None:
-            found["own_accept_prob"] = own_accept_prob(self._disco, found, index)
-        return step_of(index, found, self._signals)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

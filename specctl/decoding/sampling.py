@@ -83,6 +83,10 @@ class Sampling:
         return probs
 
 
+Mark = tuple[torch.Tensor | None, tuple[float, ...]]
+"""Where the draws of `Uniforms` and of its generator stood."""
+
+
 class Uniforms:
     """Numbers in [0, 1) for draws on the host, taken from a generator many at a time: one alone is as dear as all."""
 
@@ -94,6 +98,17 @@ class Uniforms:
         if not self._left:
             self._left = torch.rand(AT_A_TIME, dtype=torch.float64, generator=self._generator).tolist()
         return self._left.pop()
+
+    def mark(self) -> Mark:
+        """Where the draws stand; a device's generator has its state on the host, so nothing waits."""
+        return None if self._generator is None else self._generator.get_state(), tuple(self._left)
+
+    def go_back(self, mark: Mark) -> None:
+        """Draw again what was drawn since the mark, by a generator that was given: without one nothing is repeated."""
+        state, left = mark
+        self._left = list(left)
+        if self._generator is not None and state is not None:
+            self._generator.set_state(state)
 
 
 def draw(weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:  # (..., V) -> (...)

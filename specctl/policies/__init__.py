@@ -14,9 +14,10 @@ from specctl.policies.base import (
     Rule,
     Signal,
     StoppingPolicy,
+    never_stops,
     read,
 )
-from specctl.policies.drafting import collect_phase, draft_phase
+from specctl.policies.drafting import collect_phase, draft_phase, longest_draft
 from specctl.policies.known import POLICIES
 from specctl.policies.setting import NONE, Setting, nested
 
@@ -35,6 +36,8 @@ __all__ = [
     "StoppingPolicy",
     "collect_phase",
     "draft_phase",
+    "longest_draft",
     "nested",
+    "never_stops",
     "read",
 ]

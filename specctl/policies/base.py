@@ -105,6 +105,11 @@ class Rule(ABC):
         pass
 
 
+def never_stops(policy: StoppingPolicy) -> bool:
+    """Whether a policy only limits the length of drafts: what it is told of a token changes nothing."""
+    return isinstance(policy, Rule) and type(policy).should_stop is Rule.should_stop
+
+
 def read(signal: float | None) -> float:
     """The value of a signal in the policy's ``signals``; raises ValueError if the drafter did not compute it."""
     if signal is None:

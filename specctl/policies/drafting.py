@@ -6,6 +6,12 @@ from specctl.policies.base import StoppingPolicy
 from specctl.records import DraftStep, Round, StopReason
 
 
+def longest_draft(policy: StoppingPolicy, budget: int, longest: int | None = None) -> int:
+    """The most tokens that the coming `draft_phase` may draw; its arguments."""
+    limit = policy.draft_limit() if longest is None else min(policy.draft_limit(), longest)
+    return min(limit, budget)
+
+
 def draft_phase(
     policy: StoppingPolicy,
     budget: int,
@@ -29,7 +35,7 @@ def draft_phase(
     """
     limit = policy.draft_limit() if longest is None else min(policy.draft_limit(), longest)
     steps: list[DraftStep] = []
-    for index in range(1, min(limit, budget) + 1):
+    for index in range(1, longest_draft(policy, budget, longest) + 1):
         step = draft_token(index)
         stops = policy.should_stop(step)
         if stops and not policy.keep_trigger:

@@ -7,6 +7,7 @@ adds a launch, a copy or a wait changes a number here, and in docs/engines.md, w
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from pretend_cuda.pairs import TEXT, on, runner_of
 from toys import random_model
 
 from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.lead import Lead
 from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
@@ -46,6 +48,14 @@ BUDGETS = {
     ("graph", FILTERED): Budget(Tally(2, 2, 1), Tally(36, 2, 1), Tally(55, 3, 1)),
 }
 """By engine and sampling; tallies are of launches, copies, waits."""
+AHEAD = {
+    ("svip", GREEDY): Tally(2, 2, 1),
+    ("svip", SAMPLED): Tally(3, 2, 1),
+    ("constant", GREEDY): Tally(2, 2, 0),
+    ("constant", SAMPLED): Tally(3, 2, 0),
+}
+"""Of a drafted token of the graph engine that was started before the one before it was read: its id comes from the
+device, and a policy that never stops waits for the whole draft at once."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +64,9 @@ def cuda() -> Iterator[Devices]:
         yield devices
 
 
-def spent(cuda: Devices, target: Runner, draft: Runner, sampling: Sampling) -> Budget:
+def spent(cuda: Devices, target: Runner, draft: Runner, sampling: Sampling, policy: str = "svip") -> Budget:
     """What one round asks for, the second of its kind."""
-    drafter = ModelDrafter(draft, POLICIES["svip"](threshold=100.0))
+    drafter = ModelDrafter(draft, POLICIES[policy](**({"threshold": 100.0} if policy == "svip" else {})))
     generator = torch.Generator("cuda:0").manual_seed(0)
     drafter.begin(sampling, frozenset(), generator)
     text = TEXT[:30]
@@ -88,7 +98,15 @@ def spent(cuda: Devices, target: Runner, draft: Runner, sampling: Sampling) -> B
 def test_what_a_round_asks_of_the_device(cuda: Devices, engine: str, sampling: Sampling) -> None:
     with torch.inference_mode():
         target, draft = (runner_of(engine, on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))
-        assert spent(cuda, target, draft, sampling) == BUDGETS[engine, sampling]
+        with patch.object(Lead, "pays", lambda _, __: False):
+            assert spent(cuda, target, draft, sampling) == BUDGETS[engine, sampling]
+
+
+@pytest.mark.parametrize(("policy", "sampling"), AHEAD, ids=str)
+def test_what_a_token_asks_for_whose_step_runs_ahead(cuda: Devices, policy: str, sampling: Sampling) -> None:
+    with torch.inference_mode(), patch.object(Lead, "pays", lambda _, __: True):
+        target, draft = (runner_of("graph", on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))
+        assert spent(cuda, target, draft, sampling, policy).token == AHEAD[policy, sampling]
 
 
 def test_the_documentation_has_the_same_table() -> None:

@@ -35,11 +35,12 @@ from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge, verified_round
 from specctl.decoding.sampling import Sampling
+from specctl.decoding.steps_ahead import Fed, StartedStep
 from specctl.decoding.verification import Verdict
 from specctl.policies.constant import Constant
 from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
-from specctl.records import DraftStep, ExtraToken, Round
+from specctl.records import ExtraToken, Round
 
 EXACT = 3e-7
 """Probabilities are float32 in the program: what is left are their roundings."""
@@ -154,9 +155,11 @@ def test_a_middle_model_that_drops_the_token_its_rule_looked_at_is_caught() -> N
 class DraftsTheBest(ModelDrafter):
     """Unlawful on purpose: its tokens are the most probable, and it says that they were drawn."""
 
-    def _step(self, pending: Sequence[int], index: int) -> tuple[DraftStep, torch.Tensor | None]:
+    def _start_step(self, pending: Fed, index: int) -> StartedStep:  # noqa: ARG002 - the signature
+        assert not isinstance(pending, torch.Tensor)
         logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
-        return DraftStep(index, int(logits.argmax())), PLAIN.probs(logits)
+        best = int(logits.argmax())
+        return StartedStep(self._blind, [best], [best], PLAIN.probs(logits))
 
 
 def test_best_tokens_offered_with_the_law_of_drawn_ones_are_caught() -> None:

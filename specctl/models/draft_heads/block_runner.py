@@ -11,7 +11,7 @@ from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassK
 from specctl.models.running.graph import Capturing
 from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import Forward
-from specctl.models.running.token_reader import TokenReader
+from specctl.models.running.token_reader import Token, TokenReader
 from specctl.models.running.watching import States
 
 
@@ -120,7 +120,7 @@ class BlockRunner(FixedBufferRunner):
         return Forward(torch.cat(logits)[kept], torch.cat(states)[kept] if hidden else None)
 
     def read(
-        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `StaticRunner`.
 
@@ -147,7 +147,7 @@ class BlockRunner(FixedBufferRunner):
         with torch.inference_mode():
             return self._head.accept_prob(self._hidden[self._row + 1], token)
 
-    def _next_row(self, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _next_row(self, token: Token) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed one token: its row's logits ``(D,)``, before the sequential head, and hidden state ``(H,)``."""
         head = self._head
         if self._logits is None:

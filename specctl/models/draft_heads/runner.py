@@ -12,7 +12,7 @@ from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassK
 from specctl.models.running.graph import Capturing
 from specctl.models.running.masks import WIDEST, TreeSight, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
-from specctl.models.running.token_reader import TokenReader
+from specctl.models.running.token_reader import Token, TokenReader
 from specctl.models.running.waiting import sent
 from specctl.models.running.watching import States
 
@@ -120,7 +120,7 @@ class HeadRunner(FixedBufferRunner):
         return Forward(whole[kept], torch.cat(states)[kept] if hidden else None)
 
     def read(
-        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `StaticRunner`."""
         self._reserve(self.length + 1)

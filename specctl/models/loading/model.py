@@ -161,6 +161,7 @@ def read_share(told: dict[str, Any]) -> "PreTrainedModel":
     from specctl.models.loading.shards import understood
 
     checkpoint, placement, trust_remote_code = understood(told)
+    prefer_own_attention(placement.devices)
     with explained(checkpoint.role, checkpoint.name), hushed():
         model = _read(checkpoint, placement, None, trust_remote_code)
     _require_numbers(checkpoint, model)

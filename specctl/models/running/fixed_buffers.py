@@ -11,7 +11,7 @@ from transformers import Cache
 from specctl.models.running.cache import Cursor, FixedLayer
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.masks import WIDEST, aligned
-from specctl.models.running.token_reader import TokenReader
+from specctl.models.running.token_reader import Token, TokenReader
 from specctl.models.running.waiting import sent
 
 SPARE = 256
@@ -108,16 +108,17 @@ class FixedBufferRunner(ABC):
         0, and the second their hidden states; with one these are what the reader gives.
         """
 
-    def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
+    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
         """One short pass, compiled if there is a compiler and an earlier pass has made the buffers.
 
-        ``given`` are the tokens' rows, if it reads any, then a reader's uniform and previous numbers, if it has one.
+        A token that is on the device is the pass's only one. ``given`` are the tokens' rows, if it reads any, then a
+        reader's uniform and previous numbers, if it has one.
         """
         return self._run_once(kind, tokens, *given)
 
-    def _run_once(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
+    def _run_once(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
         """`_run` of a pass that is not worth more preparation, such as a prompt's."""
-        ids = sent(tokens, self.device)[None]  # (1, T)
+        ids = _ids(tokens, self.device)
         end = self.length + len(tokens)
         there = [value if value is None or value.dim() else _filled(value, self.device) for value in given]
         # A copy, because a view that begins at 0 would be compiled separately.
@@ -189,7 +190,16 @@ def _filled(number: torch.Tensor, device: torch.device) -> torch.Tensor:
     return number if number.device == device else torch.full((), float(number), dtype=number.dtype, device=device)
 
 
-def width_of(tokens: Sequence[int]) -> int:
+def width_of(tokens: Sequence[Token]) -> int:
     """The width of a `PassKind` for these tokens, at most `WIDEST`."""
     assert len(tokens) <= WIDEST
     return 1 if len(tokens) == 1 else 0
+
+
+def _ids(tokens: Sequence[Token], device: torch.device) -> torch.Tensor:  # (1, T)
+    first = tokens[0]
+    return (
+        first.long().view(1, 1)
+        if isinstance(first, torch.Tensor)
+        else sent([int(token) for token in tokens], device)[None]
+    )

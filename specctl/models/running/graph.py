@@ -14,6 +14,7 @@ from specctl.models.running.fixed_buffers import FixedBufferRunner, PassKind
 from specctl.models.running.masks import WIDEST, aligned
 from specctl.models.running.preparing import preparing
 from specctl.models.running.static import StaticRunner
+from specctl.models.running.token_reader import Token
 from specctl.models.running.waiting import staged
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
@@ -100,7 +101,12 @@ class Capturing(FixedBufferRunner):
     def prepares(self) -> bool:
         return self._capture is not None
 
-    def _run(self, kind: PassKind, tokens: Sequence[int], *given: torch.Tensor | None) -> Any:
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next draft step may be started before the last one's numbers are read: a replay is one call."""
+        return self.prepares
+
+    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
         if self._capture is None or not self._layers[0].is_initialized:
             return super()._run(kind, tokens, *given)
         width = width_class(len(tokens))
@@ -111,8 +117,11 @@ class Capturing(FixedBufferRunner):
         if captured is None:
             return super()._run(kind, tokens, *given)
         numbers = [float(value) for value in given if value is not None and _of_host(value)]
-        padded = [*tokens, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
+        known = [0 if isinstance(token, torch.Tensor) else token for token in tokens]
+        padded = [*known, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
         captured.given.copy_(staged(padded, self.device, torch.float64)[None], non_blocking=True)
+        if isinstance(tokens[0], torch.Tensor):
+            captured.given[0, 0].copy_(tokens[0])  # it has not been to the host
         for argument, value in zip(captured.more, given, strict=True):
             if argument is not None and value is not None:
                 filled = argument[: len(value)] if value.dim() else argument  # rows of padding stay as they are

@@ -12,7 +12,7 @@ from specctl.models.running.forward import joined as joined
 from specctl.models.running.masks import MaskMaker, TreeSight, aligned_mask, attends_to_everything, mask_obstacle
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.running.stepping import step_through_blocks
-from specctl.models.running.token_reader import TokenReader
+from specctl.models.running.token_reader import Token, TokenReader
 from specctl.models.running.waiting import sent
 from specctl.models.running.watching import LAST, LayerWatch, States
 from specctl.models.running.weights import device_of
@@ -109,9 +109,22 @@ class FusedRunner(Runner, Protocol):
     def specialises(self) -> bool: ...
 
     def read(
-        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read its pass: the numbers ``(F,)`` float64 and the distribution ``(V,)``."""
+
+
+@runtime_checkable
+class AheadRunner(FusedRunner, Protocol):
+    """A `FusedRunner` whose device may work on while the host looks at what it has found.
+
+    Attributes:
+        runs_ahead: whether starting a pass takes the host so little time that it is worth starting the next one, over
+            the token that is on the device, before the numbers of the last are read.
+    """
+
+    @property
+    def runs_ahead(self) -> bool: ...
 
 
 @runtime_checkable

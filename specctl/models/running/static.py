@@ -11,7 +11,7 @@ from specctl.models.running.compilation import Compiler
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
 from specctl.models.running.masks import WIDEST, TreeSight, additive, mask_obstacle, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
-from specctl.models.running.token_reader import TokenReader
+from specctl.models.running.token_reader import Token, TokenReader
 from specctl.models.running.waiting import sent
 from specctl.models.running.watching import LayerWatch, States, joined_states
 from specctl.models.running.weights import device_of
@@ -72,12 +72,12 @@ class StaticRunner(FixedBufferRunner):
         return Forward(logits[kept], None if last is None else last[kept], states)
 
     def read(
-        self, token: int, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by one token and read it in the same pass.
 
         Args:
-            token: the id.
+            token: its id, or ``()`` on the device.
             reader: the same one for a whole sequence, because each reader has a pass compiled for it.
             uniform: ``()`` float64 for the reader, or None.
             previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.

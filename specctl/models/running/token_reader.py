@@ -6,6 +6,9 @@ import torch
 
 from specctl.models.running.foresight import Foresee
 
+Token = int | torch.Tensor
+"""An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""
+
 
 class TokenReader(Protocol):
     """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
@@ -25,7 +28,7 @@ class TokenReader(Protocol):
         previous: torch.Tensor | None = None,
         foresee: Foresee | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The numbers ``(F,)`` float64, and the distribution ``(V,)`` behind them if it is needed later.
+        """The numbers ``(F,)`` float64, the id drawn first of all, and the distribution ``(V,)`` if it is needed later.
 
         Args:
             logits: ``(V,)``.

@@ -1,0 +1,260 @@
+"""Draft steps that were started before they were known to be wanted change nothing but the time."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cache
+from unittest.mock import patch
+
+import law_table
+import pytest
+import torch
+from enumeration import steady_clocks
+from law_table import ENDS, Case, enumerate_decode, error, expected_law
+from toy_heads import random_block, random_eagle3
+from toys import (
+    EOS,
+    STOPPING,
+    Replays,
+    TableRunner,
+    head_for,
+    noisy_copy,
+    random_head,
+    random_model,
+    related_table,
+    seeded,
+    table,
+    toy_head,
+)
+
+from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.lead import Lead
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling, Uniforms
+from specctl.models.draft_heads.block_runner import GraphBlockRunner
+from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.runner import GraphHeadRunner
+from specctl.models.running.graph import Capturing, GraphRunner
+from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.static import StaticRunner
+from specctl.models.running.token_reader import Token, TokenReader
+from specctl.policies import POLICIES, StoppingPolicy, never_stops
+from specctl.policies.constant import Constant
+from specctl.policies.svip import Svip
+from specctl.records import Round, StopReason
+from specctl.replay.metering import Asked
+
+EXACT = 3e-7
+TARGET = table(3, eos_logit=-1.5)
+DRAFT = related_table(TARGET, seed=4, noise=0.6)
+HEAD = toy_head(DRAFT, seed=5)
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "T=1": Sampling(1.0),
+    "filtered, by block": Sampling(0.8, top_k=4, top_p=0.95, verification="block"),
+}
+DRAFTING = [name for name, policy in POLICIES.items() if policy.drafts]
+Pays = Callable[[Lead, int], bool]
+WHEN: dict[str, Pays] = {"always": lambda _, __: True, "at every other place": lambda _, place: place % 2 == 0}
+
+
+def ahead(pays: Pays) -> AbstractContextManager[object]:
+    """Steps are started ahead where a test says so, not where it pays."""
+    return patch.object(Lead, "pays", pays)
+
+
+class AheadTable(TableRunner):
+    """A `TableRunner` that reads a token within its pass, also one that is a tensor yet."""
+
+    specialises = False
+
+    def __init__(self, logits: torch.Tensor, *, runs_ahead: bool = True) -> None:
+        super().__init__(logits)
+        self.vocabulary = logits.shape[-1]
+        self.runs_ahead = runs_ahead
+
+    def read(
+        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        forward = self.extend([int(token)], keep=1, hidden=reader.hidden)
+        state = None if forward.hidden is None else forward.hidden[0]
+        return reader(forward.logits[0], uniform, state, previous, self.next_accept_prob)
+
+
+class Noting(ModelDrafter):
+    """Notes how many tokens its runner holds after each draft."""
+
+    held: list[int]
+
+    def draft(self, sequence: Sequence[int], budget: int) -> Draft:
+        draft = super().draft(sequence, budget)
+        self.held = [*getattr(self, "held", []), self.runner.length]
+        return draft
+
+
+@dataclass(frozen=True)
+class Written:
+    """What came of one sequence, but for times.
+
+    Attributes:
+        rounds: with every step and signal.
+        held: tokens in the draft's cache after each draft.
+        passes: how many the draft made.
+    """
+
+    rounds: tuple[Round, ...]
+    held: tuple[int, ...]
+    passes: int
+
+
+def table_written(policy: StoppingPolicy, sampling: Sampling, seed: int, *, runs_ahead: bool) -> Written:
+    runner = AheadTable(DRAFT, runs_ahead=runs_ahead)
+    drafter = Noting(runner, policy, head=head_for(policy, HEAD))
+    with torch.inference_mode(), steady_clocks():
+        rounds = list(decode(TableRunner(TARGET), drafter, [1, 2], 60, sampling, {EOS}, seeded(seed)))
+    return Written(tuple(rounds), tuple(drafter.held), len(runner.extended))
+
+
+def settings_of(name: str) -> dict[str, object]:
+    return {"arms": ("svip:c=1.0,threshold=1.1", "heuristic")} if name == "bandit" else STOPPING.get(name, {})
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", DRAFTING)
+def test_rounds_with_the_same_seed_are_the_same(name: str, sampling: str, when: str) -> None:
+    """Their tokens, signals and stops, what is cached after each draft, and what is drawn behind it."""
+    unwanted = 0
+    for seed in range(4):
+        policies = [POLICIES[name](**settings_of(name)) for _ in range(2)]
+        usual = table_written(policies[0], SAMPLINGS[sampling], seed, runs_ahead=False)
+        with ahead(WHEN[when]):
+            found = table_written(policies[1], SAMPLINGS[sampling], seed, runs_ahead=True)
+        assert found.rounds == usual.rounds
+        assert found.held == usual.held
+        early = sum(round_.stop in (StopReason.POLICY, StopReason.EOS) for round_ in usual.rounds)
+        assert found.passes - usual.passes <= early or never_stops(policies[0])
+        unwanted += found.passes - usual.passes
+    assert unwanted or when != "always" or never_stops(POLICIES[name]()), "no step was for nothing: nothing was tested"
+
+
+def test_a_step_whose_draw_stays_drawn_is_noticed() -> None:
+    """Without this the texts above might be the same because nothing behind a step hangs on what it drew."""
+    policy = Svip(c=1.0, threshold=1.1)
+    usual = table_written(policy, Sampling(1.0), 0, runs_ahead=False)
+    with ahead(WHEN["always"]), patch.object(Uniforms, "go_back", lambda *_: None):
+        found = table_written(policy, Sampling(1.0), 0, runs_ahead=True)
+    assert found.rounds != usual.rounds
+
+
+def test_draws_go_back_to_a_mark_however_many_were_made() -> None:
+    for before, behind in ((0, 1), (5, 3), (63, 2), (64, 1), (10, 130)):
+        numbers, again = (Uniforms(seeded(2)) for _ in range(2))
+        for each in (numbers, again):
+            for _ in range(before):
+                each.next()
+        mark = numbers.mark()
+        for _ in range(behind):
+            numbers.next()
+        numbers.go_back(mark)
+        assert [numbers.next() for _ in range(70)] == [again.next() for _ in range(70)]
+
+
+def test_which_policies_never_stop_and_so_need_not_be_waited_for() -> None:
+    assert {name for name, policy in POLICIES.items() if never_stops(policy())} == {"none", "constant", "heuristic"}
+    assert not never_stops(Asked(draft_length=3)), "signals are priced as they are read"
+
+
+LAW_CASES = [
+    Case("constant", "T=1", {"draft_length": 3}),
+    Case("svip", "T=1", {"c": 1.0, "threshold": 0.87, "keep_trigger": False}),
+    Case("specdec++", "T=1 by block", {"threshold": 0.45}),
+]
+
+
+@pytest.mark.parametrize("case", LAW_CASES, ids=str)
+def test_output_has_the_law_of_the_target(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every branch of chance, those of steps that nobody wants as well."""
+    monkeypatch.setattr(law_table, "TableRunner", lambda logits: AheadTable(logits))
+    with ahead(WHEN["always"]):
+        found = enumerate_decode(case.drafter, law_table.SAMPLINGS[case.sampling], 3, 3, ENDS)
+    assert sum(found.law.values()) == pytest.approx(1)
+    assert error(found, expected_law(law_table.SAMPLINGS[case.sampling], 3, ENDS)) < EXACT
+
+
+SHAPE = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
+PREDICTS = random_head(hidden_size=32, spread=0.15)
+PROMPT = torch.randint(1, 64, (30,), generator=seeded(5)).tolist()
+CAPTURED: dict[str, Callable[[], Runner]] = {
+    "a draft model": lambda: GraphRunner(noisy_copy("llama"), 64, Replays()),
+    "a chain head": lambda: GraphHeadRunner(
+        random_eagle3(layers=(0, 1, -1), states=32, vocabulary=64, shape=SHAPE, spread=0.5), 64, Replays()
+    ),
+    "a block head": lambda: GraphBlockRunner(
+        random_block(layers=(0, 1, -1), block_size=5, vocabulary=64, markov="gated", shape=SHAPE, spread=0.3),
+        64,
+        Replays(),
+    ),
+}
+
+
+# Neither always after the first token nor never.
+STOPS_HERE: dict[str, dict[str, object]] = {
+    "svip": {"c": 1.0, "threshold": 1.75},
+    "specdec++": {"threshold": 0.6},
+    "disco": {"threshold": 0.1},
+    "confidence": {"threshold": 0.4},
+}
+
+
+@cache
+def target() -> Runner:
+    runner = EagerRunner(random_model("llama"), 64)
+    runner.watch((0, 1, -1))
+    return runner
+
+
+def model_written(draft: Runner, policy: StoppingPolicy, sampling: Sampling) -> Written:
+    drafter = Noting(draft, policy, head=head_for(policy, PREDICTS))
+    with torch.inference_mode():
+        target().rollback(0)
+        prefill(target(), drafter, PROMPT)
+        rounds = list(decode(target(), drafter, PROMPT, 32, sampling, {17}, seeded(1)))
+    untimed = (
+        replace(round_, draft_seconds=0.0, verify_seconds=0.0, total_seconds=0.0, overlap_seconds=0.0)
+        for round_ in rounds
+    )
+    return Written(tuple(untimed), tuple(drafter.held), 0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "T=1"])
+@pytest.mark.parametrize(
+    ("draft", "name"),
+    [
+        *(("a draft model", name) for name in ("constant", "svip", "specdec++", "disco")),
+        *(("a chain head", name) for name in ("constant", "svip")),
+        *(("a block head", name) for name in ("constant", "confidence")),
+    ],
+)
+def test_captured_steps_draft_the_same(draft: str, name: str, sampling: Sampling) -> None:
+    with patch.object(Capturing, "runs_ahead", False):
+        usual = model_written(CAPTURED[draft](), POLICIES[name](**STOPS_HERE.get(name, {})), sampling)
+    with ahead(WHEN["always"]):
+        found = model_written(CAPTURED[draft](), POLICIES[name](**STOPS_HERE.get(name, {})), sampling)
+    assert found.rounds == usual.rounds
+    if draft == "a draft model":  # a head goes back to what it was shown by itself
+        assert found.held == usual.held
+    assert len({round_.drafted for round_ in found.rounds}) > 1 or name == "constant"
+
+
+def test_a_failed_capture_leaves_steps_that_go_on_as_they_are() -> None:
+    """The pass behind the one that failed has its token on the device already."""
+
+    def refuse(_: Callable[[], object]) -> Callable[[], object]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    usual = model_written(StaticRunner(noisy_copy("llama"), 64), Constant(4), Sampling(1.0))
+    uncaptured = GraphRunner(noisy_copy("llama"), 64, refuse)
+    assert model_written(uncaptured, Constant(4), Sampling(1.0)).rounds == usual.rounds
+    assert not uncaptured.runs_ahead
