@@ -5,7 +5,9 @@ pytest puts this file's folder on the path, so that every test can import the sh
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -44,6 +46,16 @@ def quick_machine() -> Iterator[None]:
     """However slow the machine, no command takes so long that it begins to write how far it is."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("specctl.terminal.loading.PATIENCE", 1e6)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every model is exported for onnxruntime once, by whichever worker comes first."""
+    models = sys.modules.get("onnx_models")  # where no test needs it, it is not imported: that takes seconds
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"  # of all workers
+    with nullcontext() if models is None or models.missing else models.exported_once(folder):
         yield
 
 

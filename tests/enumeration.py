@@ -10,6 +10,7 @@ probability w_i / sum(w), which is its law, and the tests of sampling tell wheth
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +21,7 @@ from toys import Ticks
 
 from specctl.decoding import hierarchy, reading, tree_verification, verification
 from specctl.decoding import round as one_round
+from specctl.decoding.host import Floats, on_host
 from specctl.profile.schema import Verification
 from specctl.records import Round
 from specctl.replay import block_coupling, block_recording, coupling, grid_recording, recording
@@ -117,7 +119,7 @@ def doors(chance: Chance) -> Iterator[None]:
         patch.object(reading, "pick", pick),  # a draft's token
         patch.object(reading, "picked", lambda weights, _: chance.choose(weights.tolist())),  # the same on the host
         patch.object(verification, "pick", pick),  # a verifier's own token
-        patch.object(verification, "picked", lambda weights, _: chance.choose(weights.tolist())),
+        patch.object(verification, "picked", coins.picked),
         patch.object(tree_verification, "picked", lambda weights, _: chance.choose(weights.tolist())),  # below a tree's
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
@@ -138,13 +140,13 @@ def steady_clocks() -> AbstractContextManager[None]:
     inner = Ticks(DRAFTING, VERIFYING, 0.0)
 
     def inner_round(*args: Any, **settings: Any) -> Round:
-        with patch.object(one_round, "working_seconds", inner):
+        with Replaced(one_round, "working_seconds", inner):
             return verified_round(*args, **settings)
 
     verified_round = hierarchy.verified_round
     return patched(
-        patch.object(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0)),
-        patch.object(hierarchy, "verified_round", inner_round),
+        Replaced(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0)),
+        Replaced(hierarchy, "verified_round", inner_round),
     )
 
 
@@ -170,6 +172,18 @@ class Ways(NamedTuple):
     coins: Sequence[int]
 
 
+class Asked(NamedTuple):
+    """What the program answered to one verdict's coins.
+
+    Attributes:
+        verdict: with the token that it drew then.
+        weights: from which it drew that token; None if it drew none.
+    """
+
+    verdict: verification.Verdict
+    weights: list[float] | None
+
+
 class Coins:
     """The coins that the program tosses: what they decide is found out by asking the program itself.
 
@@ -181,6 +195,8 @@ class Coins:
         self._chance = chance
         self._known: dict[Hashable, int] = {}
         self._verdicts: dict[Hashable, list[Ways]] = {}
+        self._asked: dict[Hashable, Asked] = {}
+        self._drawn: list[list[float]] = []  # the weights of each draw of the verdict that is being asked for
         self._verify, self._draw_draft_tokens = verification.verify, coupling.draw_draft_tokens
 
     def verify(
@@ -191,17 +207,34 @@ class Coins:
         generator: None,
         rule: Verification = "token",
     ) -> verification.Verdict:
-        """`verification.verify`, the number of accepted tokens chosen."""
+        """`verification.verify`, the number of accepted tokens and the token after them chosen.
+
+        The program is asked once for each block and number: what it makes of the same again differs in that token only.
+        """
         block = tokens, draft_probs, target_probs
         key = rule, *(part.numpy().tobytes() for part in block)
         if key not in self._verdicts:
             self._verdicts[key] = self._ways(*block, rule)
         ways = self._verdicts[key]
         accepted = self._chance.choose([way.probability for way in ways])
+        if (asked := self._asked.get((key, accepted))) is not None:
+            if asked.weights is None:
+                return asked.verdict
+            return replace(asked.verdict, extra=self._chance.choose(asked.weights))
+        self._drawn.clear()
         with tossing(ways[accepted].coins):
             verdict = self._verify(*block, generator, rule)
         assert verdict.accepted == accepted
+        if on_host(target_probs):  # elsewhere it does not draw by `picked`
+            weights = self._drawn[0] if self._drawn else None
+            assert len(self._drawn) == (verdict.extra is not None), "a verdict draws its own token and nothing else"
+            self._asked[key, accepted] = Asked(verdict, weights)
         return verdict
+
+    def picked(self, weights: Floats, _: float) -> int:
+        """`host.picked` of a verifier's own token."""
+        self._drawn.append(weights.tolist())
+        return self._chance.choose(self._drawn[-1])
 
     def _ways(
         self, tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, rule: Verification
@@ -211,8 +244,8 @@ class Coins:
         def accepted(coins: Sequence[int]) -> int:
             with (
                 tossing(coins),
-                patch.object(verification, "pick", lambda *_: torch.tensor(0)),
-                patch.object(verification, "picked", lambda *_: 0),
+                Replaced(verification, "pick", lambda *_: torch.tensor(0)),
+                Replaced(verification, "picked", lambda *_: 0),
             ):
                 return self._verify(tokens, draft_probs, target_probs, None, rule).accepted
 
@@ -255,7 +288,7 @@ class Coins:
             rejected = torch.tensor(verdicts)[:, None].logical_not()
             return drawn(self._chance, weights * rejected)
 
-        with tossing(tossed), patch.object(coupling, "draw", draw):
+        with tossing(tossed), Replaced(coupling, "draw", draw):
             found = self._draw_draft_tokens(wrote, draft_probs, target_probs, generator)
         assert found[1].tolist() == verdicts, "a token's fate hangs on more than its own coin and probabilities"
         return found
@@ -269,7 +302,7 @@ class Coins:
         return self._known[key]
 
     def _drafts(self, coin: int, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
-        with tossing([coin]), patch.object(coupling, "draw", lambda *_: torch.tensor([0])):
+        with tossing([coin]), Replaced(coupling, "draw", lambda *_: torch.tensor([0])):
             return bool(self._draw_draft_tokens(torch.tensor([token]), draft, target, None)[1])
 
 

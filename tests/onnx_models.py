@@ -1,6 +1,8 @@
-"""Random models run by onnxruntime, whose graphs are exported once for all tests of a process."""
+"""Random models run by onnxruntime, whose graphs are exported once for all tests."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +19,36 @@ from specctl.profile import resolve
 from specctl.profile.schema import Profile
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from specctl.models.onnx.runner import OnnxRunner
 
 missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (specctl[onnx])")
+
+
+@contextmanager
+def exported_once(folder: Path) -> Iterator[None]:
+    """What torch exports of a model is kept in a folder, for it takes seconds: fusing, rounding, checking and keeping
+    its graph take milliseconds, and happen in every test. Processes share the folder."""
+    import onnx_ir as ir
+
+    from specctl.models.onnx import export
+    from specctl.models.onnx.store import Store, key_of
+
+    usual, store = export.exported, Store(folder)
+
+    def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
+        def write(path: Path) -> None:
+            ir.save(usual(model, trees=trees), path, external_data="weights.bin")
+
+        key = key_of(model, None, trees=trees)
+        with store.alone(key, lambda: None):
+            return ir.load(store.find(key) or store.put(key, write))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(export, "exported", exported)
+        yield
 
 
 @cache

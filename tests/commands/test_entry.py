@@ -49,20 +49,55 @@ def command_lines():
     return list(walk(typer.main.get_command(app), []))
 
 
-@pytest.mark.parametrize("line", command_lines(), ids=" ".join)
-def test_help_needs_no_model_library(line):
-    program = f"""
-import sys
-from specctl.__main__ import main
-sys.argv = ["specctl", *{line!r}, "--help"]
+FORKS = """
+import os, pathlib, signal, sys, time
+{before}
+for number, case in enumerate({cases!r}):
+    if not os.fork():
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{folder}/{{number}}.{{name}}", os.O_WRONLY | os.O_CREAT), stream)
+        {run}
+        os._exit(99)  # not by an end of its own
+    pathlib.Path(f"{folder}/{{number}}.code").write_text(str(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+
+
+def forked(folder, before, run, cases):
+    """What ``run`` makes of each ``case``, in a process of its own each, all after the same imports."""
+    program = FORKS.format(before=before, cases=cases, run=run.replace("\n", "\n        "), folder=folder)
+    subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, check=True)
+
+    def read(number):
+        code, out, err = ((folder / f"{number}.{name}").read_text() for name in ("code", "out", "err"))
+        return subprocess.CompletedProcess(program, int(code), out, err)
+
+    return [read(number) for number in range(len(cases))]
+
+
+IMPORTS = "from specctl.__main__ import main\nfrom specctl.commands.app import app"
+HELP = """
+sys.argv = ["specctl", *case, "--help"]
 try:
     main()
 except SystemExit as stop:
     assert not stop.code, stop.code
-heavy = {{"torch", "transformers", "accelerate"}} & set(sys.modules)
+heavy = {"torch", "transformers", "accelerate"} & set(sys.modules)
 assert not heavy, heavy
+sys.stdout.flush()
+os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory):
+    lines = command_lines()
+    found = forked(tmp_path_factory.mktemp("helps"), IMPORTS, HELP, lines)
+    return {" ".join(line): done for line, done in zip(lines, found, strict=True)}
+
+
+@pytest.mark.parametrize("line", command_lines(), ids=" ".join)
+def test_help_needs_no_model_library(helps, line):
+    done = helps[" ".join(line)]
     assert done.returncode == 0, done.stderr
     assert "Usage: specctl" in done.stdout
     typed = re.findall(r"--[\w-]+.*(?:<(?:str|int|float|list|Path)\b|INTEGER|FLOAT)", done.stdout)
@@ -137,26 +172,35 @@ def test_exit_codes_without_a_message(body, code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
-READ_BY_TORCH = """import torch
+READ_BY_TORCH = f"""{IMPORTS}
+from specctl.errors import ModelError
+import torch
+
 class Interrupting:
     def __len__(self): return 1
     def __getitem__(self, place): os.kill(os.getpid(), signal.SIGINT); return 1
+
 def read(): torch.asarray(Interrupting())
-{body}"""
+
+@app.command()
+def probe(): exec(case)
+"""
+INTERRUPTED = {
+    "as it came": ("read()", 130, ""),
+    "explained as an error of a model": (
+        "try: read()\nexcept ValueError as error: raise ModelError('does not load') from error",
+        130,
+        "",
+    ),
+    "another error later": ("try: read()\nexcept ValueError: pass\nraise ModelError('no')", 3, "error: no\n"),
+}
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "said"),
-    [
-        ("read()", 130, ""),
-        ("try: read()\nexcept ValueError as error: raise ModelError('does not load') from error", 130, ""),
-        ("try: read()\nexcept ValueError: pass\nraise ModelError('no')", 3, "error: no\n"),
-    ],
-    ids=["as it came", "explained as an error of a model", "another error later"],
-)
-def test_an_interrupt_that_torch_makes_another_error(body, code, said):
-    done = probe(READ_BY_TORCH.format(body=body))
-    assert (done.returncode, done.stderr) == (code, said)
+def test_an_interrupt_that_torch_makes_another_error(tmp_path):
+    bodies = [body for body, *_ in INTERRUPTED.values()]
+    found = forked(tmp_path, READ_BY_TORCH, "sys.argv = ['specctl', 'probe']\nmain()", bodies)
+    for (name, (_, code, said)), done in zip(INTERRUPTED.items(), found, strict=True):
+        assert (done.returncode, done.stderr) == (code, said), name
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_table import DRAFT, ENDS, FEW, LENGTH, MID, PROMPT, SAMPLINGS, TARGET, enumerate_decode, error, expected_law
+from scripted_rounds import scripted_rounds
 from toys import (
     LAYER,
     NUMBERS,
@@ -198,17 +198,7 @@ def test_a_tree_without_leaves_is_the_chain(policy: str, sampling: Sampling) -> 
     assert rounds_of(tree, sampling, TableRunner(TARGET)) == expected
 
 
-@given(
-    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5),
-    widths=st.integers(1, 5),
-    limit=st.integers(1, 15),
-    sampling=st.sampled_from([Sampling(), PLAIN, Sampling(0.7, 3, 0.9)]),
-    eos=st.frozensets(st.integers(0, 4), max_size=2),
-    prompt=st.lists(st.integers(0, 4), min_size=1, max_size=4),
-    seed=st.integers(0, 1000),
-    prefilled=st.booleans(),
-)
-@settings(deadline=None, derandomize=True, max_examples=150)
+@scripted_rounds(widths=st.integers(1, 5))
 def test_rounds_add_up(
     lengths: list[int],
     widths: int,

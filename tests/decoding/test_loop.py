@@ -1,7 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from scripted_rounds import scripted_rounds
 from toys import EOS, Script, TableRunner, assert_raw_signals, head_for, related_table, seeded, table, toy_head
 
 from specctl.decoding.composition import build_drafter
@@ -69,16 +68,7 @@ COUNTING = chain(1, 2, 3, 4, 0)  # 1 2 3 4 0 1 2 ...
 WRONG = chain(2, 3, 4, 0, 1)
 
 
-@given(
-    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5),
-    limit=st.integers(1, 15),
-    sampling=st.sampled_from([GREEDY, PLAIN, Sampling(0.7, 3, 0.9)]),
-    eos=st.frozensets(st.integers(0, 4), max_size=2),
-    prompt=st.lists(st.integers(0, 4), min_size=1, max_size=4),
-    seed=st.integers(0, 1000),
-    prefilled=st.booleans(),
-)
-@settings(deadline=None, derandomize=True, max_examples=150)
+@scripted_rounds()
 def test_rounds_add_up(
     lengths: list[int],
     limit: int,

@@ -27,6 +27,7 @@ from law_table import (
     fit,
     sample,
 )
+from scripted_rounds import scripted_rounds
 from toys import (
     LAYER,
     NUMBERS,
@@ -364,17 +365,7 @@ def test_a_tree_of_one_beam_is_the_chain(policy: str) -> None:
     assert any(round_.drafted for round_ in expected)
 
 
-@given(
-    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5),
-    size=st.builds(TreeSize, st.integers(2, 40), st.integers(1, 4)),
-    limit=st.integers(1, 15),
-    sampling=st.sampled_from([Sampling(), PLAIN, Sampling(0.7, 3, 0.9)]),
-    eos=st.frozensets(st.integers(0, 4), max_size=4),
-    prompt=st.lists(st.integers(0, 4), min_size=1, max_size=4),
-    seed=st.integers(0, 1000),
-    prefilled=st.booleans(),
-)
-@settings(deadline=None, derandomize=True, max_examples=150)
+@scripted_rounds(ends=4, size=st.builds(TreeSize, st.integers(2, 40), st.integers(1, 4)))
 def test_rounds_add_up(
     lengths: list[int],
     size: TreeSize,

@@ -58,6 +58,10 @@ def said(model: PreTrainedModel, quantize: str | None = None) -> str:
     return line
 
 
+def no_graph_is_kept_yet(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: folder)
+
+
 @needs_onnx
 def test_a_graph_is_made_once_and_made_again_when_it_is_damaged() -> None:
     heard: list[str] = []
@@ -94,19 +98,18 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @needs_onnx
-def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from specctl.models.onnx import fusions
 
     def wrong(_: Any, node: Any) -> None:
         node.attributes["epsilon"] = type(node.attributes["epsilon"])("epsilon", node.attributes["epsilon"].type, 0.5)
 
     monkeypatch.setattr(fusions, "fuse_sum", wrong)
-    model = llama(rope_theta=5000.0)
-    before = sorted(graphs().glob("*/manifest.json"))
-    line = said(model)
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    line = said(llama())
     assert line.startswith("it runs on torch: what onnxruntime computes differs by ")
     assert line.endswith(" of the logits' spread, and rounding explains 0.001")
-    assert sorted(graphs().glob("*/manifest.json")) == before
+    assert not list(tmp_path.glob("*/manifest.json"))
 
 
 @needs_onnx
@@ -168,7 +171,9 @@ def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_onnx
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_weights_that_were_rounded_otherwise_are_not_kept(monkeypatch: pytest.MonkeyPatch, quantize: str) -> None:
+def test_weights_that_were_rounded_otherwise_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str
+) -> None:
     from specctl.models.onnx import quantization
 
     usual = quantization.rounded
@@ -178,9 +183,11 @@ def test_weights_that_were_rounded_otherwise_are_not_kept(monkeypatch: pytest.Mo
         return codes, scales * 1.3, zeros
 
     monkeypatch.setattr(quantization, "rounded", wrong)
-    model = llama(rope_theta=7000.0)
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    model = llama()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert "rounding explains 0.1" in said(model, quantize)
+    assert not list(tmp_path.glob("*/manifest.json"))
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
