@@ -161,7 +161,7 @@ class CUDAGraph:
 
     def record(self, function: Any, given: Any, results: Any, mutates: bool, seconds: float) -> None:
         self.own(() if mutates else results)
-        self.nodes.append(Node(function, given, () if mutates else results, self._owns, seconds))
+        self.nodes.append(Node(function, given, () if mutates else results, self.owns, seconds))
 
     def own(self, results: Any) -> None:
         """Memory that is asked for while capturing comes from the graph's pool."""
@@ -175,7 +175,8 @@ class CUDAGraph:
         assert self.stream is not None
         self._workspaces.add(self._at.memory.workspace(self.stream, self.pool_id))
 
-    def _owns(self, tensor: torch.Tensor) -> bool:
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory was asked for while capturing."""
         return tensor.untyped_storage()._cdata in self._owned
 
     def replay(self) -> None:

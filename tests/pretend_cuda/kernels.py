@@ -81,10 +81,11 @@ class Kernels:
         written = _written(function, plain, plain_named)
         kernel = name not in WITHOUT_KERNEL and not _is_view(function)
         inputs = [x for x in tree_flatten((plain, plain_named))[0] if isinstance(x, torch.Tensor)]
-        before = [tensor.clone() for tensor in written] if graph is not None else []
+        # While it captures nothing runs; what the graph owns holds nothing yet, and later kernels need valid ids.
+        kept = [] if graph is None else [(tensor, tensor.clone()) for tensor in written if not graph.owns(tensor)]
         results = args[0] if at.shapes_only and name in DRAWS else function(*plain, **plain_named)
-        for tensor, old in zip(written, before, strict=True) if before else ():
-            tensor.copy_(old)  # while it captures nothing runs
+        for tensor, old in kept:
+            tensor.copy_(old)
         made = [x for x in tree_flatten(results)[0] if isinstance(x, torch.Tensor)]
         if not written and not _is_view(function):
             for tensor in made:
