@@ -21,7 +21,7 @@ from toys import Ticks
 
 from specctl.decoding import hierarchy, reading, tree_verification, verification
 from specctl.decoding import round as one_round
-from specctl.decoding.host import Floats, on_host
+from specctl.decoding.host import Floats
 from specctl.profile.schema import Verification
 from specctl.records import Round
 from specctl.replay import block_coupling, block_recording, coupling, grid_recording, recording
@@ -225,7 +225,7 @@ class Coins:
         with tossing(ways[accepted].coins):
             verdict = self._verify(*block, generator, rule)
         assert verdict.accepted == accepted
-        if on_host(target_probs):  # elsewhere it does not draw by `picked`
+        if verification.on_host(target_probs):  # elsewhere it does not draw by `picked`
             weights = self._drawn[0] if self._drawn else None
             assert len(self._drawn) == (verdict.extra is not None), "a verdict draws its own token and nothing else"
             self._asked[key, accepted] = Asked(verdict, weights)
