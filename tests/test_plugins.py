@@ -23,8 +23,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError, UsageError
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.registered import RegisteredRunner
-from specctl.models.running.runner import EagerRunner
 from specctl.plugins import DRAFTERS, PluginError
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.profile import parse_policy, resolve

@@ -27,8 +27,9 @@ from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.models.loading.skeleton import skeleton
 from specctl.models.running.compilation import Compiler
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, engine_name
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.observing.timing import fill, ordinary_tokens
 from specctl.profile.schema import ModelTable, Profile

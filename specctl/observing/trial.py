@@ -11,10 +11,11 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.loading.pair import Pair
 from specctl.models.running.checked import CheckedRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import engine_name
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.registered import RegisteredRunner
-from specctl.models.running.runner import EagerRunner, Runner, StateReader
+from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import timed
 from specctl.models.running.waiting import wait
 from specctl.models.sharding.leader import is_sharded

@@ -115,7 +115,7 @@ def test_an_interrupted_run_goes_on_to_the_same_head(
 
 
 def test_earlier_examples_need_no_model(folder: Path, whole: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("load_model", "load_pair"):
+    for name in ("load_model", "load_lesson"):
         monkeypatch.setattr(workshop, name, lambda *_, **__: pytest.fail("a model was loaded"))
     examples = ["--examples", str(whole[0] / "examples"), *TRAINING]
     run(*options(folder, "again", *examples))
@@ -126,7 +126,7 @@ def test_earlier_examples_need_no_model(folder: Path, whole: tuple[Path, Any], m
 
 
 def test_a_share_of_the_targets_tokens_makes_no_sense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workshop, "load_pair", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(workshop, "load_lesson", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match="--mix is for draft models"):
         run(*collecting(folder, "mixed", "--mix", "0.2"))
 

@@ -11,8 +11,9 @@ from toys import random_model
 
 from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Sampling
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import READERS, Capturing
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import Runner
 
 MODEL = tiny_model()
 

@@ -12,9 +12,9 @@ from specctl.models.loading.memory import DeviceMemory, Estimate
 from specctl.models.loading.placement import place
 from specctl.models.loading.working_room import CUDA_CONTEXT, working_bytes
 from specctl.models.running import engines
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, build_runner, engine_report
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import EagerRunner
 from specctl.profile import resolve
 
 SAID = 'eager (graph would be chosen; not yet measured on a device: set engine = "graph")'

@@ -25,8 +25,9 @@ from specctl.heads.training import weighted_loss
 from specctl.models.draft_heads.engines import build_head_runner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.pair import Pair
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.runner import EagerRunner, Runner, StateReader
+from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.states import last_hidden_states
 from specctl.models.running.trees import tree_runner
 from specctl.observing.passes import PassMeter

@@ -6,7 +6,7 @@ from toys import FAMILIES, TableRunner, random_head, random_model, related_table
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.policies.constant import Constant
 from specctl.policies.specdec import SpecDecPlusPlus
 

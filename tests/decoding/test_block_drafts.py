@@ -21,7 +21,7 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.markov import MARKOV, MarkovKind
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.policies import StoppingPolicy
 from specctl.policies.confidence import ConfidentPrefix
 from specctl.policies.constant import Constant

@@ -16,9 +16,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
 from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.watching import States
 from specctl.policies.constant import Constant

@@ -10,7 +10,7 @@ from toys import FAMILIES, TableRunner, noisy_copy, random_head, random_model, r
 from specctl.decoding.along import CHUNK
 from specctl.decoding.draft_tokens import draw_draft_tokens, predict_acceptance
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 
 TARGET = table(seed=31)
 DRAFT = related_table(TARGET, seed=32)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import FAMILIES, WINDOW, random_model, seeded
 
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 
 SLIDING = ("mistral", "gemma2")
 VOCABULARY = 60  # the models have four more, as padding

@@ -18,9 +18,10 @@ from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve

@@ -20,7 +20,8 @@ from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
 from specctl.models.running.compilation import Compiler, missing_compiler
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies.constant import Constant
 from specctl.policies.leaves import ConfidenceLeaves, ConstantLeaves, LeafRule

@@ -23,7 +23,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant

@@ -26,8 +26,9 @@ from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.models.loading.pair import Pair
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
-from specctl.models.running.runner import EagerRunner, Forward
+from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.confidence import ConfidentPrefix
 from specctl.policies.constant import Constant

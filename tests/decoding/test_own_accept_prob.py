@@ -26,8 +26,9 @@ from specctl.decoding.host import Softmax, array
 from specctl.decoding.reading import TOP_FIELDS, Reader
 from specctl.decoding.sampling import Sampling, read_top_probs, uniforms
 from specctl.errors import ProfileError
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import Setting
 from specctl.policies.constant import Constant

@@ -17,7 +17,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable

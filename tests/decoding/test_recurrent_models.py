@@ -19,8 +19,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.cache import CANNOT_GO_BACK
+from specctl.models.running.eager import REREAD, EagerRunner
 from specctl.models.running.recurrent_state import SPACING, TESTED, untested
-from specctl.models.running.runner import REREAD, EagerRunner
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 from specctl.records import Round

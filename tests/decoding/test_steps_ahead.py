@@ -35,8 +35,9 @@ from specctl.decoding.sampling import Sampling, Uniforms
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import GraphHeadRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import Capturing, GraphRunner
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_reader import Token, TokenReader
 from specctl.policies import POLICIES, StoppingPolicy, never_stops

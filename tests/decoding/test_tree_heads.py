@@ -17,7 +17,7 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
 from specctl.models.running.compilation import Compiler, missing_compiler
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.trees import path_to, tree_obstacle
 from specctl.policies.constant import Constant
 from specctl.policies.trees import TreeSize

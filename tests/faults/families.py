@@ -25,7 +25,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.cache import cannot_go_back
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.policies.constant import Constant
 from specctl.records import Round
 from tests.recurrent_models import FAMILIES

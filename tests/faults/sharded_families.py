@@ -23,8 +23,9 @@ from specctl.models.loading import shard_plan
 from specctl.models.loading.model import load_model
 from specctl.models.loading.shards import sharded_runner
 from specctl.models.running.cache import cannot_go_back
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.runner import Runner
 from specctl.models.sharding.leader import dismiss
 from specctl.profile.schema import ModelTable
 from tests.faults.families import PATIENCE, tiny_model

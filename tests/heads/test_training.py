@@ -13,7 +13,7 @@ from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, mix, signals, states
 from specctl.heads.training import Recipe, Schedule, Training, weighted_loss
 from specctl.learning import saved_state
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.states import last_hidden_states
 
 LIKED = 7

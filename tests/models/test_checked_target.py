@@ -15,8 +15,8 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.running.checked import CheckedRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.recurrent_state import RecurrentState
-from specctl.models.running.runner import EagerRunner
 from specctl.policies.constant import Constant
 
 PROMPT = (7, 3, 12, 5)

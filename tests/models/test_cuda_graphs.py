@@ -10,9 +10,9 @@ from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, uniforms
 from specctl.models.running.cuda_capture import CudaCapture
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.runner import EagerRunner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES
 
 pytestmark = [

@@ -9,6 +9,7 @@ from toys import noisy_copy, random_model
 from specctl.errors import ModelError
 from specctl.models.running import compilation
 from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import (
     LONG_RUN,
     EngineSettings,
@@ -17,7 +18,7 @@ from specctl.models.running.engines import (
     fixed_width,
     preparing_seconds,
 )
-from specctl.models.running.runner import EagerRunner, FusedRunner
+from specctl.models.running.runner import FusedRunner
 from specctl.models.running.static import StaticRunner
 
 TOKENS: list[int] = torch.randint(0, 60, (200,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -17,7 +17,7 @@ from specctl.models.loading.placement import kind_of_device, place
 from specctl.models.loading.preparation import weighed
 from specctl.models.loading.quantization import SCHEMES, plan
 from specctl.models.loading.skeleton import skeleton
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.profile.schema import ModelTable, Profile
 

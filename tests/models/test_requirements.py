@@ -17,7 +17,8 @@ from specctl.errors import ModelError, RecordError
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.cache import CANNOT_GO_BACK
-from specctl.models.running.runner import EagerRunner, Forward
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import Forward
 from specctl.profile.schema import Profile
 
 _SMALL = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3}

@@ -21,7 +21,7 @@ from specctl.models.loading.placement import place
 from specctl.models.loading.shard_plan import shard_plan, sharded_placement
 from specctl.models.loading.shards import split
 from specctl.models.running.compilation import Compiler
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.sharding.following import Follower
 from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
 from specctl.models.sharding.message import SIZE, Message, Order, decoded

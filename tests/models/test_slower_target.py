@@ -4,7 +4,7 @@ import torch
 from slower_target import write_slower_target
 from transformers import AutoModelForCausalLM
 
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.profile.embedded import model_path
 
 

@@ -18,7 +18,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.pair import load_pair
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import Runner
 from specctl.models.running.token_rules import RuledRunner, TokenRules, rules_in, unsupported_in
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip

@@ -1,14 +1,13 @@
 """Facts and problems of a profile's models, found without loading their weights. Sizes are bytes."""
 
 import platform
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.loading.architecture import generation_config, require_supported_rules
-from specctl.models.loading.checkpoint import Checkpoint, hushed_hub, locate
+from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.draft_head_diagnosis import examine_draft_head
 from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.found import find_head
@@ -19,6 +18,7 @@ from specctl.models.loading.placement import Placement, after, dtype_on, kind_of
 from specctl.models.loading.preparation import placed, weighed
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.shard_plan import placement_advice
+from specctl.models.loading.terms import terms_of
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.loading.working_room import working_bytes
 from specctl.models.onnx.engine import require_onnxruntime
@@ -88,7 +88,7 @@ def diagnose(profile: Profile) -> Diagnosis:
         try:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
                 facts.found = _found(head.checkpoint)
-                facts.licence, facts.gated = _terms(head.checkpoint)
+                facts.licence, facts.gated = terms_of(head.checkpoint)
                 facts.draft_head = head.kind.value
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
@@ -139,7 +139,7 @@ def _examine(
 ) -> Placement:
     facts.folder = str(checkpoint.folder)
     facts.found = _found(checkpoint)
-    facts.licence, facts.gated = _terms(checkpoint)
+    facts.licence, facts.gated = terms_of(checkpoint)
     config = load_config(checkpoint, table.trust_remote_code)
     text = config.get_text_config(decoder=True)
     facts.architecture = ", ".join(getattr(config, "architectures", None) or []) or config.model_type
@@ -277,24 +277,6 @@ def _found(checkpoint: Checkpoint) -> str:
 def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
     settings = generation_config(checkpoint)
     return sorted(_ids(getattr(config if settings is None else settings, "eos_token_id", None)))
-
-
-def _terms(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
-    """The licence from the model card, and for a hub model whether its files are gated."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    licence = gated = None
-    card = checkpoint.folder / "README.md"
-    with suppress(Exception):  # a card is free text and may be malformed
-        if card.exists():
-            licence = (huggingface_hub.metadata_load(card) or {}).get("license")
-    if checkpoint.source == "hub" and not constants.HF_HUB_OFFLINE:
-        with suppress(Exception), hushed_hub():
-            answer = huggingface_hub.HfApi().model_info(checkpoint.name, timeout=10).gated
-            kinds = {"auto": "yes, access granted automatically", "manual": "yes, access granted by the owner"}
-            gated = kinds.get(str(answer), "no")
-    return licence, gated
 
 
 def _ids(ids: int | list[int] | None) -> set[int]:

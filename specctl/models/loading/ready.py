@@ -16,10 +16,11 @@ from specctl.models.loading.model import LoadedModel, load_tokenizer
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.cache import cannot_go_back
 from specctl.models.running.disco_head import DiscoHead
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, checked
 from specctl.models.running.narrow import NarrowRunner
 from specctl.models.running.recurrent_state import untested
-from specctl.models.running.runner import EagerRunner, Runner, StateReader
+from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trained_heads import TrainedHead
 from specctl.profile.schema import DraftTable, ModelTable
 

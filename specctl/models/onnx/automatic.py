@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from specctl.models.onnx.engine import build_onnx_runner, obstacle, reads_trees
 from specctl.models.onnx.store import Store, cache_folder, key_of
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.runner import EagerRunner
 from specctl.models.running.threads import small_round, timed
 from specctl.models.running.weights import weight_bytes
 

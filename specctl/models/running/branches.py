@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specctl.models.running.runner import EagerRunner, Forward, Runner
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import Forward, Runner
 
 AT_ONCE = 64
 """Branches in one forward pass: enough to fill it, few enough for the mask to stay small."""

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
 from specctl.models.running.checked import CheckedRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
 from specctl.models.running.registered import RegisteredRunner
-from specctl.models.running.runner import EagerRunner, PreparedRunner, Runner
+from specctl.models.running.runner import PreparedRunner, Runner
 from specctl.models.running.token_rules import RuledRunner
 from specctl.models.running.weights import device_of
 from specctl.profile.schema import Engine, Profile

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.running.cores import CoreTime, cores_text, usable_cores
-from specctl.models.running.runner import EagerRunner, Runner
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import Runner
 from specctl.models.running.weights import weight_bytes
 
 Choice = TypeVar("Choice")

@@ -26,7 +26,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.loading.mtp_formats import build_mtp
-from specctl.models.running.runner import EagerRunner
+from specctl.models.running.eager import EagerRunner
 from specctl.policies.constant import Constant
 
 CLOSE = {"rtol": 0, "atol": 1e-4}

@@ -15,8 +15,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.branches import continue_branches
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.runner import EagerRunner, Forward
+from specctl.models.running.runner import Forward
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 

@@ -16,8 +16,9 @@ from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import EagerRunner, Forward
+from specctl.models.running.runner import Forward
 from specctl.models.running.trees import path_to, tree_obstacle
 from specctl.policies.constant import Constant
 from specctl.policies.leaves import ConfidenceLeaves

@@ -1,0 +1,184 @@
+"""Any causal language model of transformers and its KV cache, for one sequence."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
+from specctl.models.running.forward import Forward, joined
+from specctl.models.running.masks import MaskMaker, TreeSight, aligned_mask, attends_to_everything, mask_obstacle
+from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
+from specctl.models.running.stepping import step_through_blocks
+from specctl.models.running.waiting import sent
+from specctl.models.running.watching import LAST, LayerWatch
+from specctl.models.running.weights import device_of
+
+REREAD = 16
+"""The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
+through a pass of their own, after which the state is saved."""
+
+
+class EagerRunner:
+    """Any causal LM of transformers, over a cache that grows with the sequence.
+
+    A recurrent state cannot go back token by token: a rollback restores the last state saved before that point, and
+    ``length`` is then shorter than asked, so that the caller's next pass reads the accepted tokens again.
+
+    Args:
+        model: in eval mode, on its device or devices.
+        vocabulary: the pair's shared real vocabulary V; logits beyond it are padding and are cut off.
+    """
+
+    def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
+        step_through_blocks(model)
+        self._model = model
+        self._vocabulary = vocabulary
+        self._cache_argument = cache_argument(type(model))
+        self._recurrent = has_recurrent_state(model)
+        self._begin()
+        self._trims_from = trims_from(self._cache)
+        self._masks = MaskMaker(model)
+        self._watch = LayerWatch(model)
+        self._last = LayerWatch(model)
+        self._sight = TreeSight()
+        self.holds_everything = attends_to_everything(model)
+        """Whether every layer keeps the whole sequence, which `masked_pass` requires."""
+        self.no_trees = mask_obstacle(model)
+        self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
+        # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
+        self.device = device_of(model)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The network."""
+        return self._model
+
+    def _begin(self) -> None:
+        self._cache = empty_cache(self._model.config, recurrent=self._recurrent)
+        self._state = RecurrentState(self._cache, self._recurrent)
+        self._fresh = True  # no pass since the last rollback
+        self._saved = False  # the recurrent state, since then
+        self._tree = 0  # the length before the last tree
+        self._floor = 0  # layers that were trimmed cannot go back to before it
+        self.length = 0
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        parts: list[Forward] = []
+        # A pass with at most one row, right after a rollback, reads tokens that stay; later ones may be taken back.
+        if self._recurrent and not self._saved and not (self._fresh and keep <= 1):
+            stay = max(len(tokens) - keep, 1 - self.length) if self._fresh else 0
+            if stay > (REREAD if self.length else 0):
+                behind = len(tokens) - stay
+                parts.append(self._pass(tokens[:stay], max(keep - behind, 0), hidden))
+                tokens, keep = tokens[stay:], min(keep, behind)
+            self._state.save(self.length)
+            self._saved = True
+        parts.append(self._pass(tokens, keep, hidden))
+        self._fresh = False
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+    def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        ids = sent(tokens, self.device)[None]  # (1, T)
+        more: dict[str, Any] = self._masks.arguments(self.length, len(tokens))
+        if hidden:
+            self._last.watch([LAST])
+        more[self._cache_argument] = self._cache
+        output = self._model(
+            input_ids=ids,
+            use_cache=True,
+            logits_to_keep=max(keep, 1),  # 0 would mean all of them
+            **more,
+        )
+        self._state.after_pass()
+        self.length += len(tokens)
+        kept = slice(-keep, None) if keep else slice(0)
+        logits = output.logits[0, kept, : self._vocabulary]
+        return Forward(logits, self._last_states(kept) if hidden else None, self._watch.take())
+
+    def _last_states(self, kept: slice) -> torch.Tensor:
+        """The states ``(keep, D)`` after the final norm in the last pass, which a spread model has on its last device.
+
+        Asked for all hidden states, transformers would bring those of every layer to the first.
+        """
+        found = self._last.take()
+        assert found is not None
+        return found[LAST][kept].to(self.device)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        self._watch.watch(layers)
+
+    def masked_pass(
+        self, tokens: Sequence[int], positions: torch.Tensor, seen: torch.Tensor, *, hidden: bool = False
+    ) -> Forward:
+        """Cache tokens that see only some of those cached and of each other; a model that `holds_everything`.
+
+        Args:
+            tokens: T ids.
+            positions: ``(T,)``, their positions in the texts that they belong to.
+            seen: ``(T, S)`` bool, S the length afterwards.
+            hidden: whether hidden states are wanted.
+
+        Returns:
+            A row for each token.
+        """
+        if hidden:
+            self._last.watch([LAST])
+        output = self._model(
+            input_ids=sent(tokens, self.device)[None],
+            position_ids=positions[None],
+            attention_mask=aligned_mask(seen, self._model.dtype)[None, None],  # (1, 1, T, S)
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self.length += len(tokens)
+        last = self._last_states(slice(None)) if hidden else None
+        return Forward(output.logits[0, :, : self._vocabulary], last, self._watch.take())
+
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        own = sent(self._sight.grown(parents, before), self.device)  # (T, B + T)
+        self._tree = self.length - before
+        prefix = own.new_ones(len(tokens), self._tree)
+        return self.masked_pass(tokens, self._tree + own.sum(1) - 1, torch.cat([prefix, own], 1), hidden=hidden)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        for layer in self._cache.layers:
+            assert isinstance(layer, BufferedLayer), self.no_trees
+            layer.move(self._tree, path)
+        self.rollback(self._tree + len(path))
+
+    def plain_cache(self, text: Sequence[int]) -> DynamicCache:
+        """A cache of transformers' own layers that holds exactly this text, of which a beginning is cached here.
+
+        Layers of full attention are copied; others may have dropped what they held, so that the text is read again.
+        """
+        self.rollback(len(text))
+        if pending := text[self.length :]:
+            self.extend(pending, keep=0)
+        cache = DynamicCache(config=self._model.config)
+        if all(isinstance(layer, BufferedLayer) for layer in self._cache.layers) and not self._recurrent:
+            for number, layer in enumerate(self._cache.layers):
+                assert isinstance(layer, BufferedLayer), "asked above"
+                cache.update(layer.keys[:, :, : len(text)], layer.values[:, :, : len(text)], number)
+        else:
+            arguments: dict[str, Any] = {self._cache_argument: cache, "logits_to_keep": 1}
+            self._model(input_ids=torch.tensor([list(text)], device=self.device), use_cache=True, **arguments)
+        return cache
+
+    def rollback(self, length: int) -> None:
+        self._fresh, self._saved = True, False
+        kept = min(self.length, length)
+        if kept < self.length and self._recurrent:
+            kept = self._state.nearest(kept)
+        if kept < max(self._floor, 1):
+            self._begin()
+            return
+        self._state.crop(self.length - kept)  # also with nothing to remove, for it trims too
+        if kept < self.length and self._recurrent:
+            self._state.restore(kept)
+        if self._trims_from is not None and self.length >= self._trims_from:
+            self._floor = kept
+        self.length = kept
