@@ -11,34 +11,25 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from random import Random
-from statistics import mean
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import torch
-from pretend_cuda import Costs, Devices
-from pretend_cuda.captures import Node
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from clocked_pairs import LONGEST, WARM, clocked
+from pretend_cuda import Costs
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
-from specctl.decoding.round import verified_round
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.graph import Capturing
 from specctl.policies.base import Rule
 from specctl.policies.constant import Constant
 from specctl.records import DraftStep
-from tools.synthetic.shapes import SHAPES, Shape
+from tools.synthetic.shapes import SHAPES
 
-CLOCKED = ("specctl.models.running.preparing",)
-CONTEXT, WARM, LONGEST = 500, 24, 8
-ACCEPTED = 0.7
-"""How probable it is that a token of the draft is the target's too."""
 WAYS: dict[str, Callable[[ExitStack], None]] = {
     "waits for each": lambda stack: stack.enter_context(patch.object(Capturing, "runs_ahead", False)),
     "always ahead": lambda stack: stack.enter_context(patch.object(Lead, "pays", lambda _, __: True)),
@@ -59,64 +50,13 @@ class StopsByChance(Rule):
         return self._coins.random() < self._share
 
 
-@cache
-def model(shape: Shape) -> PreTrainedModel:
-    """A Llama in bfloat16 without numbers."""
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
-    )
-    with torch.device("meta"):
-        return LlamaForCausalLM(config).to(torch.bfloat16).eval()
-
-
 Row = list[float]
 """Milliseconds of a round in each of the `WAYS`, the mean once everything is captured and timed."""
 
 
 def rows(pair: str, sampling: Sampling, policies: list[Callable[[], Rule]], costs: Costs, rounds: int) -> Iterator[Row]:
     """Of each policy, on one device that has captured all there is to capture."""
-    big, small = SHAPES[pair]
-    coins = Random(2)
-
-    def numbers(tensor: torch.Tensor) -> torch.Tensor:
-        """The draft's tokens are all 0, and the target's often."""
-        found = torch.zeros(tensor.shape, dtype=tensor.dtype)
-        if tensor.dtype == torch.int64 or tensor.dim() == 2:
-            found[...] = torch.tensor([float(coins.random() > ACCEPTED) for _ in range(found.numel())]).view_as(found)
-        return found
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(Node, "run", lambda _: None))  # there are no numbers
-        stack.enter_context(patch.object(Node, "outside", lambda _: []))
-        cuda = stack.enter_context(Devices(shapes_only=True, clock=CLOCKED, costs=costs))
-        stack.enter_context(torch.inference_mode())
-        cuda.answers = numbers
-        settings = EngineSettings(engine="graph", notice=print)
-        target, draft = (
-            build_runner(cuda.move(model(shape), "cuda:0"), shape.vocabulary, "it", settings) for shape in (big, small)
-        )
-        generator, text = torch.Generator("cuda:0"), [1] * CONTEXT
-        for runner in (target, draft):
-            runner.extend(text[:-1], keep=0)
-
-        def played(drafter: ModelDrafter, count: int) -> float:
-            drafter.begin(sampling, frozenset(), generator)
-            took: list[float] = []
-            for index in range(count):
-                began = cuda.clock.now
-                verified_round(target, drafter, text, LONGEST, sampling, frozenset(), generator, index=index)
-                took.append(cuda.clock.now - began)
-                for runner in (target, draft):  # the context stays as long as it is
-                    runner.rollback(CONTEXT - 1)
-            return 1e3 * mean(took[WARM:] or [0.0])
-
+    with clocked(SHAPES[pair], "graph", sampling, costs) as (draft, played):
         for length in range(1, LONGEST + 1):
             played(ModelDrafter(draft, Constant(length)), 1)
         for policy in policies:
