@@ -24,6 +24,7 @@ class Actor:
         self._life = uuid4().hex
         self._answer: Answer | None = None
         self._busy = threading.Lock()
+        self._released = threading.Event()
         self._used = monotonic()
         if warm_seconds:
             threading.Thread(target=self._end_after_rest, name="rest", daemon=True).start()
@@ -48,9 +49,13 @@ class Actor:
 
     def watch(self, life: str) -> tuple[str, Any]:
         """Come back only once that process has ended, so that its end is known also where it had no question."""
-        while life == self._life:
-            threading.Event().wait()
+        if life == self._life:
+            self._released.wait()
         return GONE, None
+
+    def release(self) -> None:
+        """End `watch`: Ray would complain of a call that it cannot repeat when it kills the actor."""
+        self._released.set()
 
     def _in(self, life: str, work: Callable[[], Any]) -> tuple[str, Any]:
         if life != self._life:
@@ -78,13 +83,17 @@ class Actor:
 
 
 def described(ray: Any) -> type[Actor]:
-    """`Actor` with what Ray has to know of its methods: one that watches holds up nothing."""
+    """`Actor` with what Ray has to know of its methods: one that watches holds up nothing, and nothing its release."""
 
     class Replica(Actor):
-        """An `Actor` with a thread for `watch`."""
+        """An `Actor` with threads for `watch` and `release`."""
 
         @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
         def watch(self, life: str) -> tuple[str, Any]:
             return super().watch(life)
+
+        @ray.method(concurrency_group="release")  # type: ignore[untyped-decorator]
+        def release(self) -> None:
+            super().release()
 
     return Replica

@@ -16,6 +16,9 @@ from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
 from specctl.replicas.shares import gpus_needed, require_gpus
 
+RELEASE = 3.0
+"""Seconds that actors get to end their calls before they are killed."""
+
 
 class RayReplicas:
     """Actors of a cluster.
@@ -152,8 +155,12 @@ class RayReplicas:
         import ray
 
         if not self._warm:
+            with suppress(Exception):  # the cluster may be gone
+                released = [actor.release.remote() for actor in self._actors.values()]
+                watched = [call for call, (_, what) in self._calls.items() if what == "watch"]
+                ray.wait([*released, *watched], num_returns=len(released) + len(watched), timeout=RELEASE)
             for actor in self._actors.values():
-                with suppress(Exception):  # the cluster may be gone
+                with suppress(Exception):
                     ray.kill(actor)
         self._actors.clear()
         self._calls.clear()
@@ -173,7 +180,7 @@ class RayReplicas:
         name = self._names[number]
         stays: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
         threads = {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}
-        made = ray.remote(concurrency_groups={"watch": 1})(described(ray)).options(
+        made = ray.remote(concurrency_groups={"watch": 1, "release": 1})(described(ray)).options(
             max_restarts=-1, max_task_retries=-1, runtime_env=threads, **self._resources, **(stays if name else {})
         )
         self._actors[number] = made.remote(self._job, number, self._warm)
