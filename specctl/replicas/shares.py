@@ -50,9 +50,10 @@ def gpus_here(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def gpus_needed(profile: Profile, there: int) -> int:
-    """How many of so many GPUs a replica of a profile's pair uses: as many as its devices name, all for models that are
-    spread, one for ``auto``, none on the CPU."""
-    needed = 0
+    """How many of so many GPUs a replica of a profile's pair uses: as many as its devices name or its models have
+    shards, all for models that are spread, one for ``auto``, none on the CPU."""
+    tables = (profile.target, *(profile.draft.levels if profile.draft else ()))
+    needed = max((table.shards or 0 for table in tables if table.device != "cpu"), default=0) if there else 0
     for device in _devices(profile):
         kind, _, index = device.partition(":")
         if device in _SPREAD:

@@ -22,6 +22,8 @@ def given(workers, gpus="", cores=16, environ=None, **overrides):
         ("auto", "0 1 2 3", {"draft.device": "cuda:1"}, ["0,1", "2,3"]),
         ("auto", "0 1 2 3", {"target.device": "balanced"}, ["0,1,2,3"]),
         (2, "0 1 2 3", {"target.device": "balanced"}, ["0,1", "2,3"]),
+        ("auto", "0 1 2 3 4 5 6 7", {"target.shards": 4}, ["0,1,2,3", "4,5,6,7"]),
+        (2, "", {"target.shards": 4}, [None, None]),
         (1, "0 1", {"target.device": "cuda"}, ["0,1"]),
         (2, "0 1", {"target.device": "cpu", "draft.device": "cpu"}, [None, None]),
         (2, "", {}, [None, None]),
