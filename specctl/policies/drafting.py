@@ -8,8 +8,11 @@ from specctl.records import DraftStep, Round, StopReason
 
 def longest_draft(policy: StoppingPolicy, budget: int, longest: int | None = None) -> int:
     """The most tokens that the coming `draft_phase` may draw; its arguments."""
-    limit = policy.draft_limit() if longest is None else min(policy.draft_limit(), longest)
-    return min(limit, budget)
+    return min(_limit(policy, longest), budget)
+
+
+def _limit(policy: StoppingPolicy, longest: int | None) -> int:
+    return policy.draft_limit() if longest is None else min(policy.draft_limit(), longest)
 
 
 def draft_phase(
@@ -33,9 +36,9 @@ def draft_phase(
     Returns:
         The tokens to verify, and why drafting stopped.
     """
-    limit = policy.draft_limit() if longest is None else min(policy.draft_limit(), longest)
+    limit = _limit(policy, longest)
     steps: list[DraftStep] = []
-    for index in range(1, longest_draft(policy, budget, longest) + 1):
+    for index in range(1, min(limit, budget) + 1):
         step = draft_token(index)
         stops = policy.should_stop(step)
         if stops and not policy.keep_trigger:
