@@ -9,13 +9,11 @@ import torch
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import Pair
+from specctl.models.loading.pair import Pair, runs_model
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import engine_name
-from specctl.models.running.lookup import LookupRunner
-from specctl.models.running.registered import RegisteredRunner
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.models.running.threads import timed
 from specctl.models.running.waiting import wait
 from specctl.models.sharding.leader import is_sharded
@@ -92,10 +90,7 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
 
 
 def _passes(pair: Pair) -> Iterator[EnginePasses]:
-    runners = [
-        pair.target,
-        *(draft for draft in pair.drafts if not isinstance(draft, StateReader | LookupRunner | RegisteredRunner)),
-    ]
+    runners = [pair.target, *filter(runs_model, pair.drafts)]
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {engine_name(runner): runner}

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from specctl.models.loading.draft_head_loading import LoadedHead
 
 
+def runs_model(draft: Runner) -> bool:
+    """Whether a draft is one of the models of `Pair.models`: neither a draft head nor a draft without files."""
+    return not isinstance(draft, StateReader | LookupRunner | RegisteredRunner)
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Runners of a target and its drafts, over one shared vocabulary.
@@ -49,8 +54,8 @@ class Pair:
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
         models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
-            are none. Loaded
-            without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
+            are none.
+            Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
         named_heads: for each draft its trained heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
@@ -96,13 +101,8 @@ class Pair:
         """The devices on which the weights of a draft are, or of the target for None."""
         runner = self.target if draft is None else self.drafts[draft]
         found = {str(runner.device)}
-        if draft is None or not isinstance(runner, StateReader | LookupRunner | RegisteredRunner):
-            before = self.drafts[:draft] if draft is not None else ()
-            place = (
-                0
-                if draft is None
-                else 1 + sum(not isinstance(one, StateReader | LookupRunner | RegisteredRunner) for one in before)
-            )
+        if draft is None or runs_model(runner):
+            place = 0 if draft is None else 1 + sum(map(runs_model, self.drafts[:draft]))
             # What onnxruntime runs has no weights in torch.
             weights = [weight for model in self.models[place : place + 1] for weight in model.parameters()]
             found |= {str(weight.device) for weight in weights if not weight.is_meta}
