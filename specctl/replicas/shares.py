@@ -1,13 +1,12 @@
 """What of this machine each replica gets: processor threads and GPUs. No torch here."""
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from specctl.errors import UsageError
+from specctl.models.loading.cards import nvidia_smi
 from specctl.models.running.cores import usable_cores
 from specctl.profile.schema import Profile
 
@@ -41,12 +40,7 @@ def gpus_here(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if VISIBLE in environ:
         return [name for name in map(str.strip, environ[VISIBLE].split(",")) if name not in ("", "-1")]
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=index", "--format=csv,noheader"]
-    found = subprocess.run(query, capture_output=True, text=True, check=False)
-    return found.stdout.split() if found.returncode == 0 else []
+    return nvidia_smi("index").split()
 
 
 def gpus_needed(profile: Profile, there: int) -> int:

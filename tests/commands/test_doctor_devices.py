@@ -139,7 +139,7 @@ def test_on_a_cpu_it_is_measured(models: Path) -> None:
 
 
 def test_models_with_problems_leave_the_cards(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "_answer", lambda: "NVIDIA L4, 550.54.14, 23034, 8.9\n")
+    monkeypatch.setattr(cards, "nvidia_smi", lambda _: "NVIDIA L4, 550.54.14, 23034, 8.9\n")
     arguments = ["--target", str(models / "target"), "--draft", str(models / "none"), "--devices"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
 

@@ -102,7 +102,7 @@ def graphics() -> Graphics:
     """The cards of this machine."""
     import torch
 
-    driver, cards = parsed(_answer())
+    driver, cards = parsed(nvidia_smi(_FIELDS))
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Graphics(
         driver=driver,
@@ -133,11 +133,16 @@ def parsed(answer: str) -> tuple[str | None, tuple[Card, ...]]:
     return driver, tuple(cards)
 
 
-def _answer() -> str:
+def nvidia_smi(fields: str) -> str:
+    """What the driver tells of each card, a line for each; empty without a driver that answers.
+
+    Args:
+        fields: as ``nvidia-smi --query-gpu`` takes them.
+    """
     program = shutil.which("nvidia-smi", path=os.environ.get("PATH", "") + os.pathsep + WSL)
     if program is None:
         return ""
-    command = [program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
+    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.SubprocessError):
