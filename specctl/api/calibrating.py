@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specctl.api.decoder import Decoder, load
-from specctl.calibration.calibrated import calibrated_profile
+from specctl.calibration.calibrated import calibrated_profile, facts_of
 from specctl.calibration.contest import computed_by, contest, recordable
 from specctl.calibration.live_check import Measured, check_live, doubts
 from specctl.calibration.search import Calibration, decide
@@ -21,7 +21,6 @@ from specctl.prompts.suites import EMBEDDED, Suite, load_records, load_suite, sa
 from specctl.replay.collecting import collect_traces
 from specctl.replay.costs import CostTable
 from specctl.replay.play import replayable
-from specctl.replay.trace_files import TraceSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def calibrate(
         found=found,
         costs=traces.costs,
         _resolved=own.resolved,
-        _facts=_facts(traces),
+        _facts=facts_of(traces, "specctl.calibrate()"),
     )
 
 
@@ -133,10 +132,3 @@ def _suite(prompts: str | PathLike[str] | Sequence[str] | Suite) -> Suite:
         return load_records(Path(prompts))
     lines = "".join(json.dumps({"prompt": text}) + "\n" for text in prompts)
     return load_records(io.BytesIO(lines.encode()))
-
-
-def _facts(traces: TraceSet) -> dict[str, Any]:
-    """Where and how the calibration was made, for its profile."""
-    recorded = traces.header.provenance
-    kept = {key: recorded[key] for key in ("suite", "devices", "engines", "versions")}
-    return {"created": recorded["created"], "command": "specctl.calibrate()", **kept}

@@ -10,6 +10,7 @@ from specctl.policies import NONE, Setting
 from specctl.profile import ResolvedProfile
 from specctl.profile.schema import Engine
 from specctl.replay.costs import CostTable
+from specctl.replay.trace_files import TraceSet
 
 MOST_RUNNER_UPS = 5
 
@@ -66,6 +67,18 @@ def calibrated_profile(
         "costs": costs.as_record(),
     }
     return table
+
+
+def facts_of(traces: TraceSet, command: str) -> dict[str, Any]:
+    """Where and how a calibration was made, for its profile and reports.
+
+    Args:
+        traces: of the calibration.
+        command: that made it.
+    """
+    recorded = traces.header.provenance
+    kept = {key: recorded[key] for key in ("suite", "devices", "engines", "versions")}
+    return {"created": recorded["created"], "command": command, **kept}
 
 
 def measured_engine(asked: Engine, facts: Mapping[str, Any]) -> dict[str, Any]:

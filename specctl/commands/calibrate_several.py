@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specctl.commands.calibrating import calibrate_one, facts_of, write_calibrated
+from specctl.commands.calibrating import calibrate_one, command_facts, write_calibrated
 from specctl.commands.loading import load
 from specctl.commands.options import warn
 from specctl.commands.replicating import Replication
@@ -130,7 +130,7 @@ def _show(
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
-    facts = facts_of(entrants[0].traces)
+    facts = command_facts(entrants[0].traces)
     tables = {one.name: calibration_tables(one.found, costs[one.name], []) for one in entrants}
     if as_document:
         document = {

@@ -103,14 +103,11 @@ def calibrate_one(
     return traces, found, traces.costs, measured, exports
 
 
-def facts_of(traces: "TraceSet") -> dict[str, Any]:
-    """Where and how a calibration was made, for its profile and reports."""
-    recorded = traces.header.provenance
-    return {
-        "created": recorded["created"],
-        "command": shlex.join(["specctl", *sys.argv[1:]]),
-        **{key: recorded[key] for key in ("suite", "devices", "engines", "versions")},
-    }
+def command_facts(traces: "TraceSet") -> dict[str, Any]:
+    """Where and how a calibration by this command was made."""
+    from specctl.calibration.calibrated import facts_of
+
+    return facts_of(traces, shlex.join(["specctl", *sys.argv[1:]]))
 
 
 def write_calibrated(
@@ -164,7 +161,7 @@ def show_calibration(
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
-    facts = facts_of(traces)
+    facts = command_facts(traces)
     shown = calibration_tables(found, costs, measured)
     document = {"provenance": facts, **as_document(found, costs, measured)}
     if exports is not None:

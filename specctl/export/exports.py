@@ -12,7 +12,6 @@ from specctl.export.rule_space import rule_space
 from specctl.export.search import Exported, search_rule
 from specctl.models.loading.pair import Pair
 from specctl.observing.progress import SILENT, Progress
-from specctl.profile.embedded import model_path
 from specctl.profile.schema import Profile
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
@@ -102,7 +101,7 @@ def export_to(
     if order.costs is not None:
         costs = order.costs.table
         here = search(traces, asked.candidates, None, costs, asked.also_ranked).winner
-    names = Names(*(_told(table.model) for table in (profile.target, profile.draft)))
+    names = Names(profile.target.checkpoint, profile.draft.checkpoint)
     prompts = calibration.chosen_on, calibration.reported_on
     read: dict[Reading, TraceSet] = {}
     found = []
@@ -115,9 +114,3 @@ def export_to(
             sampled = Sampled(profile.sampling.temperature, how.blocks)
             found.append(search_rule(engine, how, read[how], prompts, costs, names, sampled, advance))
     return Exports(found, here, order.costs, len(calibration.reported_on), calibration.held_out)
-
-
-def _told(model: str) -> str:
-    """A model as another program finds it: an embedded one by its folder."""
-    family, _, name = model.partition(":")
-    return str(model_path(name)) if family == "embedded" else model
