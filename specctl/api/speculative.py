@@ -3,7 +3,6 @@
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from os import PathLike
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,8 +20,10 @@ from specctl.errors import UsageError
 from specctl.metrics import Metrics
 from specctl.models.loading.ready import Level, draft_levels, in_memory, target_runners
 from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.preparing import working_seconds
 from specctl.models.running.runner import Runner
 from specctl.models.running.token_rules import TokenRules, ruled
+from specctl.models.running.waiting import wait
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
 
@@ -159,7 +160,7 @@ class Speculative:
             generator = torch.Generator(target.runner.device).manual_seed(seed)
         if self.streamer is not None:
             self.streamer.put(torch.tensor([prompt]))
-        began, away = perf_counter(), 0.0
+        began, away = working_seconds(), 0.0
         prefilled = began
         try:
             for round_ in target.rounds(request, generator):
@@ -167,7 +168,7 @@ class Speculative:
                     prefilled = target.prefilled
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
-                arrivals.append(perf_counter() - began - away)
+                arrivals.append(working_seconds() - began - away)
                 count = request.kept(tokens, len(round_.emitted))
                 new = list(round_.emitted)
                 if count is not None:
@@ -175,9 +176,9 @@ class Speculative:
                     del tokens[count:]
                 if self.streamer is not None:
                     self.streamer.put(torch.tensor(new))
-                paused = perf_counter()
+                paused = working_seconds()
                 yield new
-                away += perf_counter() - paused
+                away += working_seconds() - paused
                 if count is not None:
                     break
             if self.streamer is not None:
@@ -229,7 +230,8 @@ class _Target:
         while left:
             limit = left if drafter is None else min(left, room)
             prefill(target, drafter, text)
-            self.prefilled = perf_counter()
+            wait(self.runner.device, *(level.runner.device for level in self._levels))
+            self.prefilled = working_seconds()
             with closing(decode(target, drafter, text, limit, request.sampling, request.eos, generator)) as playing:
                 written = list[int]()
                 for round_ in playing:
