@@ -46,17 +46,7 @@ def head_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[HeadRunner, 
 
 def draft_of(shape: Shape, dtype: torch.dtype, device: str) -> tuple[EagerRunner, nn.Module]:
     """A draft model of this shape; its runner and the model."""
-    config = LlamaConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=True,
-        dtype=dtype,
-    )
+    config = LlamaConfig(**shape.config, tie_word_embeddings=True, dtype=dtype)
     with torch.device(device):
         model = LlamaForCausalLM(config).to(dtype).eval()  # type: ignore[arg-type]
     return EagerRunner(model, shape.vocabulary), model

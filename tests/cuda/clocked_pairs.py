@@ -32,16 +32,7 @@ Played = Callable[[ModelDrafter | None, int], float]
 @cache
 def model(shape: Shape) -> PreTrainedModel:
     """A Llama in bfloat16 without numbers."""
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
-    )
+    config = LlamaConfig(**shape.config, tie_word_embeddings=False)
     with torch.device("meta"):
         return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 

@@ -136,8 +136,8 @@ def generated(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return found
 
 
-def tried(family: str) -> tuple[str, str]:
-    """What became of a family: ``exact``, ``refused``, ``not built`` or ``WRONG``, and details."""
+def built(family: str) -> PreTrainedModel | tuple[str, str]:
+    """A tiny model of a family; else ``not built`` or ``refused``, and why."""
     try:
         model = tiny_model(family)
     except TimeoutError:
@@ -146,6 +146,14 @@ def tried(family: str) -> tuple[str, str]:
         return "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:70]}"
     if why := cannot_go_back(model.config, type(model)):
         return "refused", why
+    return model
+
+
+def tried(family: str) -> tuple[str, str]:
+    """What became of a family: ``exact``, ``refused``, ``not built`` or ``WRONG``, and details."""
+    model = built(family)
+    if isinstance(model, tuple):
+        return model
     draft, drafted, accepted, as_generate = noisy(model), 0, 0, 0
     with torch.inference_mode():
         for prompt in PROMPTS:

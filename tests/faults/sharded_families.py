@@ -22,13 +22,12 @@ from specctl.errors import ModelError
 from specctl.models.loading import shard_plan
 from specctl.models.loading.model import load_model
 from specctl.models.loading.shards import sharded_runner
-from specctl.models.running.cache import cannot_go_back
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
 from specctl.models.sharding.leader import dismiss
 from specctl.profile.schema import ModelTable
-from tests.faults.families import PATIENCE, tiny_model
+from tests.faults.families import PATIENCE, built
 
 TEXT = torch.randint(1, 64, (120,), generator=torch.Generator().manual_seed(5)).tolist()
 ROUNDING = 1e-3
@@ -47,14 +46,9 @@ def read(runner: Runner) -> torch.Tensor:
 
 def tried(family: str, placement: str) -> tuple[str, str]:
     """What became of a family: ``same``, ``refused``, ``not built`` or ``WRONG``, and details."""
-    try:
-        model = tiny_model(family)
-    except TimeoutError:
-        raise
-    except Exception as error:
-        return "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:70]}"
-    if why := cannot_go_back(model.config, type(model)):
-        return "refused", why
+    model = built(family)
+    if isinstance(model, tuple):
+        return model
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         table = ModelTable.model_validate({"model": str(Path(folder)), "shards": 2, "placement": placement})

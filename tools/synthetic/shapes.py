@@ -1,6 +1,7 @@
 """The shapes of synthetic pairs, their chosen properties (dials), and their measured ones."""
 
 from dataclasses import dataclass
+from typing import Any
 
 MARK = "synthetic"
 """True in the configuration of every synthetic model."""
@@ -21,6 +22,19 @@ class Shape:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The same as arguments of a `LlamaConfig`."""
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": self.context,
+        }
 
 
 SHAPES: dict[str, tuple[Shape, Shape]] = {

@@ -65,14 +65,8 @@ def dial(target: LlamaForCausalLM, draft: LlamaForCausalLM, dials: Dials, agreem
 
 def _untrained(shape: Shape, draft: Shape, dtype: torch.dtype, device: str, seed: int) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
+        **shape.config,
         head_dim=shape.head_dim,
-        max_position_embeddings=shape.context,
         # The target norms over more dimensions, of which only the draft's are filled: the mean square is smaller.
         rms_norm_eps=EPSILON * draft.hidden / shape.hidden,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
