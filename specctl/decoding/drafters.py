@@ -193,9 +193,10 @@ class ModelDrafter:
         predicts = self._head is not None and index > 1
         drawn_ahead = self._ahead is not None and not self._sampling.greedy
         mark = self._uniforms.mark() if drawn_ahead else None
-        if self._fused is not None and len(pending) == 1:
+        if self._fused is not None and len(pending) <= self._fused.widest_read:
             reader = self._reader
-            packed, probs = self._fused.read(pending[0], reader, self._uniform(), self._previous)
+            fed = [pending[0]] if isinstance(pending, torch.Tensor) else pending
+            packed, probs = self._fused.read(fed, reader, self._uniform(), self._previous)
         else:
             reader = self._reader if predicts else self._blind
             assert not isinstance(pending, torch.Tensor), "a token on the device is read by an `AheadRunner`"

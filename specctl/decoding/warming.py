@@ -11,7 +11,7 @@ from specctl.models.running.engines import engine_name
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import StateReader
+from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trained_heads import signal_of
 from specctl.models.running.trees import tree_obstacle, tree_runner
 from specctl.policies import POLICIES, Signal
@@ -54,11 +54,10 @@ def _warm_up_after(
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
+            _witness(runner, len(text))
             runner.extend(text, keep=0)  # makes the buffers
-            runner.extend(text[:1], keep=1)
-            if not isinstance(runner, StateReader):  # it never verifies
-                # The last draft verifies nothing, but two tokens are pending after a draft that was kept as a whole.
-                for width in widths if runner not in pair.drafts[-1:] else widths[:1]:
+            if runner not in pair.drafts[-1:] and not isinstance(runner, StateReader):  # those verify nothing
+                for width in (1, *widths):
                     runner.rollback(len(text))
                     runner.extend([text[place % 4] for place in range(width)], keep=width)
         if (leaves or tree is not None) and not tree_obstacle(pair.target):
@@ -73,12 +72,23 @@ def _warm_up_after(
             if isinstance(runner, LookupRunner):
                 continue
             for predicts in (False, True) if head is not None else (False,):
-                runner.rollback(len(text))
                 record = frozenset[Signal]({signal_of(head)} if predicts and head is not None else ())
                 drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
-                drafter.draft([*text, *text[:2]], budget=2)
+                # A draft head reads again what was accepted. Of a model's draft that was kept as a whole the last token
+                # and the target's are pending.
+                for count in (1, *widths) if isinstance(runner, StateReader) else (2,):
+                    runner.rollback(len(text))
+                    _witness(runner, len(text) + count - 1)
+                    drafter.draft([*text, *(text[place % 4] for place in range(count))], budget=2)
                 if predicts and isinstance(head, AcceptanceHead) and not isinstance(runner, StateReader):
                     runner.extend(text[:2], keep=2, hidden=True)
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
+
+
+def _witness(runner: Runner, count: int) -> None:
+    """Let a draft head know states of ``count`` places; they may be any."""
+    if isinstance(runner, StateReader) and count > runner.witnessed:
+        states = torch.zeros(count - runner.witnessed, runner.state_size, device=runner.device)
+        runner.witness(runner.witnessed, dict.fromkeys(runner.layers, states))

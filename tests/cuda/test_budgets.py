@@ -43,9 +43,9 @@ BUDGETS = {
     ("static", SAMPLED): Budget(Tally(108, 2, 1), Tally(112, 2, 1), Tally(136, 3, 1)),
     ("static", FILTERED): Budget(Tally(122, 2, 1), Tally(126, 2, 1), Tally(149, 3, 1)),
     # A drafted token is one replay, a small copy each way and one wait; its distribution is kept by one more kernel.
-    ("graph", GREEDY): Budget(Tally(1, 2, 1), Tally(16, 2, 1), Tally(6, 2, 1)),
-    ("graph", SAMPLED): Budget(Tally(2, 2, 1), Tally(22, 2, 1), Tally(42, 3, 1)),
-    ("graph", FILTERED): Budget(Tally(2, 2, 1), Tally(36, 2, 1), Tally(55, 3, 1)),
+    ("graph", GREEDY): Budget(Tally(1, 2, 1), Tally(1, 2, 1), Tally(6, 2, 1)),
+    ("graph", SAMPLED): Budget(Tally(2, 2, 1), Tally(3, 2, 1), Tally(42, 3, 1)),
+    ("graph", FILTERED): Budget(Tally(2, 2, 1), Tally(3, 2, 1), Tally(55, 3, 1)),
 }
 """By engine and sampling; tallies are of launches, copies, waits."""
 AHEAD = {

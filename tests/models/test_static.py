@@ -125,7 +125,7 @@ def test_a_token_read_in_the_pass_is_the_one_read_after_it(
     kept = []
     for token in TOKENS[10:20]:
         noise = None if sampling.greedy else uniforms((), plain.device, seeded(token))
-        values, probs = fused.read(token, read, noise, previous)  # type: ignore[attr-defined]
+        values, probs = fused.read([token], read, noise, previous)  # type: ignore[attr-defined]
         step = plain.extend([token], keep=1, hidden=True)
         assert step.hidden is not None
         found, expected = read(step.logits[0], noise, step.hidden[0], previous)

@@ -119,14 +119,26 @@ class BlockRunner(FixedBufferRunner):
         kept = slice(-keep, None) if keep else slice(0)
         return Forward(torch.cat(logits)[kept], torch.cat(states)[kept] if hidden else None)
 
+    @property
+    def widest_read(self) -> int:
+        """Any number: those before a block's anchor are not read, and each behind it moves to the next row."""
+        return WIDEST
+
     def read(
-        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self,
+        tokens: Sequence[Token],
+        reader: TokenReader,
+        uniform: torch.Tensor | None,
+        previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `StaticRunner`.
+        """As in `FusedRunner`.
 
         Raises:
             ValueError: the block has no further row.
         """
+        if len(tokens) > 1:
+            self.extend([int(token) for token in tokens[:-1]], keep=0)
+        token = tokens[-1]
         with torch.inference_mode():
             base, row = self._next_row(token)
             last = self._row + 1 == len(self._hidden)

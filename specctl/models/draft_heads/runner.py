@@ -109,7 +109,7 @@ class HeadRunner(FixedBufferRunner):
         done = 0
         with torch.inference_mode():
             while done < len(tokens):
-                some = tokens[done : done + max(1, self._rows.count + 1 - self.length)]
+                some = tokens[done : done + max(1, self._known)]
                 done += len(some)
                 wanted = max(0, keep - (len(tokens) - done))
                 for part, last in self._read_known(some, wanted, hidden):
@@ -120,15 +120,28 @@ class HeadRunner(FixedBufferRunner):
         return Forward(whole[kept], torch.cat(states)[kept] if hidden else None)
 
     def read(
-        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self,
+        tokens: Sequence[Token],
+        reader: TokenReader,
+        uniform: torch.Tensor | None,
+        previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `StaticRunner`."""
-        self._reserve(self.length + 1)
-        kind = PassKind(1, reader.hidden, reader, rows=1)
+        """As in `FusedRunner`; the last token in a pass of its own if the row for it is not known before."""
+        if len(tokens) > max(1, self._known):
+            self.extend([int(token) for token in tokens[:-1]], keep=0)
+            tokens = tokens[-1:]
+        count = len(tokens)
+        self._reserve(self.length + count)
+        kind = PassKind(width_of(tokens), reader.hidden, reader, rows=1)
         with torch.inference_mode():
-            values, probs, own = self._run(kind, [token], self._next_rows(1), uniform, previous)
-        self._advance(1, own)
+            values, probs, own = self._run(kind, tokens, self._next_rows(count), uniform, previous)
+        self._advance(count, own)
         return values, probs
+
+    @property
+    def _known(self) -> int:
+        """For how many of the next tokens there are rows of the verifier's states."""
+        return self._rows.count + 1 - self.length
 
     def _read_known(
         self, tokens: Sequence[int], keep: int, hidden: bool
@@ -208,7 +221,7 @@ class HeadRunner(FixedBufferRunner):
             previous: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
             logits, hidden, own = logits_of(ids, positions, slots, rows)
-            values, probs = reader(logits[0], uniform, None if hidden is None else hidden[0], previous)
+            values, probs = reader(logits[-1], uniform, None if hidden is None else hidden[-1], previous)
             return values, probs, own
 
         return reading_of

@@ -92,6 +92,11 @@ class FixedBufferRunner(ABC):
         return self._compiler is not None
 
     @property
+    def widest_read(self) -> int:
+        """The most tokens that are read within their pass: several would have another pass compiled."""
+        return 1
+
+    @property
     def specialises(self) -> bool:
         """Whether every reader has a pass of its own compiled or captured."""
         return self.prepares

@@ -19,6 +19,8 @@ from specctl.models.running.waiting import staged
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
+UNPADDED = 8
+"""Passes of up to so many tokens are not."""
 SHORTEST = 256
 """Spans are powers of two from here on, because a graph attends to a fixed number of slots."""
 READERS = 8
@@ -100,6 +102,11 @@ class Capturing(FixedBufferRunner):
     @property
     def prepares(self) -> bool:
         return self._capture is not None
+
+    @property
+    def widest_read(self) -> int:
+        """Passes of more tokens than one are read too, as long as none of them is padded."""
+        return max(super().widest_read, UNPADDED if self.prepares else 1)
 
     @property
     def runs_ahead(self) -> bool:

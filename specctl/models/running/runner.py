@@ -84,10 +84,11 @@ class StateReader(Runner, Protocol):
 
 @runtime_checkable
 class FusedRunner(Runner, Protocol):
-    """A `Runner` that can read a single token's pass within it.
+    """A `Runner` that can read a pass's last token within the pass.
 
     Attributes:
         vocabulary: V, the length of a row of logits.
+        widest_read: the most tokens that `read` takes, at least 1.
         specialises: whether every reader has a pass of its own compiled or captured, which takes long.
     """
 
@@ -95,12 +96,29 @@ class FusedRunner(Runner, Protocol):
     def vocabulary(self) -> int: ...
 
     @property
+    def widest_read(self) -> int: ...
+
+    @property
     def specialises(self) -> bool: ...
 
     def read(
-        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self,
+        tokens: Sequence[Token],
+        reader: TokenReader,
+        uniform: torch.Tensor | None,
+        previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Extend by one token and read its pass: the numbers ``(F,)`` float64 and the distribution ``(V,)``."""
+        """Extend by tokens and read the last of them in the same pass.
+
+        Args:
+            tokens: at least one, or a single one that is on the device.
+            reader: the same one for a whole sequence, because each reader has a pass compiled or captured for it.
+            uniform: ``()`` float64 for the reader, or None.
+            previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
+
+        Returns:
+            The reader's numbers ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
+        """
 
 
 @runtime_checkable

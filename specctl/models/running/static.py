@@ -72,23 +72,17 @@ class StaticRunner(FixedBufferRunner):
         return Forward(logits[kept], None if last is None else last[kept], states)
 
     def read(
-        self, token: Token, reader: TokenReader, uniform: torch.Tensor | None, previous: torch.Tensor | None = None
+        self,
+        tokens: Sequence[Token],
+        reader: TokenReader,
+        uniform: torch.Tensor | None,
+        previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Extend by one token and read it in the same pass.
-
-        Args:
-            token: its id, or ``()`` on the device.
-            reader: the same one for a whole sequence, because each reader has a pass compiled for it.
-            uniform: ``()`` float64 for the reader, or None.
-            previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
-
-        Returns:
-            The reader's numbers ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
-        """
-        self._reserve(self.length + 1)
+        """As in `FusedRunner`."""
+        self._reserve(self.length + len(tokens))
         with torch.inference_mode():
-            values, probs, _ = self._run(PassKind(1, reader.hidden, reader), [token], uniform, previous)
-        self.length += 1
+            values, probs, _ = self._run(PassKind(width_of(tokens), reader.hidden, reader), tokens, uniform, previous)
+        self.length += len(tokens)
         return values, probs
 
     def watch(self, layers: Iterable[int]) -> None:
@@ -164,7 +158,7 @@ class StaticRunner(FixedBufferRunner):
             previous: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
             logits, states, _ = logits_of(ids, positions, slots)
-            values, probs = reader(logits[0], uniform, None if states is None else states[0], previous)
+            values, probs = reader(logits[-1], uniform, None if states is None else states[-1], previous)
             return values, probs, None
 
         return reading_of

@@ -332,7 +332,7 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
             one.rollback(end)
         token = ids[end]
         for _ in range(head.longest):
-            (found, _), (expected, _) = (one.read(token, reader, None) for one in (runner, plain))
+            (found, _), (expected, _) = (one.read([token], reader, None) for one in (runner, plain))
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
             token = int(found[0])
         counts.append(capture.captured)
