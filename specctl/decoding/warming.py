@@ -75,11 +75,11 @@ def _warm_up_after(
                 record = frozenset[Signal]({signal_of(head)} if predicts and head is not None else ())
                 drafter = ModelDrafter(runner, POLICIES["constant"](), record, head, laws=leaves)
                 drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
-                # A draft head reads again what was accepted. Of a model's draft that was kept as a whole the last token
-                # and the target's are pending.
-                for count in (1, *widths) if isinstance(runner, StateReader) else (2,):
-                    runner.rollback(len(text))
-                    _witness(runner, len(text) + count - 1)
+                # Of a draft that a model wrote and that was kept as a whole, the last token and the target's are
+                # pending. A draft head is shown states of what was accepted, and reads that and the target's token.
+                for count in (0, 1, *widths) if isinstance(runner, StateReader) else (1,):
+                    runner.rollback(len(text) - 1)
+                    _witness(runner, len(text) - 1 + count)
                     drafter.draft([*text, *(text[place % 4] for place in range(count))], budget=2)
                 if predicts and isinstance(head, AcceptanceHead) and not isinstance(runner, StateReader):
                     runner.extend(text[:2], keep=2, hidden=True)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pretend_cuda import Devices
-from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of, tiny_model
+from pretend_cuda.pairs import TEXT, VOCABULARY, chain_head, on, runner_of, tiny_model, unexpected
 from toys import random_model
 
 from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Sampling
+from specctl.models.draft_heads.engines import build_head_runner
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import READERS, Capturing
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import Runner, StateReader
 
 MODEL = tiny_model()
 
@@ -171,6 +173,18 @@ def test_a_prompt_is_not_captured() -> None:
         for length in (3, 9, 40):
             runner.rollback(0)
             runner.extend(TEXT[:length], keep=0)
+        assert cuda.captures == []
+
+
+def test_a_prompt_of_a_draft_head_is_not_captured() -> None:
+    with Devices() as cuda:
+        settings = EngineSettings(engine="graph", notice=unexpected)
+        head = build_head_runner(cuda.move(chain_head(), "cuda:0"), VOCABULARY, "the head", settings)
+        assert isinstance(head, StateReader)
+        head.witness(0, {layer: torch.zeros(40, 32, device="cuda:0") for layer in head.layers})
+        for length in (3, 9, 40):
+            head.rollback(0)
+            head.extend(TEXT[:length], keep=0)
         assert cuda.captures == []
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 from pretend_cuda import Devices
-from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of, spread, unexpected
-from toy_heads import random_block, random_eagle3
+from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, spread, unexpected
 from toys import noisy_copy, random_head, random_model, toy_disco
 
 from specctl.decoding.composition import Stage, build_drafter, compose
@@ -23,7 +22,6 @@ from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, signals
 from specctl.heads.training import weighted_loss
 from specctl.models.draft_heads.engines import build_head_runner
-from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
@@ -40,7 +38,6 @@ from specctl.replay.recording import read_sequence
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
 BLOCKS = Sampling(1.0, verification="block")
-SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
 PROMPT, LENGTH = TEXT[:12], 6
 
 
@@ -148,16 +145,7 @@ def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: 
         assert said(target, drafter, sampling) == text or sampling is FILTERED
 
 
-def chain_head() -> Any:
-    return random_eagle3(layers=(0, 1, -1), states=32, vocabulary=VOCABULARY, shape=SHAPE, spread=0.5)
-
-
-def block_head() -> Any:
-    shape = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=16)
-    return random_block(layers=(0, 1), vocabulary=VOCABULARY, markov="rnn", shape=shape, spread=0.3)
-
-
-@pytest.mark.parametrize("make", [chain_head, block_head], ids=["chain", "block"])
+@pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_draft_heads(cuda: Devices, engine: str, make: Callable[[], Any], text: list[int]) -> None:
     (target,) = models(cuda, "cuda:0", engine=engine)

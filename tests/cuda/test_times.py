@@ -1,12 +1,13 @@
 """What rounds and prompts are said to take, where the host runs ahead of a slow device and captures take long."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from pretend_cuda import Costs, Devices
-from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
+from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, tiny_model, unexpected
 from toys import noisy_copy, random_model
 from transformers import PreTrainedModel
 
@@ -16,7 +17,10 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
+from specctl.models.draft_heads.engines import build_head_runner
 from specctl.models.loading.pair import Pair
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.runner import StateReader
 from specctl.policies.constant import Constant
 from specctl.profile.schema import SamplingTable
 
@@ -85,6 +89,24 @@ def test_what_a_run_replays_is_captured_before_it() -> None:
             session.generate(TEXT[:length], settings)
         assert len(cuda.captures) == before
         assert before <= 2 * (5 + 3)  # two spans; five widths of the target, and of the draft one, its reader and two
+
+
+@pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
+def test_what_a_draft_head_replays_is_captured_before_it(make: Callable[[], Any]) -> None:
+    """A head reads again what was accepted: any number of tokens from one to a whole draft and the target's token."""
+    with Devices() as cuda:
+        pair = pair_on(cuda, "cuda:0", engine="graph", kinds=(random_model("llama"),))
+        settings = EngineSettings(engine="graph", notice=unexpected)
+        head = build_head_runner(cuda.move(make(), "cuda:0"), VOCABULARY, "the head", settings)
+        assert isinstance(head, StateReader)
+        pair.target.watch(head.layers)
+        pair = replace(pair, drafts=(head,), named_heads=({},))
+        sampling = SamplingTable(max_new_tokens=24, temperature=1.0)
+        warm_up(pair, sampling, longest=3)
+        before = len(cuda.captures)
+        done = Session(pair, ModelDrafter(head, Constant(3))).generate(TEXT[:80], sampling)
+        assert {round_.accepted for round_ in done.rounds} > {0, 1}
+        assert len(cuda.captures) == before
 
 
 def test_a_prompt_is_waited_for_once_and_a_round_twice_at_most() -> None:

@@ -1,6 +1,7 @@
 """Every engine says what one forward pass over the same tokens says, whatever was extended and taken back before."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def test_a_prompt_of_several_pieces(keep: int) -> None:
     [None, random_head(32, reads_signals=False), random_head(32)],
     ids=["no head", "a head", "a head that reads signals"],
 )
-def test_a_token_read_in_the_pass_is_the_one_read_after_it(
+def test_the_last_token_read_in_the_pass_is_the_one_read_after_it(
     engine: str, sampling: Sampling, head: AcceptanceHead | None
 ) -> None:
     model = random_model("llama")
@@ -123,10 +124,12 @@ def test_a_token_read_in_the_pass_is_the_one_read_after_it(
     for runner in (fused, plain):
         runner.extend(TOKENS[:10], keep=0)
     kept = []
-    for token in TOKENS[10:20]:
-        noise = None if sampling.greedy else uniforms((), plain.device, seeded(token))
-        values, probs = fused.read([token], read, noise, previous)  # type: ignore[attr-defined]
-        step = plain.extend([token], keep=1, hidden=True)
+    ends = [10, 11, 12, 14, 15, 18, 26]
+    for start, end in pairwise(ends):
+        tokens = TOKENS[start:end]
+        noise = None if sampling.greedy else uniforms((), plain.device, seeded(start))
+        values, probs = fused.read(tokens, read, noise, previous)  # type: ignore[attr-defined]
+        step = plain.extend(tokens, keep=1, hidden=True)
         assert step.hidden is not None
         found, expected = read(step.logits[0], noise, step.hidden[0], previous)
         previous = packed_signals(found)

@@ -1,4 +1,4 @@
-"""Tiny models and runners of them on pretended devices."""
+"""Tiny models, draft heads and runners of them on pretended devices."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from toy_heads import random_block, random_eagle3
 from toys import seeded
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pretend_cuda.devices import Devices
+from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
@@ -32,6 +34,21 @@ def tiny_model(layers: int = 1, *, context: int = 4096) -> PreTrainedModel:
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return LlamaForCausalLM(config).float().eval()
+
+
+def chain_head() -> Any:
+    """A random draft head for a `random_model` Llama that writes a token a pass."""
+    shape = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8)
+    return random_eagle3(layers=(0, 1, -1), states=32, vocabulary=VOCABULARY, shape=shape, spread=0.5)
+
+
+def block_head() -> Any:
+    """The same that writes a block a pass."""
+    shape = LayerShape(hidden_size=32, intermediate_size=24, heads=2, kv_heads=1, head_dim=16)
+    return random_block(layers=(0, 1), vocabulary=VOCABULARY, markov="rnn", shape=shape, spread=0.3)
+
+
+HEADS: dict[str, Callable[[], Any]] = {"chain": chain_head, "block": block_head}
 
 
 def on(devices: Devices, model: PreTrainedModel, device: str) -> PreTrainedModel:

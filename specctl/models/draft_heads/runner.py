@@ -149,7 +149,8 @@ class HeadRunner(FixedBufferRunner):
         """Read tokens whose rows are known, or a single one; logits and hidden states of at least the last ``keep``."""
         rows = self._next_rows(len(tokens))  # (T, R)
         if len(tokens) <= WIDEST:
-            logits, last, own = self._run(PassKind(width_of(tokens), hidden, rows=1), tokens, rows)
+            run = self._run if keep else self._run_once
+            logits, last, own = run(PassKind(width_of(tokens), hidden, rows=1), tokens, rows)
             self._advance(len(tokens), own)
             return [(logits, last)]
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
