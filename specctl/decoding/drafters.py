@@ -193,10 +193,11 @@ class ModelDrafter:
         predicts = self._head is not None and index > 1
         drawn_ahead = self._ahead is not None and not self._sampling.greedy
         mark = self._uniforms.mark() if drawn_ahead else None
+        uniform = None if self._sampling.greedy else self._uniforms.next()
         if self._fused is not None and len(pending) <= self._fused.widest_read:
             reader = self._reader
             fed = [pending[0]] if isinstance(pending, torch.Tensor) else pending
-            packed, probs = self._fused.read(fed, reader, self._uniform(), self._previous)
+            packed, probs = self._fused.read(fed, reader, uniform, self._previous)
         else:
             reader = self._reader if predicts else self._blind
             assert not isinstance(pending, torch.Tensor), "a token on the device is read by an `AheadRunner`"
@@ -205,24 +206,18 @@ class ModelDrafter:
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
             known = state, self._previous, self._foresee
             if (rows := rows_of(forward)) is not None:
-                uniform = None if self._sampling.greedy else self._uniforms.next()
                 numbers, law = reader.read_row(rows[0], uniform, *known)
                 if self._previous is not None:
                     self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64))
                 return StartedStep(reader, numbers, [int(numbers[0])], law, mark)
-            packed, probs = reader(forward.logits[0], self._uniform(), *known)
+            number = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)  # of the host
+            packed, probs = reader(forward.logits[0], number, *known)
         if self._previous is not None:
             self._previous = packed_signals(packed)
         if self._ahead is None:
             values = packed.tolist()
             return StartedStep(reader, values, [int(values[0])], probs)
         return StartedStep(reader, self._steps.readback.send(packed), packed[:1], probs, mark)
-
-    def _uniform(self) -> torch.Tensor | None:
-        """The randomness of a draw, ``()`` on the host."""
-        if self._sampling.greedy:
-            return None
-        return torch.tensor(self._uniforms.next(), dtype=torch.float64)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

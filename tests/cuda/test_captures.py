@@ -192,11 +192,10 @@ def test_readers_of_many_temperatures_do_not_pile_up() -> None:
     with Devices() as cuda:
         runner = graph(cuda)
         runner.extend(TEXT[:20], keep=0)
-        noise = torch.full((), 0.5, dtype=torch.float64, device="cuda:0")
         most = 0
         for step in range(READERS + 3):
             runner.rollback(20)
-            runner.read([3], Reader(Sampling(1 + step / 100)), noise)
+            runner.read([3], Reader(Sampling(1 + step / 100)), 0.5)
             runner.rollback(20)
             runner.extend(TEXT[20:22], keep=2)
             most = max(most, len(runner._captured))

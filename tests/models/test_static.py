@@ -128,7 +128,7 @@ def test_the_last_token_read_in_the_pass_is_the_one_read_after_it(
     for start, end in pairwise(ends):
         tokens = TOKENS[start:end]
         noise = None if sampling.greedy else uniforms((), plain.device, seeded(start))
-        values, probs = fused.read(tokens, read, noise, previous)  # type: ignore[attr-defined]
+        values, probs = fused.read(tokens, read, None if noise is None else noise.item(), previous)  # type: ignore[attr-defined]
         step = plain.extend(tokens, keep=1, hidden=True)
         assert step.hidden is not None
         found, expected = read(step.logits[0], noise, step.hidden[0], previous)

@@ -128,7 +128,7 @@ class BlockRunner(FixedBufferRunner):
         self,
         tokens: Sequence[Token],
         reader: TokenReader,
-        uniform: torch.Tensor | None,
+        uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `FusedRunner`.

@@ -123,7 +123,7 @@ class HeadRunner(FixedBufferRunner):
         self,
         tokens: Sequence[Token],
         reader: TokenReader,
-        uniform: torch.Tensor | None,
+        uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `FusedRunner`; the last token in a pass of its own if the row for it is not known before."""

@@ -113,7 +113,7 @@ class FixedBufferRunner(ABC):
         0, and the second their hidden states; with one these are what the reader gives.
         """
 
-    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
+    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
         """One short pass, compiled if there is a compiler and an earlier pass has made the buffers.
 
         A token that is on the device is the pass's only one. ``given`` are the tokens' rows, if it reads any, then a
@@ -121,11 +121,11 @@ class FixedBufferRunner(ABC):
         """
         return self._run_once(kind, tokens, *given)
 
-    def _run_once(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
+    def _run_once(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
         """`_run` of a pass that is not worth more preparation, such as a prompt's."""
         ids = _ids(tokens, self.device)
         end = self.length + len(tokens)
-        there = [value if value is None or value.dim() else _filled(value, self.device) for value in given]
+        there = [self._filled(value) if isinstance(value, float) else value for value in given]
         # A copy, because a view that begins at 0 would be compiled separately.
         positions = self._slots[self.length : end].clone()
         return self._best(kind, ids, positions, self._slots[: aligned(end)], *there)
@@ -150,6 +150,10 @@ class FixedBufferRunner(ABC):
             single = kind.width == 1
             step = self._compiled[kind] = self._compiler.compiled(self._pass(kind), given, buffers, single, rows)
         return step(*given)
+
+    def _filled(self, number: float) -> torch.Tensor:
+        """A number of the host as ``()`` float64 on the device, without a copy that would be waited for."""
+        return torch.full((), number, dtype=torch.float64, device=self.device)
 
     def _pieces(self, count: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Each piece of ``count`` tokens of a prompt, its positions, and the slots that its pass looks at."""
@@ -188,11 +192,6 @@ class FixedBufferRunner(ABC):
         # Inference tensors differ from the first, normal ones, and passes would be compiled again for them.
         with torch.inference_mode(False):
             return torch.arange(count, device=self.device)
-
-
-def _filled(number: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A number ``()`` on a device; of the host without a copy that would be waited for."""
-    return number if number.device == device else torch.full((), float(number), dtype=number.dtype, device=device)
 
 
 def width_of(tokens: Sequence[Token]) -> int:

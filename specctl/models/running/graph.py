@@ -113,24 +113,25 @@ class Capturing(FixedBufferRunner):
         """Whether the next draft step may be started before the last one's numbers are read: a replay is one call."""
         return self.prepares
 
-    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | None) -> Any:
+    def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
         if self._capture is None or not self._layers[0].is_initialized:
             return super()._run(kind, tokens, *given)
         width = width_class(len(tokens))
-        kind = replace(kind, width=width)
+        if kind.width != width:
+            kind = replace(kind, width=width)
         span = min(span_class(self.length + width), aligned(self.context) + WIDEST)
         self._reserve(span)
         captured = self._captured.get((kind, span)) or self._new(kind, span, given)
         if captured is None:
             return super()._run(kind, tokens, *given)
-        numbers = [float(value) for value in given if value is not None and _of_host(value)]
+        numbers = [value for value in given if isinstance(value, float)]
         known = [0 if isinstance(token, torch.Tensor) else token for token in tokens]
         padded = [*known, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
         captured.given.copy_(staged(padded, self.device, torch.float64)[None], non_blocking=True)
         if isinstance(tokens[0], torch.Tensor):
             captured.given[0, 0].copy_(tokens[0])  # it has not been to the host
         for argument, value in zip(captured.more, given, strict=True):
-            if argument is not None and value is not None:
+            if argument is not None and isinstance(value, torch.Tensor):
                 filled = argument[: len(value)] if value.dim() else argument  # rows of padding stay as they are
                 filled.copy_(value)
         results = captured.replay()
@@ -140,7 +141,7 @@ class Capturing(FixedBufferRunner):
         # Read before the next replay, so that they need no copy.
         return [numbers_read, *(_copied(result, slice(None)) for result in others)]
 
-    def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | None]) -> Captured | None:
+    def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | float | None]) -> Captured | None:
         """Capture a class of pass at the end of the sequence; None if that fails, and then for every later pass.
 
         Raises:
@@ -150,10 +151,10 @@ class Capturing(FixedBufferRunner):
             return None
         self._forget_readers(kind)
         self._progress(f"capturing {self._name} ({kind.width} tokens, {span} slots)")
-        width, hosts = kind.width, [_of_host(value) for value in given]
-        packed = torch.zeros(1, 2 * width + sum(hosts), dtype=torch.float64, device=self.device)
+        width, numbers = kind.width, [isinstance(value, float) for value in given]
+        packed = torch.zeros(1, 2 * width + sum(numbers), dtype=torch.float64, device=self.device)
         packed[0, width : 2 * width].copy_(self._slots[self.length : self.length + width])
-        more = [None if value is None or host else value.clone() for value, host in zip(given, hosts, strict=True)]
+        more = [value.clone() if isinstance(value, torch.Tensor) else None for value in given]
         for number, rows in enumerate(more[: kind.rows]):
             if rows is not None:
                 more[number] = torch.cat([rows, rows[-1:].expand(width - len(rows), -1)])  # (width, H)
@@ -161,8 +162,8 @@ class Capturing(FixedBufferRunner):
 
         def step() -> Any:
             ids, positions = packed[:, :width].long(), packed[0, width : 2 * width].long()
-            numbers = iter(packed[0, 2 * width :])
-            filled = [next(numbers).clone() if host else value for value, host in zip(more, hosts, strict=True)]
+            rest = iter(packed[0, 2 * width :])
+            filled = [next(rest).clone() if number else value for value, number in zip(more, numbers, strict=True)]
             return self._best(kind, ids, positions, slots, *filled)
 
         began = perf_counter()
@@ -191,11 +192,6 @@ class Capturing(FixedBufferRunner):
         if not self._holds(tokens):
             self._captured.clear()  # captured passes write to the old buffers
         super()._reserve(tokens)
-
-
-def _of_host(value: torch.Tensor | None) -> bool:
-    """Whether an argument is a number of the host, which goes along with the ids."""
-    return value is not None and not value.dim() and value.device.type == "cpu"
 
 
 def _copied(result: Any, kept: slice) -> Any:

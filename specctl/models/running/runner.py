@@ -105,7 +105,7 @@ class FusedRunner(Runner, Protocol):
         self,
         tokens: Sequence[Token],
         reader: TokenReader,
-        uniform: torch.Tensor | None,
+        uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Extend by tokens and read the last of them in the same pass.
@@ -113,7 +113,7 @@ class FusedRunner(Runner, Protocol):
         Args:
             tokens: at least one, or a single one that is on the device.
             reader: the same one for a whole sequence, because each reader has a pass compiled or captured for it.
-            uniform: ``()`` float64 for the reader, or None.
+            uniform: for the reader, or None.
             previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
 
         Returns:

@@ -75,7 +75,7 @@ class StaticRunner(FixedBufferRunner):
         self,
         tokens: Sequence[Token],
         reader: TokenReader,
-        uniform: torch.Tensor | None,
+        uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `FusedRunner`."""
