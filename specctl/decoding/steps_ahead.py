@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import isnan
 
 import torch
 
@@ -18,11 +19,13 @@ Fed = Sequence[int] | torch.Tensor
 
 
 class Reach(Enum):
-    """How far steps run ahead of the host: not at all; by one where it pays; or all of a round at once."""
+    """How far steps run ahead of the host: not at all; by one where it pays; by one always, since the device leaves out
+    steps that are not wanted; or all of a round at once."""
 
     NONE = 0
     ONE = 1
-    ALL = 2
+    GATED = 2
+    ALL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +56,24 @@ class StepsAhead:
 
     Args:
         start: starts the step with a number, from 1, that reads what it is given.
+        take_back: makes it as if a step had not been started, nor those behind it, after so many steps that were read.
         device: of the draft.
     """
 
-    def __init__(self, start: Callable[[Fed, int], StartedStep], device: torch.device) -> None:
+    def __init__(
+        self,
+        start: Callable[[Fed, int], StartedStep],
+        take_back: Callable[[StartedStep, int], None],
+        device: torch.device,
+    ) -> None:
         self.readback = Readback(device)
         self.lead = Lead()
-        self._start = start
+        self._start, self._take_back = start, take_back
         self._steps: list[StartedStep] = []
         self._started: list[float] = []  # when each of them had been started
         self._landed: list[float] = []  # when the numbers of each were here
         self._pending: Fed = ()
+        self._token = 0  # the one read last
         self._most, self._reach = 0, Reach.NONE
 
     def begin(self, pending: Sequence[int], most: int, reach: Reach) -> None:
@@ -79,26 +89,54 @@ class StepsAhead:
 
     def read(self, index: int) -> tuple[StartedStep, Sequence[float]]:
         """The step with this number and its numbers on the host; called once for each, in order from 1."""
-        timed = self._reach is Reach.ONE
+        timed = self._reach in (Reach.ONE, Reach.GATED)
         if timed and index > 1:
             self.lead.decided(index - 1, stopped=False)
         before = len(self._steps)
-        further = self._most if self._reach is Reach.ALL else int(timed and self.lead.pays(index))
-        while len(self._steps) < min(self._most, index + further):
+        self._start_upto(index)
+        if self._reach is Reach.ALL:
+            self._start_upto(self._most)
+        elif (self._reach is Reach.GATED and isinstance(self._pending, torch.Tensor)) or (
+            timed and self.lead.pays(index)
+        ):
+            self._start_upto(index + 1)
+        step = self._steps[index - 1]
+        if self._reach is Reach.ALL and isinstance(last := self._steps[-1].numbers, Ticket):
+            self.readback.wait(last)  # the one time
+        found = self._received(step)
+        if isnan(found[0]):  # the device left out what is wanted
+            self._drop(index - 1, arrived=1)
+            self._pending, before = [self._token], len(self._steps)
+            self._start_upto(index)
+            step = self._steps[-1]
+            found = self._received(step)
+        self._landed.append(working_seconds())
+        self._token = int(found[0])
+        if len(self._steps) == index:
+            self._pending = [self._token]  # the next step is told as the first was
+        if timed and index > 1:
+            self._learn(index, before)
+        return step, found
+
+    def _start_upto(self, count: int) -> None:
+        while len(self._steps) < min(self._most, count):
             step = self._start(self._pending, len(self._steps) + 1)
             self._steps.append(step)
             self._pending = step.token
             self._started.append(working_seconds())
-        step = self._steps[index - 1]
-        if self._reach is Reach.ALL and isinstance(last := self._steps[-1].numbers, Ticket):
-            self.readback.wait(last)  # the one time
-        found = self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
-        self._landed.append(working_seconds())
-        if len(self._steps) == index:
-            self._pending = [int(found[0])]  # the next step is told as the first was
-        if timed and index > 1:
-            self._learn(index, before)
-        return step, found
+
+    def _received(self, step: StartedStep) -> Sequence[float]:
+        return self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
+
+    def _drop(self, count: int, arrived: int = 0) -> None:
+        """Forget all steps but the first ``count``; the numbers of so many of the others have been received."""
+        unwanted = self._steps[count:]
+        for step in unwanted[arrived:]:
+            if isinstance(step.numbers, Ticket):
+                self.readback.drop(step.numbers)
+        if unwanted:
+            self._take_back(unwanted[0], count)
+        del self._steps[count:], self._started[count:]
 
     def _learn(self, index: int, before: int) -> None:
         """Take down what a step took, and if one was started meanwhile, what the host took before it."""
@@ -107,21 +145,12 @@ class StepsAhead:
         if len(self._steps) > before:
             self.lead.host.append(self._started[before] - landed)
 
-    def end(self) -> StartedStep | None:
-        """The round is over: the first of the steps that nobody wants, or None if each was read."""
+    def end(self) -> None:
+        """The round is over: steps that nobody wants are taken back."""
         read = len(self._landed)
         if self._reach is Reach.ONE and 0 < read < self._most:
             self.lead.decided(read, stopped=True)
-        unwanted = self._steps[read:]
-        for step in unwanted:
-            if isinstance(step.numbers, Ticket):
-                self.readback.drop(step.numbers)
-        return unwanted[0] if unwanted else None
-
-    @property
-    def count(self) -> int:
-        """How many steps of the round were read."""
-        return len(self._landed)
+        self._drop(read)
 
     def laws(self, count: int) -> list[torch.Tensor | Floats]:
         """The distributions ``(V,)`` behind the first tokens of the round; none if steps have none."""

@@ -44,10 +44,17 @@ def _inference() -> Iterator[None]:
 
 
 def pair_on(
-    cuda: Devices, *devices: str, engine: str = "eager", kinds: tuple[PreTrainedModel, ...] | None = None
+    cuda: Devices,
+    *devices: str,
+    engine: str = "eager",
+    kinds: tuple[PreTrainedModel, ...] | None = None,
+    stop_on_device: bool = False,
 ) -> Pair:
     kinds = kinds or (random_model("llama"), noisy_copy("llama"))
-    target, *drafts = (runner_of(engine, on(cuda, kind, device)) for kind, device in zip(kinds, devices, strict=False))
+    target, *drafts = (
+        runner_of(engine, on(cuda, kind, device), stop_on_device=stop_on_device)
+        for kind, device in zip(kinds, devices, strict=False)
+    )
     tokenizer: Any = Tokenizer()
     return Pair(target, tuple(drafts), tokenizer, frozenset(), target.context, (), ({},) * len(drafts))
 

@@ -58,7 +58,12 @@ def on(devices: Devices, model: PreTrainedModel, device: str) -> PreTrainedModel
 
 
 def runner_of(
-    engine: str, model: PreTrainedModel, notice: Callable[[str], None] | None = None, name: str = "the model"
+    engine: str,
+    model: PreTrainedModel,
+    notice: Callable[[str], None] | None = None,
+    name: str = "the model",
+    *,
+    stop_on_device: bool = False,
 ) -> Runner:
     """A runner that is made as specctl makes them; the static one uncompiled.
 
@@ -67,10 +72,12 @@ def runner_of(
         model: on its device.
         notice: told where the engine falls back; without it that is a failure.
         name: the model's, in notices.
+        stop_on_device: of the profile.
     """
     if engine == "static":
         return StaticRunner(model, VOCABULARY)
-    return build_runner(model, VOCABULARY, name, EngineSettings(engine=engine, notice=notice or unexpected))  # type: ignore[arg-type]
+    settings = EngineSettings(engine=engine, notice=notice or unexpected, stop_on_device=stop_on_device)  # type: ignore[arg-type]
+    return build_runner(model, VOCABULARY, name, settings)
 
 
 def unexpected(notice: str) -> None:

@@ -49,6 +49,7 @@ class EngineSettings:
         most_threads: how many threads an engine of its own may try on the CPU; None where it takes torch's number.
         in_step: whether other processes run the same passes with other shares of the model, so that a pass that can
             only be run in another way than theirs is an error.
+        stop_on_device: as in the profile.
     """
 
     engine: Engine = "auto"
@@ -62,6 +63,7 @@ class EngineSettings:
     most_threads: int | None = None
     draft_trees: bool = False
     in_step: bool = False
+    stop_on_device: bool = False
 
     @classmethod
     def of(
@@ -70,7 +72,9 @@ class EngineSettings:
         kinds = profile.engine, profile.compile, profile.deterministic, profile.check
         grows = profile.draft is not None and profile.draft.tree is not None
         trees = grows or (profile.draft is not None and profile.draft.leaves is not None)
-        return cls(*kinds, expected_tokens, notice, progress, trees, draft_trees=grows)
+        return cls(
+            *kinds, expected_tokens, notice, progress, trees, draft_trees=grows, stop_on_device=profile.stop_on_device
+        )
 
     @property
     def compiles(self) -> bool:
@@ -104,10 +108,12 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
             from specctl.models.running.graph import GraphRunner
 
             compiled = compiler if settings.compile is True else None
+            capture = CudaCapture(device)
             return GraphRunner(
                 model,
                 vocabulary,
-                CudaCapture(device),
+                capture,
+                branch=capture.branch if branches(name, settings) else None,
                 name=name,
                 compiler=compiled,
                 notice=settings.notice,
@@ -117,6 +123,16 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
     if settings.engine == "auto" and compiler is None:
         return EagerRunner(model, vocabulary)
     return StaticRunner(model, vocabulary, compiler=compiler)
+
+
+def branches(name: str, settings: EngineSettings) -> bool:
+    """Whether a model's device is to leave out steps behind a stop, as the settings ask and this torch can."""
+    from specctl.models.running.cuda_capture import CudaCapture
+
+    if settings.stop_on_device and not CudaCapture.branches():
+        settings.notice(f"{name} does not stop on the device: this torch has no conditional nodes, newer ones have")
+        return False
+    return settings.stop_on_device
 
 
 def engine_on(device: "torch.device", engine: Engine) -> Engine:
