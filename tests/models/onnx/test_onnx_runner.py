@@ -21,7 +21,7 @@ from specctl.models.running.runner import Forward
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 
-pytestmark = needs_onnx
+pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY = 60
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(3)).tolist()
 CLOSE = {"atol": 5e-5, "rtol": 1e-4}
@@ -31,12 +31,6 @@ CLOSE = {"atol": 5e-5, "rtol": 1e-4}
 def model_of(family: str) -> PreTrainedModel:
     """A model that no other test puts hooks on."""
     return random_model.__wrapped__(family)
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> object:
-    with torch.inference_mode():
-        yield
 
 
 def same(found: Forward, expected: Forward) -> None:
