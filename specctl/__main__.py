@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from specctl.commands.interrupts import interrupt
 from specctl.errors import OutputError, SpecctlError, reason
 from specctl.models.loading.hushing import hush_imports
 from specctl.outputs.file import name_standard_output
+from specctl.processes.interrupts import interrupt
 from specctl.streams import Closed, replace_closed
 from specctl.terminal.output import tell
 

@@ -59,6 +59,15 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def inference_mode() -> Iterator[None]:
+    """The whole test in torch's inference mode, for modules that use it."""
+    import torch
+
+    with torch.inference_mode():
+        yield
+
+
 def cpu_seconds() -> float:
     """Of this process and of the children it has waited for."""
     spent = os.times()

@@ -9,7 +9,7 @@ CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 class Terminal(io.StringIO):
-    """Collects what a terminal would get."""
+    """A terminal: has what was typed, or collects what it would get."""
 
     def isatty(self) -> bool:
         return True

@@ -9,15 +9,14 @@ from unittest.mock import patch
 import pytest
 import torch
 from enumeration import largest_difference, law_of, walk
+from invoked import invoke
 from plugged import installed, write_distribution
 from toys import EOS, TableRunner, law, noisy_copy, random_model, table
 from traced import pair_of, shape, trace_of
-from typer.testing import CliRunner
 
 from specctl import speculative
 from specctl.__main__ import _run
 from specctl.calibration.grids import grid
-from specctl.commands.app import app
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -198,20 +197,15 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def test_the_commands_take_it_like_one_that_ships(prompts: Path, tmp_path: Path) -> None:
     common = ("-i", prompts, "-n", 10)
     out = tmp_path / "bench.jsonl"
-    shown = invoke("bench", *common, "--policy", "patience:threshold=0.4", "--repeats", 1, "-o", out)
+    shown = invoke("bench", *common, "--policy", "patience:threshold=0.4", "--repeats", 1, "-o", out).stdout
     assert "patience:threshold=0.4" in shown
     with patch.multiple(metering, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=metering.WARM_UPS + 1):
         fast = tmp_path / "fast.toml"
-        document = json.loads(invoke("calibrate", *common, "--policy", "patience", "--no-verify", "--json", "-o", fast))
+        shown = invoke("calibrate", *common, "--policy", "patience", "--no-verify", "--json", "-o", fast).stdout
+    document = json.loads(shown)
     assert "patience" in {entry["policy"]["name"] for entry in document["ranking"]}
     assert resolve(str(fast), environ={}).profile.draft is not None
 
@@ -244,9 +238,9 @@ def test_a_command_loads_it_by_its_name(prompts: Path) -> None:
     drafting = ("--target", "embedded:target", "--draft", "drafter:bigrams")
     with patch.multiple(metering, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, PASSES=metering.WARM_UPS + 1):
         options = ("-i", prompts, "-n", 8, "--policy", "svip", "--grid", "paper", "--no-verify", "--json")
-        document = json.loads(invoke("calibrate", *drafting, *options))
+        document = json.loads(invoke("calibrate", *drafting, *options).stdout)
     assert "svip" in {entry["policy"]["name"] for entry in document["ranking"]}
-    shown = invoke("doctor", *drafting)
+    shown = invoke("doctor", *drafting).stdout
     assert "of scores 1.0" in shown
     assert "the policy absent of mixed 1.0 cannot be used: ModuleNotFoundError" in shown
     assert "the drafter gone of scores 1.0 cannot be used" in shown

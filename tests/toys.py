@@ -12,6 +12,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import (
     Gemma2Config,
+    GenerationConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
@@ -388,6 +389,15 @@ def noisy_copy(family: str, noise: float = 0.01, layers: int = 2) -> PreTrainedM
         for weight in model.parameters():
             weight.add_(noise * torch.randn(weight.shape, generator=generator))
     return model
+
+
+@cache
+def generated(model: PreTrainedModel, prompt: tuple[int, ...], length: int, **rules: Any) -> list[int]:
+    """What transformers' ``generate`` says: ``length`` tokens, greedily, which no token ends."""
+    config = GenerationConfig(do_sample=False, max_new_tokens=length, eos_token_id=None, pad_token_id=0, **rules)
+    ids = torch.tensor([prompt])
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return said[0, len(prompt) :].tolist()
 
 
 def fresh_policy(policy: type[StoppingPolicy], **settings: object) -> StoppingPolicy:

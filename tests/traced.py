@@ -5,14 +5,30 @@ from collections.abc import Sequence
 import torch
 from toys import seeded, toy_disco
 
+from specctl.decoding.composition import build_drafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.runner import Runner
 from specctl.models.running.trained_heads import disco_heads
+from specctl.policies import Setting
 from specctl.records import Round
 from specctl.replay.recording import read_sequence
 from specctl.replay.traces import Trace
+
+
+def live(
+    pair: Pair, setting: Setting, prompt: Sequence[int], length: int, sampling: Sampling, seed: int = 0
+) -> list[Round]:
+    """The rounds in which a pair with a single draft, its caches emptied, writes up to ``length`` tokens."""
+    drafter = build_drafter(pair, setting)
+    with torch.inference_mode():
+        pair.target.rollback(0)
+        pair.drafts[0].rollback(0)
+        prefill(pair.target, drafter, prompt)
+        return list(decode(pair.target, drafter, prompt, length, sampling, pair.eos, seeded(seed)))
 
 
 def pair_of(

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from specctl.api.decoder import Decoder, load
 from specctl.calibration.calibrated import calibrated_profile, facts_of
 from specctl.calibration.contest import computed_by, contest, recordable
-from specctl.calibration.live_check import Measured, check_live, doubts
-from specctl.calibration.search import Calibration, decide
+from specctl.calibration.decision import decide
+from specctl.calibration.live_check import Measured
+from specctl.calibration.search import Calibration
 from specctl.errors import UsageError
 from specctl.observing.progress import SILENT, Progress
 from specctl.outputs import write_whole
@@ -20,7 +21,6 @@ from specctl.profile import ResolvedProfile
 from specctl.prompts.suites import EMBEDDED, Suite, load_records, load_suite, sample, suite_names
 from specctl.replay.collecting import collect_traces
 from specctl.replay.costs import CostTable
-from specctl.replay.play import replayable
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,8 @@ def calibrate(
     traces = collect_traces(
         own.pair, profile, sample(_suite(prompts), 2 * samples, seed), asked.depth, progress=progress
     )
-    if not traces.traces or traces.costs is None:
-        raise UsageError("no prompt could be run, so there is nothing to calibrate on")
-    old = asked.old if replayable(asked.old, sampled=profile.sampling.temperature > 0) else None
-    with progress.counting("settings", asked.most(old)) as advance:
-        found = decide(traces, asked, old, traces.costs, profile.sampling.verification, advance)
-    found.warnings += [f"prompt {identity} is left out: {why}" for identity, why in traces.failures.items()]
-    measured = check_live(own.pair, profile, traces, found, asked.old, progress) if verify else []
-    found.warnings += doubts(measured) if verify else []
+    left_out = [f"prompt {identity} is left out: {why}" for identity, why in traces.failures.items()]
+    found, costs, measured = decide(traces, asked, profile, own.pair if verify else None, progress, left_out)
     winner = found.winner
     return Calibrated(
         policy=winner.score.setting.label,
@@ -117,7 +111,7 @@ def calibrate(
         warnings=tuple(found.warnings),
         measured=tuple(measured),
         found=found,
-        costs=traces.costs,
+        costs=costs,
         _resolved=own.resolved,
         _facts=facts_of(traces, "specctl.calibrate()"),
     )

@@ -40,7 +40,8 @@ def benchmarking(pair: Pair, profile: Profile, field: Field, suite: Suite, plan:
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         nonlocal served
         results.runs[:] = question["done"]
-        for _ in runs.run_prompt(question["number"], question["repeat"]):
+        done = {run.key for run in results.runs}
+        for _ in runs.run_prompt(question["number"], question["repeat"], done):
             pass
         served += 1
         if served % PROMPTS_BETWEEN_COSTS == 0:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from specctl.calibration.ascent import Space, explore
 from specctl.calibration.choice import Choice, choose
-from specctl.calibration.contest import Contest, settings_replayed
+from specctl.calibration.contest import settings_replayed
 from specctl.calibration.scores import Score, score, score_oracle, score_signal_bound
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Verification
@@ -166,33 +166,6 @@ def search(
         verification=traces.verification,
         warnings=warnings,
     )
-
-
-def decide(
-    traces: TraceSet,
-    asked: Contest,
-    old: Setting | None,
-    costs: CostTable,
-    verification: Verification,
-    advance: Callable[[], None] = lambda: None,
-) -> Calibration:
-    """`search` among the settings of a contest, with a warning where live runs verify in another way than the replay.
-
-    Args:
-        traces, old, costs, advance: as in `search`.
-        asked: the contest.
-        verification: how live runs verify.
-    """
-    found = search(traces, asked.candidates, old, costs, asked.also_ranked, advance, space=asked.space)
-    if traces.verification not in (None, verification):
-        played, runs = (
-            {"token": "one by one", "block": "as a block"}[each] for each in (traces.verification, verification)
-        )
-        found.warnings.append(
-            f"predictions are of draft tokens verified {played}, and live runs verify them {runs} "
-            "(sampling.verification): more are kept as a block"
-        )
-    return found
 
 
 def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[str]) -> list[str]:

@@ -221,7 +221,7 @@ def calibrate(
             prompts = sample(whole, 2 * samples, own.sampling.seed)
         if earlier is not None and (path := from_ or trace) is not None:
             require_fits(earlier.header, own, asked, heads, prompts, path)
-        if not (replays_old := replayable(asked.old, sampled=own.sampling.temperature > 0)):
+        if not replayable(asked.old, sampled=own.sampling.temperature > 0):
             warn(
                 "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); "
                 "it is only measured live"
@@ -233,7 +233,6 @@ def calibrate(
             prompts,
             traced,
             earlier,
-            replays_old=replays_old,
             verify=verify,
             foreign_head=foreign_head,
             shown=progress_,

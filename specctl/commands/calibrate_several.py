@@ -56,7 +56,6 @@ def calibrate_several(
     from specctl.calibration.contest import computed_by, contest, recordable
     from specctl.calibration.side_by_side import Entrant, field_of_entrants, predicted, run_live
     from specctl.observing.field import require_one_target
-    from specctl.replay.play import replayable
 
     require_one_target(one.profile for one in resolved)
     if len({one.name for one in resolved}) < len(resolved):
@@ -72,7 +71,6 @@ def calibrate_several(
     entrants: list[Entrant] = []
     costs: dict[str, CostTable] = {}
     for one, (own, asked) in zip(resolved, contests, strict=True):
-        replays_old = replayable(asked.old, sampled=own.sampling.temperature > 0)
         found = calibrate_one(
             own,
             asked,
@@ -80,7 +78,6 @@ def calibrate_several(
             prompts,
             None,
             None,
-            replays_old=replays_old,
             verify=False,
             foreign_head=foreign_head,
             shown=shown,

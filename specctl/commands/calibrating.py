@@ -10,7 +10,6 @@ from specctl.commands.loading import load
 from specctl.commands.options import warn
 from specctl.commands.replicating import Replication
 from specctl.commands.tracing import REPLICA
-from specctl.errors import UsageError
 from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
@@ -34,7 +33,6 @@ def calibrate_one(
     traced: OutputFile | None,
     earlier: "TraceSet | None",
     *,
-    replays_old: bool,
     verify: bool,
     foreign_head: bool,
     shown: bool | None,
@@ -51,7 +49,6 @@ def calibrate_one(
         prompts: None to search in an earlier trace alone.
         traced: where to write the trace.
         earlier: an earlier trace, to search in or to go on with.
-        replays_old: whether the profile's own setting can be replayed.
         verify: whether to run the winner live.
         foreign_head: as in `load`.
         shown: whether to show progress; None for where it makes sense.
@@ -61,7 +58,7 @@ def calibrate_one(
     """
     from rich.console import Console
 
-    from specctl.calibration.search import decide
+    from specctl.calibration.decision import decide
     from specctl.terminal.loading import TerminalProgress, resumable
 
     console = Console(stderr=True, quiet=quiet)
@@ -84,23 +81,13 @@ def calibrate_one(
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
-    if not traces.traces or traces.costs is None:
-        raise UsageError("no prompt could be run, so there is nothing to calibrate on")
-    old = asked.old if replays_old else None
-    with progress.counting("settings", asked.most(old)) as advance:
-        found = decide(traces, asked, old, traces.costs, own.sampling.verification, advance)
-    measured: list[Measured] = []
-    if verify and pair is not None:
-        from specctl.calibration.live_check import check_live, doubts
-
-        measured = check_live(pair, own, traces, found, asked.old, progress)
-        found.warnings.extend(doubts(measured))
+    found, costs, measured = decide(traces, asked, own, pair if verify else None, progress)
     exports = None
     if order is not None:
         from specctl.export.exports import export_to
 
         exports = export_to(order, own, asked, traces, found, lambda: pair or loaded(), progress)
-    return traces, found, traces.costs, measured, exports
+    return traces, found, costs, measured, exports
 
 
 def command_facts(traces: "TraceSet") -> dict[str, Any]:

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from rich.console import Console
 from rich.text import Text
 
-from specctl.commands.interrupts import interruptible
 from specctl.commands.streaming import Watcher, title_of, view_of
 from specctl.conversation.chat import Chat
 from specctl.conversation.slash import ESCAPED, SLASHES, is_slash, run_slash
@@ -15,6 +14,7 @@ from specctl.conversation.transcript import Turn
 from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Sink
 from specctl.printable import printable
+from specctl.processes.interrupts import interruptible
 from specctl.records import FinishReason
 from specctl.terminal.echo import unechoed
 from specctl.terminal.line_input import LineInput, joined

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -19,10 +19,9 @@ from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.report import KIND_NAMES, Result, as_document, head_card
 from specctl.draft_training.training import Training
 from specctl.errors import UsageError
-from specctl.learning.collecting import collect_shards
 from specctl.learning.output_folder import STATE, OutputFolder
 from specctl.learning.plain_draft import without_head
-from specctl.learning.replicated_shards import collect_by_replicas
+from specctl.learning.replicated_shards import collect
 from specctl.learning.shards import INDEX
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
@@ -118,13 +117,8 @@ def collect_answers(
         OUTPUT.start_over(output)
         folder = AnswerFolder.create(path, facts, len(suite.prompts))
     if folder.done < folder.prompts:
-        with ExitStack() as stack:
-            started = stack.enter_context(replicas()) if replicas is not None else None
-            advance = stack.enter_context(progress.counting("answers", len(suite.prompts), folder.done))
-            if started is not None:
-                collect_by_replicas(folder, suite.prompts, started, advance)
-            else:
-                collect_shards(folder, suite.prompts, lesson_with(pair, profile), advance)
+        with replicas() if replicas is not None else nullcontext(lesson_with(pair, profile)) as source:
+            collect(folder, suite.prompts, source, progress)
         progress.say(f"answers: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
     if replicas is not None:
         pair, draft = _loaded(profile, progress)

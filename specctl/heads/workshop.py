@@ -14,14 +14,14 @@ from specctl.heads.collection import describe, draft_hash, load_lesson
 from specctl.heads.disco_network import DiscoNetwork
 from specctl.heads.draft_states import DraftStates, Laws, ModelStates, StoredStates
 from specctl.heads.evaluation import SEQUENCES_AT_ONCE, Evaluation, evaluate
-from specctl.heads.examples import DataFolder
+from specctl.heads.examples import DataFolder, Example
 from specctl.heads.figure import write_reliability
 from specctl.heads.report import as_document, head_card, head_config
 from specctl.heads.training import Recipe, Schedule, Training
 from specctl.learning import plain_draft
-from specctl.learning.collecting import collect_shards
+from specctl.learning.collecting import Lesson
 from specctl.learning.output_folder import STATE, OutputFolder
-from specctl.learning.replicated_shards import collect_by_replicas
+from specctl.learning.replicated_shards import collect
 from specctl.learning.shards import INDEX
 from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.found import find_head
@@ -122,19 +122,16 @@ def collect_examples(
         if folder.done == folder.prompts:
             return open_examples(path, profile, progress, kind)
     with ExitStack() as stack:
+        source: Lesson[Example] | Replicas
         if replicas is not None:
-            started = stack.enter_context(replicas())
+            source = stack.enter_context(replicas())
         else:
             with progress.doing("loading") as say:
-                pair, lesson = load_lesson(profile, kind, lambda what: say(f"loading {what}"))
+                pair, source = load_lesson(profile, kind, lambda what: say(f"loading {what}"))
         if folder is None:
             OUTPUT.start_over(output)
             folder = DataFolder.create(path, facts, len(suite.prompts))
-        with progress.counting("answers", len(suite.prompts), folder.done) as advance:
-            if replicas is not None:
-                collect_by_replicas(folder, suite.prompts, started, advance)
-            else:
-                collect_shards(folder, suite.prompts, lesson, advance)
+        collect(folder, suite.prompts, source, progress)
     progress.say(f"examples: {folder.prompts} prompts in {folder.seconds:.1f} s, in {path}")
     if replicas is not None:
         return open_examples(path, profile, progress, kind)

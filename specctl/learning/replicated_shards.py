@@ -1,12 +1,12 @@
-"""Shards made by replicas, and committed in order."""
+"""Shards made by replicas or here, and committed in order."""
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from specctl.learning.collecting import PROMPTS_PER_SHARD, Lesson
+from specctl.learning.collecting import PROMPTS_PER_SHARD, Lesson, collect_shards
 from specctl.learning.shards import Item, ShardFolder
-from specctl.observing.progress import Advance, ignored
+from specctl.observing.progress import Advance, Progress, ignored
 from specctl.prompts.suites import SuitePrompt
 from specctl.replicas.job import Answer, ReplicaError
 from specctl.replicas.replica import Replicas
@@ -29,6 +29,17 @@ def answering(lesson: Lesson[Item], folder: type[ShardFolder[Item]]) -> Answer:
         return {"content": folder.content(items), "left_out": left_out, "tokens": counts}
 
     return answer
+
+
+def collect(
+    folder: ShardFolder[Item], prompts: Sequence[SuitePrompt], source: Lesson[Item] | Replicas, progress: Progress
+) -> None:
+    """`collect_shards` by a lesson in this process, or `collect_by_replicas`; progress counts the prompts."""
+    with progress.counting("answers", len(prompts), folder.done) as advance:
+        if isinstance(source, Lesson):
+            collect_shards(folder, prompts, source, advance)
+        else:
+            collect_by_replicas(folder, prompts, source, advance)
 
 
 def collect_by_replicas(

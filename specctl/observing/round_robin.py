@@ -1,6 +1,6 @@
 """Runs every candidate on every prompt, interleaved, and emits each result as soon as it is known."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
@@ -97,7 +97,7 @@ class RoundRobin:
         self.begin()
         for repeat in range(self._results.header.repeats):
             for number in range(len(self._prompts)):
-                yield from self.run_prompt(number, repeat, before)
+                yield from self.run_prompt(number, repeat, done, before)
                 if (number + 1) % PROMPTS_BETWEEN_COSTS == 0:
                     self.measure_costs()
         self.measure_costs()
@@ -115,17 +115,21 @@ class RoundRobin:
         self.measure_costs()
 
     def run_prompt(
-        self, number: int, repeat: int, before: Callable[[str, str], None] = lambda *_: None
+        self,
+        number: int,
+        repeat: int,
+        done: Collection[tuple[str, str, int, int]],
+        before: Callable[[str, str], None] = lambda *_: None,
     ) -> Iterator[Run]:
         """Yield the runs of one prompt that the results do not have yet, as `run` does.
 
         Args:
             number: the prompt's index, from 0.
             repeat: how often it has run before.
+            done: the `Run.key` of each run that the results have of it, and maybe of others.
             before: as in `run`.
         """
         prompt, results = self._prompts[number], self._results
-        done = {run.key for run in results.runs if run.prompt == prompt.id}
         turn = (number + repeat) % len(self._lanes)
         for length in results.header.lengths:
             for lane in self._lanes[turn:] + self._lanes[:turn]:

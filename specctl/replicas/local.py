@@ -4,13 +4,13 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, Any, Self
 
+from specctl.processes.children import child_command
 from specctl.replicas.frames import Frames, framed
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
@@ -139,11 +139,8 @@ class LocalReplicas:
             self._replicas[number] = self._born(number)
 
     def _born(self, number: int, failures: int = 0) -> _Replica:
-        # The replica imports from where this process does, whatever its own first folder is.
-        paths = [os.path.abspath(path) for path in sys.path]
-        program = f"import sys; sys.path[:] = {paths!r}; from specctl.replicas.child import main; main()"
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            child_command("specctl.replicas.child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,11 +1,11 @@
 """`specctl bench` from the command line to the results file and back, on the embedded models."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from invoked import invoke
 
-from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.observing.results import read_results
 
@@ -18,10 +18,7 @@ PROMPTS = [
 OPTIONS = ["-n", "12", "--policy", "constant:draft_length=3", "--policy", "svip", "--peer", "hf-constant", "--oracle"]
 
 
-def bench(*arguments):
-    result = CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
+bench = partial(invoke, "bench")
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +167,7 @@ def test_a_benchmark_killed_before_its_last_comparison_makes_it(tmp_path):
 def test_another_benchmark_is_not_mixed_in(whole, prompts):
     before = whole[0].read_bytes()
     with pytest.raises(UsageError, match="another benchmark: its candidates differs"):
-        CliRunner().invoke(
-            app, ["bench", "-i", str(prompts), "-n", "12", "-o", str(whole[0]), "--resume"], catch_exceptions=False
-        )
+        bench("-i", prompts, "-n", "12", "-o", whole[0], "--resume")
     assert whole[0].read_bytes() == before
 
 
@@ -189,7 +184,7 @@ def test_another_benchmark_is_not_mixed_in(whole, prompts):
 )
 def test_mistakes(arguments, message):
     with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+        bench(*arguments)
 
 
 def test_answers_for_spec_bench_and_a_report(whole, tmp_path):

@@ -4,9 +4,8 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
+from invoked import invoke
 
-from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.observing.results import read_results
 
@@ -37,9 +36,7 @@ LABELS = [
 
 
 def bench(*arguments):
-    result = CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return invoke("bench", *arguments).stdout
 
 
 @pytest.fixture(scope="module")
@@ -147,4 +144,4 @@ def test_a_policy_needs_a_draft(tmp_path):
     profile = tmp_path / "alone.toml"
     profile.write_text('[target]\nmodel = "embedded:target"\n', encoding="utf-8")
     with pytest.raises(UsageError, match="--policy has no draft to stop"):
-        CliRunner().invoke(app, ["bench", "-p", str(profile), "--policy", "svip"], catch_exceptions=False)
+        bench("-p", profile, "--policy", "svip")

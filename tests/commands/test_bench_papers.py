@@ -1,22 +1,19 @@
 """`specctl bench --papers` from the command line to the table and back."""
 
 import json
+from functools import partial
 
 import pytest
+from invoked import invoke
 from transformers import GenerationMixin
-from typer.testing import CliRunner
 
 from specctl.benchmark.papers import PAPERS, PEERS
-from specctl.commands.app import app
 from specctl.observing.results import read_results
 
 TITLE = "The papers' policies"
 
 
-def bench(*arguments):
-    result = CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
+bench = partial(invoke, "bench")
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ import json
 import shutil
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from unittest.mock import patch
 
 import pytest
+from invoked import invoke
 from toy_heads import random_eagle3
-from typer.testing import CliRunner
 
-from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.eagle_writing import write_eagle3
@@ -50,10 +50,7 @@ def test_costs_measured_as_thoroughly_as_the_program_does(tmp_path):
     assert all(time > 0 for row in measured["verify_ms"] for time in row)
 
 
-def calibrate(*arguments, code=0):
-    result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
+calibrate = partial(invoke, "calibrate")
 
 
 @pytest.fixture(scope="module")

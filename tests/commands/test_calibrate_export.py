@@ -4,9 +4,8 @@ import json
 from unittest.mock import patch
 
 import pytest
-from typer.testing import CliRunner
+from invoked import invoke
 
-from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.replay import metering as costs
 from specctl.replay.trace_files import read_traces
@@ -32,9 +31,7 @@ def prompts(tmp_path_factory):
 
 def calibrate(*arguments):
     options = ["--policy", "constant", "--grid", "paper", "--no-verify", "--engine", "eager", "-n", "12"]
-    result = CliRunner().invoke(app, ["calibrate", *options, *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
+    return invoke("calibrate", *options, *arguments)
 
 
 def test_greedy_settings_are_shown_with_their_curves(prompts, tmp_path):
@@ -97,5 +94,5 @@ def test_sampled_texts_are_read_as_each_engine_keeps_tokens(prompts):
 def test_what_cannot_be_exported_is_said_before_a_model_is_loaded(arguments, message, monkeypatch):
     monkeypatch.setattr("specctl.models.loading.pair.load_pair", None)
     with pytest.raises(UsageError) as caught:
-        CliRunner().invoke(app, ["calibrate", *arguments], catch_exceptions=False)
+        invoke("calibrate", *arguments)
     assert message in f"{caught.value} {caught.value.hint}"

@@ -3,23 +3,16 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from invoked import invoke
 
-from specctl.commands.app import app
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.results import read_results
 
 PROMPT = "Tom said: I like my red kite. Mia said: I like my red kite too. Sam said: I like my red"
 
 
-def run(*arguments, stdin=None):
-    result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def answered(*arguments):
-    return json.loads(run("generate", *arguments, "-n", 40, "--rounds", "--token-ids", "--json", PROMPT))
+    return json.loads(invoke("generate", *arguments, "-n", 40, "--rounds", "--token-ids", "--json", PROMPT).stdout)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -34,7 +27,7 @@ def test_the_targets_own_text_in_fewer_passes(temperature):
 
 def test_a_trace_has_what_a_lookup_predicts(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    run("generate", "-p", "embedded-lookup", "-n", 30, "--trace", trace, PROMPT)
+    invoke("generate", "-p", "embedded-lookup", "-n", 30, "--trace", trace, PROMPT)
     rounds = [line for text in trace.read_text().splitlines() if (line := json.loads(text))["kind"] == "round"]
     steps = [step for line in rounds for step in line["steps"]]
     assert steps
@@ -49,7 +42,7 @@ def test_lookups_drafts_and_hierarchies_in_one_benchmark(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": PROMPT}) + "\n" + json.dumps({"turns": ["Who is Tom?", "Say it again."]}))
     profiles = ["-p", "embedded-lookup", "-p", "embedded-constant", "-p", over]
-    run("bench", *profiles, "-i", prompts, "-n", 24, "-o", results, "-q")
+    invoke("bench", *profiles, "-i", prompts, "-n", 24, "-o", results, "-q")
     found = read_results(results)
     assert found.header.drafts == ["prompt:lookup", "embedded:draft"]
     assert [candidate.label for candidate in found.header.candidates] == [
@@ -60,27 +53,28 @@ def test_lookups_drafts_and_hierarchies_in_one_benchmark(tmp_path):
     ]
     assert len(found.runs) == 8
     assert not any(one.difference for one in found.runs)
-    shown = run("bench", "--from", results)
+    shown = invoke("bench", "--from", results).stdout
     assert "pays" in shown.lower()
 
 
 def test_doctor_says_that_there_is_nothing_to_load():
-    report = json.loads(run("doctor", "-p", "embedded-lookup", "--json"))
+    report = json.loads(invoke("doctor", "-p", "embedded-lookup", "--json").stdout)
     assert report["ready"]
     draft = report["models"][1]
     assert draft["found"] == "copies from the text"
-    assert "draft\n  model: prompt:lookup\n  found: copies from the text\n" in run("doctor", "-p", "embedded-lookup")
+    shown = invoke("doctor", "-p", "embedded-lookup").stdout
+    assert "draft\n  model: prompt:lookup\n  found: copies from the text\n" in shown
 
 
 @pytest.mark.slow
 def test_doctor_tries_it_out():
-    report = json.loads(run("doctor", "-p", "embedded-lookup", "--run", "--json"))
+    report = json.loads(invoke("doctor", "-p", "embedded-lookup", "--run", "--json").stdout)
     assert report["run"]["same"]
     assert {passes["model"] for passes in report["run"]["passes"]} == {"target"}
 
 
 def test_profiles_lists_it():
-    shown = run("profiles", "list")
+    shown = invoke("profiles", "list").stdout
     assert "embedded-lookup" in shown
     assert "prompt:lookup" in shown
 
@@ -100,4 +94,4 @@ def test_what_a_lookup_cannot_do_is_told_before_anything_is_loaded(arguments, er
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}))
     monkeypatch.setattr("specctl.models.loading.pair.load_pair", None)
     with pytest.raises(error, match=message):
-        run(*arguments, "-p", "embedded-lookup")
+        invoke(*arguments, "-p", "embedded-lookup")

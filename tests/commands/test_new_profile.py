@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from checkpoints import save_model
+from hostile import Terminal
 
 from specctl import __main__ as entry
 from specctl.profile import resolve
@@ -19,13 +20,6 @@ from specctl.profile.embedded import model_path
 class Ran(NamedTuple):
     code: int
     stderr: str
-
-
-class Typed(io.StringIO):
-    """Standard input that is a terminal; raises the exception it comes to."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 Specctl = Callable[..., Ran]
@@ -42,7 +36,7 @@ def specctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Specctl:
 
     def run(*arguments: str, typed: str | None = None) -> Ran:
         monkeypatch.setattr(sys, "argv", ["specctl", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Typed(typed))
+        monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Terminal(typed))
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         monkeypatch.setattr(sys, "stderr", said := io.StringIO())
         return Ran(entry._run(), said.getvalue())
@@ -173,7 +167,7 @@ def test_the_end_of_the_input_and_an_interrupt_write_nothing(
     def interrupt(_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Typed, "readline", interrupt)
+    monkeypatch.setattr(Terminal, "readline", interrupt)
     ran = specctl("profiles", "new", typed="./big\n")
     assert ran.code == 130
     assert "nothing was written" in ran.stderr

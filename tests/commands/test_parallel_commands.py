@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from invoked import invoke
 
-from specctl.commands.app import app
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.results import read_results
 from specctl.replay.parallel import parallel_steps, rounds_in_turns
@@ -15,14 +14,8 @@ FORCED = ["-p", "embedded-constant", "--set", "draft.parallel=force", "--set", f
 PROMPT = "Once upon a time"
 
 
-def run(*arguments):
-    result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def answered(*arguments):
-    return json.loads(run("generate", *arguments, "-n", 40, "--rounds", "--token-ids", "--json", PROMPT))
+    return json.loads(invoke("generate", *arguments, "-n", 40, "--rounds", "--token-ids", "--json", PROMPT).stdout)
 
 
 def test_generate_gives_the_tokens_of_none(tmp_path):
@@ -38,19 +31,19 @@ def test_generate_gives_the_tokens_of_none(tmp_path):
     rounds = [line for line in traced if line["kind"] == "round"]
     assert [one["extra"] is None for one in rounds] == [one["accepted"] == one["drafted"] for one in ours["rounds"]]
     assert all("entropy" in step and "overlap_ms" in one for one in rounds for step in one["steps"])
-    run("analyze", "--from", tmp_path / "trace.jsonl")
+    invoke("analyze", "--from", tmp_path / "trace.jsonl")
 
 
 def test_models_on_one_device_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ProfileError, match=r"\[draft\] parallel: target and draft share cpu") as caught:
-        run("generate", *FORCED[:2], "--set", "draft.parallel=true", "-o", tmp_path / "out.txt", PROMPT)
+        invoke("generate", *FORCED[:2], "--set", "draft.parallel=true", "-o", tmp_path / "out.txt", PROMPT)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "out.txt").exists()
 
 
 def test_calibrate_has_nothing_to_choose():
     with pytest.raises(UsageError, match="no policy stops a draft in parallel") as caught:
-        run("calibrate", *FORCED)
+        invoke("calibrate", *FORCED)
     assert "--set draft.parallel=false" in caught.value.hint
 
 
@@ -59,7 +52,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     prompts, path = folder / "prompts.jsonl", folder / "results.jsonl"
     prompts.write_text(json.dumps({"prompt": PROMPT}) + "\n" + json.dumps({"turns": ["Who is Tom?", "Say it again."]}))
-    run("bench", *FORCED, "-i", prompts, "-n", 24, "--oracle", "-o", path, "-q")
+    invoke("bench", *FORCED, "-i", prompts, "-n", 24, "--oracle", "-o", path, "-q")
     return path
 
 
@@ -78,12 +71,13 @@ def test_the_rounds_of_a_benchmark_are_those_that_the_simulation_counts(results)
 
 
 def test_the_tables_are_shown_again_with_another_time_to_synchronise(results):
-    without, with_it = (json.loads(run("bench", "--from", results, "--json", "--sync-ms", ms)) for ms in (0, 2.5))
+    shown = [invoke("bench", "--from", results, "--json", "--sync-ms", ms).stdout for ms in (0, 2.5)]
+    without, with_it = map(json.loads, shown)
     for before, after in zip(*(one["parallel"]["simulated"] for one in (without, with_it)), strict=True):
         if before["parallel"] and before["block"] == after["block"]:
             assert after["milliseconds"] == pytest.approx(before["milliseconds"] + 2.5 * before["steps"])
     assert with_it["parallel"]["sync_ms"] == 2.5
-    assert "In parallel (simulated: two devices)" in run("bench", "--from", results)
+    assert "In parallel (simulated: two devices)" in invoke("bench", "--from", results).stdout
 
 
 def test_an_earlier_file_without_stretches_gets_them(results, tmp_path):
@@ -91,5 +85,7 @@ def test_an_earlier_file_without_stretches_gets_them(results, tmp_path):
     older = tmp_path / "older.jsonl"
     older.write_text("".join(line for line in lines if json.loads(line)["kind"] != "stretches"))
     assert read_results(older).stretches == {}
-    run("bench", *FORCED, "-i", results.parent / "prompts.jsonl", "-n", 24, "--oracle", "-o", older, "--resume", "-q")
+    invoke(
+        "bench", *FORCED, "-i", results.parent / "prompts.jsonl", "-n", 24, "--oracle", "-o", older, "--resume", "-q"
+    )
     assert read_results(older).stretches == read_results(results).stretches

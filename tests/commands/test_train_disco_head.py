@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from checkpoints import llama_config, save_model
+from invoked import invoke
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -36,17 +37,11 @@ def options(folder: Path, output: str, *more: str) -> list[str]:
     return ["train-head", "-p", str(folder / "pair.toml"), "-o", str(folder / output), *more]
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
-
-
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> tuple[Path, Any]:
     """A head trained without interruption, and the messages of the run."""
     prompts = str(folder / "prompts.jsonl")
-    return folder / "whole", run(*options(folder, "whole", "-i", prompts, *TRAINING, "--json"))
+    return folder / "whole", invoke(*options(folder, "whole", "-i", prompts, *TRAINING, "--json"))
 
 
 def test_a_head_and_its_evaluation(whole: tuple[Path, Any]) -> None:
@@ -71,20 +66,20 @@ def test_a_head_and_its_evaluation(whole: tuple[Path, Any]) -> None:
 def test_the_policy_stops_by_the_head(folder: Path) -> None:
     trace = folder / "trace.jsonl"
     arguments = ["-p", str(folder / "pair.toml"), "the moon", "--json", "-n", "40"]
-    said = json.loads(run("generate", *arguments, "--trace", str(trace)).stdout)
-    alone = json.loads(run("generate", *arguments, "--policy", "none").stdout)
+    said = json.loads(invoke("generate", *arguments, "--trace", str(trace)).stdout)
+    alone = json.loads(invoke("generate", *arguments, "--policy", "none").stdout)
     assert said["completion"] == alone["completion"]
     steps = [json.loads(line)["steps"] for line in trace.read_text().splitlines()]
     own = sorted(step["own_accept_prob"] for some in steps for step in some)
     middle = own[len(own) // 2]
-    run("generate", *arguments, "--trace", str(trace), "--force", "--policy", f"disco:threshold={middle}")
+    invoke("generate", *arguments, "--trace", str(trace), "--force", "--policy", f"disco:threshold={middle}")
     stopped = [json.loads(line) for line in trace.read_text().splitlines()]
     assert any(one["stop"] == "policy" for one in stopped)
     for one in stopped:
         *before, last = [step["own_accept_prob"] for step in one["steps"]] or [1.0]
         assert all(value >= middle for value in before)
         assert (last < middle) == (one["stop"] == "policy")
-    found = json.loads(run("analyze", "--from", str(trace), "--json").stdout)["predictors"]
+    found = json.loads(invoke("analyze", "--from", str(trace), "--json").stdout)["predictors"]
     assert found["own_accept_prob"]["tokens"] == found["entropy"]["tokens"]
 
 
@@ -93,9 +88,9 @@ def test_calibrate_finds_its_threshold(folder: Path) -> None:
     profile = ["-p", str(folder / "pair.toml"), "-q", "--no-verify", "--json"]
     prompts = ["-i", str(folder / "prompts.jsonl"), "--samples", "2", "--grid", "paper", "-n", "12"]
     trace = str(folder / "calibration.jsonl")
-    found = json.loads(run("calibrate", *profile, *prompts, "--trace", trace).stdout)
+    found = json.loads(invoke("calibrate", *profile, *prompts, "--trace", trace).stdout)
     assert {"none", "constant", "disco"} <= {entry["policy"]["name"] for entry in found["ranking"]}
-    again = json.loads(run("calibrate", *profile, "--from", trace, "--policy", "disco", "--grid", "paper").stdout)
+    again = json.loads(invoke("calibrate", *profile, "--from", trace, "--policy", "disco", "--grid", "paper").stdout)
     assert again["chosen"]["name"] in ("none", "constant", "disco")
     assert again["candidates"] == found["candidates"]
 
@@ -106,32 +101,32 @@ def test_the_wrong_kind_of_head_is_told(folder: Path) -> None:
     with pytest.raises(
         ModelError, match=r"is of the kind disco, and the policy specdec\+\+ reads one of the kind spec"
     ):
-        run("generate", *pair, "--policy", "specdec++", "the moon")
+        invoke("generate", *pair, "--policy", "specdec++", "the moon")
     result = CliRunner().invoke(app, ["doctor", *pair, "--set", "policy.name=specdec++", "--json"])
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem["where"] == "draft.head"
     assert "--kind specdec++" in problem["hint"]
-    assert json.loads(run("doctor", *pair, "--json").stdout)["ready"]
+    assert json.loads(invoke("doctor", *pair, "--json").stdout)["ready"]
     with pytest.raises(ProfileError, match=r"draft\.head: is required by the policy disco.*train-head --kind disco"):
-        run("generate", *pair, "--set", f"draft.model={folder / 'target'}", "the moon")
+        invoke("generate", *pair, "--set", f"draft.model={folder / 'target'}", "the moon")
     with pytest.raises(ProfileError, match="disco reads signals that a lookup does not have"):
-        run("generate", "-p", "embedded-lookup", "--policy", "disco", "the moon")
+        invoke("generate", "-p", "embedded-lookup", "--policy", "disco", "the moon")
 
 
 @pytest.mark.usefixtures("whole")
 def test_examples_of_one_kind_are_not_for_the_other(folder: Path, whole: tuple[Path, Any]) -> None:
     with pytest.raises(UsageError, match="collected for heads of the kind disco, not specdec") as found:
-        run(*options(folder, "other", "--examples", str(whole[0] / "examples"), "-q"))
+        invoke(*options(folder, "other", "--examples", str(whole[0] / "examples"), "-q"))
     assert "--kind disco" in found.value.hint
-    shown = run(*options(folder, "again", "--examples", str(whole[0] / "examples"), *TRAINING, "-q")).stdout
+    shown = invoke(*options(folder, "again", "--examples", str(whole[0] / "examples"), *TRAINING, "-q")).stdout
     assert "rejection weight 1" in shown
     assert (folder / "again" / "head.safetensors").read_bytes() == (whole[0] / "head.safetensors").read_bytes()
-    run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--examples-only", "-q"))
+    invoke(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--examples-only", "-q"))
     with pytest.raises(UsageError, match="'kind' differs"):
-        run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--resume", *TRAINING))
+        invoke(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--resume", *TRAINING))
 
 
 @pytest.mark.parametrize("flags", [["--depth", "1"], ["--mix", "0.2"], ["--signals"], ["--sweep"]])
 def test_what_belongs_to_hidden_states_is_an_error(folder: Path, flags: list[str]) -> None:
     with pytest.raises(UsageError, match=f"{flags[0]} is for heads on hidden states"):
-        run(*options(folder, "new", "-i", str(folder / "prompts.jsonl"), "--kind", "disco", *flags))
+        invoke(*options(folder, "new", "-i", str(folder / "prompts.jsonl"), "--kind", "disco", *flags))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoints import llama_config, save_model
+from invoked import invoke
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -41,18 +42,12 @@ def options(folder: Path, kind: str, output: str, *more: str) -> list[str]:
     return ["train-draft", "--kind", kind, "-p", str(folder / "pair.toml"), "-o", str(folder / output), *more]
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
-
-
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> tuple[Path, Any]:
     """An EAGLE-3 head trained without interruption, and the messages of the run."""
     prompts = str(folder / "prompts.jsonl")
     more = ["-i", prompts, *TRAINING, "--draft-vocabulary", "200", "--json"]
-    return folder / "eagle3", run(*options(folder, "eagle3", "eagle3", *more))
+    return folder / "eagle3", invoke(*options(folder, "eagle3", "eagle3", *more))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -90,7 +85,7 @@ SMALL["glide"] = ["--depth", "2", "--steps", "3"]
 def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole: tuple[Path, Any]) -> None:
     more = ["--answers", str(whole[0] / "answers"), "--epochs", "1"]
     size = SMALL.get(kind, [])
-    shown = run(*options(folder, kind, kind, *more, *size)).stdout
+    shown = invoke(*options(folder, kind, kind, *more, *size)).stdout
     assert "Tokens accepted of a round" in shown
     assert not (folder / kind / "answers").exists()
 
@@ -101,10 +96,10 @@ def test_generate_drafts_with_it_and_writes_what_the_target_writes(folder: Path,
     if not (folder / kind / "config.json").exists():
         answers = str(folder / "eagle3" / "answers")
         size = SMALL.get(kind, [])
-        run(*options(folder, kind, kind, "--answers", answers, "--epochs", "1", *size))
+        invoke(*options(folder, kind, kind, "--answers", answers, "--epochs", "1", *size))
     arguments = ["generate", "-p", str(folder / "pair.toml"), "the moon", "-n", "20", "--json"]
-    alone = json.loads(run(*arguments, "--policy", "none").stdout)
-    drafted = json.loads(run(*arguments, "--draft", str(folder / kind)).stdout)
+    alone = json.loads(invoke(*arguments, "--policy", "none").stdout)
+    drafted = json.loads(invoke(*arguments, "--draft", str(folder / kind)).stdout)
     assert drafted["completion"] == alone["completion"]
     assert drafted["metrics"]["drafted"] > 0
 
@@ -123,11 +118,11 @@ def test_a_run_that_is_interrupted_gives_the_same_head(folder: Path, whole: tupl
     (index.parent / "shard-00001.safetensors").write_bytes(b"torn")
     end_when([*arguments, "--resume"], lambda: shards() == 2, signal.SIGINT)
     assert not (folder / "torn" / "config.json").exists()
-    run(*arguments, "--resume")
+    invoke(*arguments, "--resume")
     assert not state.exists()
     assert files(folder / "torn" / "answers") == files(whole[0] / "answers")
     assert files(folder / "torn") == files(whole[0])
-    run(*arguments, "--resume")  # once more changes nothing
+    invoke(*arguments, "--resume")  # once more changes nothing
     assert files(folder / "torn") == files(whole[0])
 
 
@@ -142,22 +137,22 @@ def end_when(arguments: list[str], ready: Any, how: signal.Signals) -> None:
 @pytest.mark.usefixtures("whole")
 def test_earlier_results_are_not_overwritten(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"already holds README\.md"):
-        run(*options(folder, "eagle3", "eagle3", "-i", str(folder / "prompts.jsonl")))
+        invoke(*options(folder, "eagle3", "eagle3", "-i", str(folder / "prompts.jsonl")))
 
 
 @pytest.mark.usefixtures("whole")
 def test_other_prompts_cannot_be_mixed_in(folder: Path) -> None:
     prompts = ["-i", str(folder / "prompts.jsonl"), "--limit"]
-    run(*options(folder, "eagle3", "part", *prompts, "2", "--answers-only", "-q"))
+    invoke(*options(folder, "eagle3", "part", *prompts, "2", "--answers-only", "-q"))
     with pytest.raises(UsageError, match="'prompts' differs"):
-        run(*options(folder, "eagle3", "part", *prompts, "3", "--resume"))
+        invoke(*options(folder, "eagle3", "part", *prompts, "3", "--resume"))
 
 
 @pytest.mark.usefixtures("whole")
 def test_answers_of_another_target_are_an_error(folder: Path) -> None:
     other = ["--set", f"target.model={folder / 'draft'}", "--answers", str(folder / "eagle3" / "answers")]
     with pytest.raises(UsageError, match="another target"):
-        run(*options(folder, "eagle3", "other", *other))
+        invoke(*options(folder, "eagle3", "other", *other))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +173,7 @@ def test_answers_of_another_target_are_an_error(folder: Path) -> None:
 )
 def test_invalid_options(folder: Path, tmp_path: Path, kind: str, arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        run(*options(folder, kind, str(tmp_path / "new"), *arguments))
+        invoke(*options(folder, kind, str(tmp_path / "new"), *arguments))
     assert not (tmp_path / "new").exists()
 
 
@@ -191,4 +186,4 @@ def test_a_kind_that_is_unknown(folder: Path) -> None:
 def test_a_folder_of_something_else_is_not_continued(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(b"x")
     with pytest.raises(UsageError, match="nothing that specctl train-draft has written"):
-        run(*options(folder, "eagle3", str(tmp_path), "-i", str(folder / "prompts.jsonl"), "--resume"))
+        invoke(*options(folder, "eagle3", str(tmp_path), "-i", str(folder / "prompts.jsonl"), "--resume"))

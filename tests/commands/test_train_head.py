@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoints import llama_config, save_model
+from invoked import invoke
 from typer.testing import CliRunner
 
 from specctl.commands.app import app
@@ -44,17 +45,11 @@ def options(folder: Path, output: str, *more: str) -> list[str]:
     return ["train-head", *pair, *more]
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
-
-
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> tuple[Path, Any]:
     """A head trained without interruption, and the messages of the run."""
     prompts = str(folder / "prompts.jsonl")
-    return folder / "whole", run(*options(folder, "whole", "-i", prompts, *TRAINING, "--json"))
+    return folder / "whole", invoke(*options(folder, "whole", "-i", prompts, *TRAINING, "--json"))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -89,8 +84,8 @@ def test_a_prompt_that_cannot_be_answered_is_left_out_with_a_message(whole: tupl
 def test_the_policy_stops_by_the_head(folder: Path) -> None:
     trace = folder / "trace.jsonl"
     arguments = ["the moon", "--json", "-n", "40", "--trace", str(trace)]
-    said = json.loads(run("generate", "-p", str(folder / "pair.toml"), *arguments).stdout)
-    alone = json.loads(run("generate", "-p", str(folder / "pair.toml"), "--policy", "none", *arguments[:4]).stdout)
+    said = json.loads(invoke("generate", "-p", str(folder / "pair.toml"), *arguments).stdout)
+    alone = json.loads(invoke("generate", "-p", str(folder / "pair.toml"), "--policy", "none", *arguments[:4]).stdout)
     assert said["completion"] == alone["completion"]
     rounds = [json.loads(line) for line in trace.read_text().splitlines()]
     for round_ in rounds:
@@ -100,7 +95,7 @@ def test_the_policy_stops_by_the_head(folder: Path) -> None:
         if round_["stop"] == "policy" and len(round_["steps"]) > 2:
             assert 1 - product <= 0.5 < 1 - product * round_["steps"][-1]["accept_prob"]
     assert any(round_["stop"] == "policy" for round_ in rounds)
-    analysis = json.loads(run("analyze", "--from", str(trace), "--json").stdout)
+    analysis = json.loads(invoke("analyze", "--from", str(trace), "--json").stdout)
     assert analysis["predictors"]["accept_prob"]["tokens"] < analysis["predictors"]["entropy"]["tokens"]
 
 
@@ -109,14 +104,14 @@ def test_the_policy_stops_by_the_head(folder: Path) -> None:
 def test_analyze_reads_the_head_too(folder: Path, temperature: str) -> None:
     (folder / "two.jsonl").write_text('{"prompt": "the moon"}\n{"prompt": "a star"}\n')
     pair = ["-p", str(folder / "pair.toml"), "-i", str(folder / "two.jsonl"), "-n", "10", "-t", temperature]
-    found = json.loads(run("analyze", *pair, "--json", "-q").stdout)["predictors"]
+    found = json.loads(invoke("analyze", *pair, "--json", "-q").stdout)["predictors"]
     assert found["accept_prob"]["tokens"] == found["entropy"]["tokens"]
     assert 0 < found["accept_prob"]["bins"][0]["low"] < found["accept_prob"]["bins"][-1]["high"] < 1
 
 
 @pytest.mark.usefixtures("whole")
 def test_doctor_checks_the_head(folder: Path) -> None:
-    found = json.loads(run("doctor", "-p", str(folder / "pair.toml"), "--json").stdout)
+    found = json.loads(invoke("doctor", "-p", str(folder / "pair.toml"), "--json").stdout)
     assert found["ready"]
     arguments = ["doctor", "-p", str(folder / "pair.toml"), "--set", "draft.head=./nowhere", "--json"]
     result = CliRunner().invoke(app, arguments)
@@ -130,13 +125,15 @@ def test_doctor_checks_the_head(folder: Path) -> None:
 def test_bench_compares_heads(folder: Path) -> None:
     (folder / "one.jsonl").write_text('{"prompt": "the moon"}\n')
     pair = str(folder / "pair.toml")
-    shown = run("bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", "-q").stdout
+    shown = invoke(
+        "bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", "-q"
+    ).stdout
     assert "specdec++" in shown
     assert "The draft's head adds" in shown
     (folder / "results.jsonl").unlink(missing_ok=True)
     kept = ["-o", str(folder / "results.jsonl"), "-q"]
-    run("bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", *kept)
-    assert "The draft's head adds" in run("bench", "--from", str(folder / "results.jsonl")).stdout
+    invoke("bench", "-p", pair, "-i", str(folder / "one.jsonl"), "-n", "8", "--policy", "specdec++", *kept)
+    assert "The draft's head adds" in invoke("bench", "--from", str(folder / "results.jsonl")).stdout
 
 
 @pytest.mark.slow
@@ -152,11 +149,11 @@ def test_a_run_killed_in_collection_and_in_training_gives_the_same_head(folder: 
     assert shards() < 5
     kill_when([*arguments, "--resume"], state.exists)
     assert shards() == 5
-    run(*arguments, "--resume")
+    invoke(*arguments, "--resume")
     assert files(folder / "torn" / "examples") == files(whole[0] / "examples")
     assert files(folder / "torn") == files(whole[0])
     # Once more changes nothing.
-    run(*arguments, "--resume")
+    invoke(*arguments, "--resume")
     assert files(folder / "torn") == files(whole[0])
 
 
@@ -170,7 +167,7 @@ def kill_when(arguments: list[str], ready: Any) -> None:
 
 def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple[Path, Any]) -> None:
     data = ["--examples", str(whole[0] / "examples"), "--sweep", "--epochs", "1", "--lr", "0.01", "-q"]
-    shown = run(*options(folder, "sweep", *data)).stdout
+    shown = invoke(*options(folder, "sweep", *data)).stdout
     assert "KL (nats) by depth and rejection weight" in shown
     heads = json.loads((folder / "sweep" / "sweep.json").read_text())
     assert [(head["depth"], head["reject_weight"]) for head in heads[:5]] == [(0, 1), (0, 3), (0, 6), (0, 12), (1, 1)]
@@ -183,36 +180,36 @@ def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple
 @pytest.mark.usefixtures("whole")
 def test_earlier_results_are_not_overwritten(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"already holds README\.md"):
-        run(*options(folder, "whole", "-i", str(folder / "prompts.jsonl")))
+        invoke(*options(folder, "whole", "-i", str(folder / "prompts.jsonl")))
 
 
 @pytest.mark.usefixtures("whole")
 def test_other_prompts_cannot_be_mixed_in(folder: Path) -> None:
-    run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--examples-only", "-q"))
+    invoke(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--examples-only", "-q"))
     with pytest.raises(UsageError, match="'prompts' differs"):
-        run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "3", "--resume"))
+        invoke(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "3", "--resume"))
     with pytest.raises(UsageError, match="'sampling' differs"):
-        run(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--resume", "-t", "0.5"))
+        invoke(*options(folder, "part", "-i", str(folder / "prompts.jsonl"), "--limit", "2", "--resume", "-t", "0.5"))
 
 
 def test_examples_of_another_draft_are_an_error(folder: Path, whole: tuple[Path, Any]) -> None:
     other = ["--set", f"draft.model={folder / 'target'}", "--set", "policy.name=constant"]
     with pytest.raises(UsageError, match="another draft"):
-        run(*options(folder, "other", "--examples", str(whole[0] / "examples"), *other))
+        invoke(*options(folder, "other", "--examples", str(whole[0] / "examples"), *other))
 
 
 def test_a_head_of_another_draft_is_an_error_unless_forced(folder: Path, whole: tuple[Path, Any]) -> None:
     other = ["--set", f"draft.model={folder / 'target'}", "--set", f"draft.head={whole[0]}"]
     arguments = ["generate", "-p", str(folder / "pair.toml"), *other, "the moon", "-n", "4"]
     with pytest.raises(ModelError, match="trained on other weights"):
-        run(*arguments)
-    assert "warning: The acceptance head" in run(*arguments, "--foreign-head").stderr
+        invoke(*arguments)
+    assert "warning: The acceptance head" in invoke(*arguments, "--foreign-head").stderr
 
 
 @pytest.mark.usefixtures("whole")
 def test_another_draft_does_not_keep_the_head(folder: Path) -> None:
     with pytest.raises(ProfileError, match=r"draft\.head: is required by the policy specdec\+\+"):
-        run("generate", "-p", str(folder / "pair.toml"), "--set", f"draft.model={folder / 'target'}", "the moon")
+        invoke("generate", "-p", str(folder / "pair.toml"), "--set", f"draft.model={folder / 'target'}", "the moon")
 
 
 @pytest.mark.parametrize(
@@ -228,4 +225,4 @@ def test_another_draft_does_not_keep_the_head(folder: Path) -> None:
 )
 def test_invalid_options(folder: Path, tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(UsageError):
-        run(*options(folder, str(tmp_path / "new"), *arguments))
+        invoke(*options(folder, str(tmp_path / "new"), *arguments))

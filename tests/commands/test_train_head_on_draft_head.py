@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from checkpoints import llama_config, save_model
+from invoked import invoke
 from safetensors import safe_open
 from toy_heads import random_block, random_eagle3
 from typer.testing import CliRunner
@@ -51,15 +52,9 @@ def collecting(folder: Path, output: str, *more: str) -> list[str]:
     return options(folder, output, "-i", str(folder / "prompts.jsonl"), *TRAINING, *more)
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
-
-
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> tuple[Path, Any]:
-    return folder / "whole", json.loads(run(*collecting(folder, "whole", "--json")).stdout)
+    return folder / "whole", json.loads(invoke(*collecting(folder, "whole", "--json")).stdout)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -88,8 +83,8 @@ def test_a_head_for_the_draft_heads_own_states(whole: tuple[Path, Any]) -> None:
 def test_the_policy_stops_by_it(folder: Path) -> None:
     trace = folder / "trace.jsonl"
     arguments = ["generate", "-p", str(folder / "pair.toml"), "the moon", "--json", "-n", "40"]
-    said = json.loads(run(*arguments, "--trace", str(trace)).stdout)
-    assert said["completion"] == json.loads(run(*arguments, "--policy", "none").stdout)["completion"]
+    said = json.loads(invoke(*arguments, "--trace", str(trace)).stdout)
+    assert said["completion"] == json.loads(invoke(*arguments, "--policy", "none").stdout)["completion"]
     rounds = [json.loads(line) for line in trace.read_text().splitlines()]
     assert any(round_["stop"] == "policy" for round_ in rounds)
     assert all(0 < step["accept_prob"] < 1 for round_ in rounds for step in round_["steps"][1:])
@@ -109,7 +104,7 @@ def test_an_interrupted_run_goes_on_to_the_same_head(
         patched.setattr(DataFolder, "add", add_one)
         assert CliRunner().invoke(app, collecting(folder, "torn")).exit_code
     assert len(list((folder / "torn" / "examples").glob("shard*"))) == 1
-    run(*collecting(folder, "torn", "--resume"))
+    invoke(*collecting(folder, "torn", "--resume"))
     assert files(folder / "torn" / "examples") == files(whole[0] / "examples")
     assert files(folder / "torn") == files(whole[0])
 
@@ -118,17 +113,17 @@ def test_earlier_examples_need_no_model(folder: Path, whole: tuple[Path, Any], m
     for name in ("load_model", "load_lesson"):
         monkeypatch.setattr(workshop, name, lambda *_, **__: pytest.fail("a model was loaded"))
     examples = ["--examples", str(whole[0] / "examples"), *TRAINING]
-    run(*options(folder, "again", *examples))
+    invoke(*options(folder, "again", *examples))
     assert files(folder / "again") == files(whole[0])
     other = ["--set", f"draft.model={folder / 'another'}", "--set", "policy.name=constant"]
     with pytest.raises(UsageError, match="another draft"):
-        run(*options(folder, "other", *examples, *other))
+        invoke(*options(folder, "other", *examples, *other))
 
 
 def test_a_share_of_the_targets_tokens_makes_no_sense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workshop, "load_lesson", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match="--mix is for draft models"):
-        run(*collecting(folder, "mixed", "--mix", "0.2"))
+        invoke(*collecting(folder, "mixed", "--mix", "0.2"))
 
 
 def test_one_for_a_head_that_drafts_blocks(folder: Path) -> None:
@@ -137,14 +132,14 @@ def test_one_for_a_head_that_drafts_blocks(folder: Path) -> None:
     head = random_block(block_size=5, layers=(0, 1), vocabulary=258, shape=shape, spread=0.2)
     write_block(folder / "block", head, verifier="someone/target")
     drafting = ["--set", f"draft.model={folder / 'block'}"]
-    run(
+    invoke(
         *collecting(folder, "on-blocks", "--signals", "--limit", "12", *drafting, "--set", f"draft.head={folder / 'x'}")
     )
     config = json.loads((folder / "on-blocks" / "config.json").read_text())
     assert (config["hidden_size"], config["reads_signals"]) == (16, True)
     trace = folder / "blocks.jsonl"
     more = [*drafting, "--set", f"draft.head={folder / 'on-blocks'}", "--trace", str(trace), "-n", "20", "--json"]
-    run("generate", "-p", str(folder / "pair.toml"), "the moon", *more)
+    invoke("generate", "-p", str(folder / "pair.toml"), "the moon", *more)
     rounds = [json.loads(line) for line in trace.read_text().splitlines()]
     predicted = [step["accept_prob"] for round_ in rounds for step in round_["steps"][1:]]
     assert predicted

@@ -8,6 +8,8 @@ from toys import FAMILIES, WINDOW, random_model, seeded
 
 from specctl.models.running.eager import EagerRunner
 
+pytestmark = pytest.mark.usefixtures("inference_mode")
+
 SLIDING = ("mistral", "gemma2")
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (200,), generator=seeded(9)).tolist()
@@ -20,12 +22,6 @@ def from_scratch(family: str, tokens: list[int]) -> torch.Tensor:
 
 def runner_of(family: str) -> EagerRunner:
     return EagerRunner(random_model(family), VOCABULARY)
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> object:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.parametrize("family", FAMILIES)

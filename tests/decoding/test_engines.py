@@ -6,8 +6,18 @@ from functools import cache
 import pytest
 import torch
 from onnx_models import needs_onnx, sure_runner
-from toys import STOPPING, WITHOUT_FORESIGHT, Replays, head_for, noisy_copy, random_head, random_model, seeded
-from transformers import GenerationConfig, PreTrainedModel
+from toys import (
+    STOPPING,
+    WITHOUT_FORESIGHT,
+    Replays,
+    generated,
+    head_for,
+    noisy_copy,
+    random_head,
+    random_model,
+    seeded,
+)
+from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -44,15 +54,6 @@ def onnx_copy(model: PreTrainedModel) -> Runner:
     return sure_runner(model, 64)
 
 
-@cache
-def reference(family: str, prompt: tuple[int, ...], layers: int = 2) -> list[int]:
-    """What ``generate`` says."""
-    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, eos_token_id=None, pad_token_id=0)
-    ids = torch.tensor([prompt])
-    said = random_model(family, layers).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    return said[0, len(prompt) :].tolist()
-
-
 def written(
     target: Runner, draft: Runner, name: str, prompt: Sequence[int], sampling: Sampling, seed: int = 0
 ) -> list[int]:
@@ -80,7 +81,7 @@ EVERYWHERE = ("constant", "svip", "specdec++")
 def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str) -> None:
     target, draft = ENGINES[engine](random_model(family)), ENGINES[engine](noisy_copy(family))
     for prompt in PROMPTS:
-        assert written(target, draft, name, prompt, Sampling()) == reference(family, prompt)
+        assert written(target, draft, name, prompt, Sampling()) == generated(random_model(family), prompt, LENGTH)
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
@@ -103,7 +104,8 @@ def test_compiled_tokens_are_those_of_generate() -> None:
     target, draft = (StaticRunner(model, 64, compiler=Compiler("it", heard.append)) for model in models)
     for name in ("constant", "svip", "specdec++"):  # that read nothing, a law, and a hidden state too
         for prompt in PROMPTS:
-            assert written(target, draft, name, prompt, Sampling()) == reference("qwen3", prompt, layers=1)
+            expected = generated(random_model("qwen3", layers=1), prompt, LENGTH)
+            assert written(target, draft, name, prompt, Sampling()) == expected
     plain = [EagerRunner(model, 64) for model in models]
     for name in ("constant", "specdec++"):
         expected = written(*plain, name, PROMPTS[1], Sampling(1.0))

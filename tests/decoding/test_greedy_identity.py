@@ -1,11 +1,20 @@
 """Greedy output equals transformers' own ``generate``, token for token, on real architectures with random weights."""
 
-from functools import cache
-
 import pytest
 import torch
-from toys import FAMILIES, STOPPING, WINDOW, WITHOUT_FORESIGHT, head_for, noisy_copy, random_head, random_model, seeded
-from transformers import GenerationConfig, PreTrainedModel
+from toys import (
+    FAMILIES,
+    STOPPING,
+    WINDOW,
+    WITHOUT_FORESIGHT,
+    generated,
+    head_for,
+    noisy_copy,
+    random_head,
+    random_model,
+    seeded,
+)
+from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -17,15 +26,6 @@ from specctl.policies import POLICIES
 LENGTH = 4 * WINDOW
 SHORT, LONG = (1, 5, 9), tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
 HEAD = random_head(hidden_size=32)
-
-
-@cache
-def reference(family: str, prompt: tuple[int, ...]) -> list[int]:
-    """What ``generate`` says."""
-    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, eos_token_id=None, pad_token_id=0)
-    ids = torch.tensor([prompt])
-    said = random_model(family).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    return said[0, len(prompt) :].tolist()
 
 
 def drafts(family: str) -> dict[str, PreTrainedModel]:
@@ -48,7 +48,8 @@ def test_tokens_are_those_of_generate(family: str, name: str, draft: str) -> Non
             drafter.rollback(0)
             prefill(target, drafter, prompt)
             rounds = list(decode(target, drafter, prompt, LENGTH, Sampling()))
-            assert [token for round_ in rounds for token in round_.emitted] == reference(family, prompt)
+            expected = generated(random_model(family), prompt, LENGTH)
+            assert [token for round_ in rounds for token in round_.emitted] == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,4 +73,4 @@ def test_a_model_drafting_for_itself_accepts_everything(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_generate_says_is_not_monotonous(family: str) -> None:
-    assert len(set(reference(family, SHORT))) > 5
+    assert len(set(generated(random_model(family), SHORT, LENGTH))) > 5

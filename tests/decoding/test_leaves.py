@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +20,7 @@ from toys import (
     StateTable,
     TableRunner,
     ToyDraftHead,
+    generated,
     head_for,
     noisy_copy,
     random_head,
@@ -300,19 +300,6 @@ ENGINES: dict[str, Callable[[Any], Runner]] = {
 }
 
 
-@cache
-def generated(family: str, prompt: tuple[int, ...], **rules: Any) -> list[int]:
-    """What ``generate`` says."""
-    config: Any = GenerationConfig(
-        do_sample=False, max_new_tokens=LENGTH_OF_TEXT, eos_token_id=None, pad_token_id=0, **rules
-    )
-    ids = torch.tensor([prompt])
-    model: Any = random_model(family)
-    said = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    found: list[int] = said[0, len(prompt) :].tolist()
-    return found
-
-
 @pytest.mark.parametrize(
     "rule", [ConstantLeaves(4), ConfidenceLeaves(), CostLeaves()], ids=lambda one: type(one).__name__
 )
@@ -333,7 +320,8 @@ def test_tokens_are_those_of_generate(family: str, engine: str, rule: LeafRule) 
                 one.rollback(0)
                 prefill(target, one, prompt)
                 rounds = list(decode(target, one, prompt, LENGTH_OF_TEXT, Sampling()))
-                assert [token for round_ in rounds for token in round_.emitted] == generated(family, prompt)
+                expected = generated(random_model(family), prompt, LENGTH_OF_TEXT)
+                assert [token for round_ in rounds for token in round_.emitted] == expected
                 leaves += sum(round_.leaf is not None for round_ in rounds)
     assert leaves > 10
 
@@ -349,7 +337,7 @@ def test_tokens_are_those_of_generate_under_token_rules() -> None:
     with torch.inference_mode():
         prefill(target, one, SHORT)
         rounds = list(decode(target, one, SHORT, LENGTH_OF_TEXT, Sampling()))
-    assert [token for round_ in rounds for token in round_.emitted] == generated("llama", SHORT, **rules)
+    assert [token for round_ in rounds for token in round_.emitted] == generated(model, SHORT, LENGTH_OF_TEXT, **rules)
     assert any(round_.leaf is not None for round_ in rounds)
 
 

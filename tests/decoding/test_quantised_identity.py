@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from toys import STOPPING, WITHOUT_FORESIGHT, head_for, noisy_copy, random_head, random_model
-from transformers import GenerationConfig, PreTrainedModel
+from toys import STOPPING, WITHOUT_FORESIGHT, generated, head_for, noisy_copy, random_head, random_model
+from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
@@ -54,21 +54,13 @@ def rounds(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> list
         return list(decode(runner, drafter, PROMPT, LENGTH, Sampling()))
 
 
-@cache
-def generated(folder: Path, quantize: str) -> list[int]:
-    """What ``generate`` says."""
-    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, eos_token_id=None, pad_token_id=0)
-    ids = torch.tensor([PROMPT])
-    said = quantised(folder, quantize).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    return said[0, len(PROMPT) :].tolist()
-
-
 @pytest.mark.parametrize("policy", WITHOUT_FORESIGHT)
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_tokens_are_those_of_generate_on_the_quantised_target(folder: Path, quantize: str, policy: str) -> None:
     found = rounds(quantised(folder, quantize), noisy_copy("llama", 0.02), policy)
 
-    assert [token for round_ in found for token in round_.emitted] == generated(folder, quantize)
+    expected = generated(quantised(folder, quantize), PROMPT, LENGTH)
+    assert [token for round_ in found for token in round_.emitted] == expected
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

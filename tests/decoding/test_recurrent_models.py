@@ -25,17 +25,13 @@ from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 from specctl.records import Round
 
+pytestmark = pytest.mark.usefixtures("inference_mode")
+
 LENGTH = 24
 ONE, SHORT, LONG = (7,), (1, 5, 9), tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
 PROMPTS = (ONE, SHORT, LONG)
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (200,), generator=seeded(9)).tolist()
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> object:
-    with torch.inference_mode():
-        yield
 
 
 def written(target: EagerRunner, drafter: Drafter | None, prompt: tuple[int, ...]) -> tuple[list[int], list[Round]]:

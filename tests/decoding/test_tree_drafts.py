@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
@@ -39,6 +38,7 @@ from toys import (
     TableRunner,
     ToyDraftHead,
     assert_raw_signals,
+    generated,
     head_for,
     noisy_copy,
     random_head,
@@ -480,19 +480,6 @@ ENGINES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@cache
-def generated(family: str, prompt: tuple[int, ...], **rules: Any) -> list[int]:
-    """What ``generate`` says."""
-    config: Any = GenerationConfig(
-        do_sample=False, max_new_tokens=LENGTH_OF_TEXT, eos_token_id=None, pad_token_id=0, **rules
-    )
-    ids = torch.tensor([prompt])
-    model: Any = random_model(family)
-    said = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    found: list[int] = said[0, len(prompt) :].tolist()
-    return found
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
 def test_tokens_are_those_of_generate(family: str, engine: str) -> None:
@@ -508,7 +495,8 @@ def test_tokens_are_those_of_generate(family: str, engine: str) -> None:
                 one.rollback(0)
                 prefill(target, one, prompt)
                 rounds = list(decode(target, one, prompt, LENGTH_OF_TEXT, Sampling()))
-                assert [token for round_ in rounds for token in round_.emitted] == generated(family, prompt)
+                expected = generated(random_model(family), prompt, LENGTH_OF_TEXT)
+                assert [token for round_ in rounds for token in round_.emitted] == expected
                 elsewhere += sum(
                     round_.path != tuple(step.token for step in round_.steps[: round_.accepted]) for round_ in rounds
                 )
@@ -543,7 +531,7 @@ def test_tokens_are_those_of_generate_under_token_rules() -> None:
     with torch.inference_mode():
         prefill(target, one, SHORT)
         rounds = list(decode(target, one, SHORT, LENGTH_OF_TEXT, Sampling()))
-    assert [token for round_ in rounds for token in round_.emitted] == generated("llama", SHORT, **rules)
+    assert [token for round_ in rounds for token in round_.emitted] == generated(model, SHORT, LENGTH_OF_TEXT, **rules)
     assert sum(round_.accepted for round_ in rounds) > 5
 
 

@@ -24,6 +24,8 @@ from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.policies import DISTRIBUTION_SIGNALS
 
+pytestmark = pytest.mark.usefixtures("inference_mode")
+
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(9)).tolist()
 PLAIN = ("llama", "qwen3", "gpt-neox")
@@ -41,12 +43,6 @@ ENGINES: dict[str, Callable[[PreTrainedModel], Runner]] = {
 def from_scratch(family: str, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         return random_model(family)(torch.tensor([tokens]), use_cache=False).logits[0, :, :VOCABULARY]
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> object:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.parametrize("engine", ENGINES)

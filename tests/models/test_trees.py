@@ -23,6 +23,8 @@ from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.models.running.trees import TreeRunner, path_to, tree_obstacle
 
+pytestmark = pytest.mark.usefixtures("inference_mode")
+
 VOCABULARY = 60  # the models have four more, as padding
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (200,), generator=seeded(9)).tolist()
 OTHERS: dict[str, PreTrainedConfig] = {
@@ -60,12 +62,6 @@ def model_of(family: str) -> PreTrainedModel:
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(OTHERS[family])]
         model: PreTrainedModel = kind(OTHERS[family]).float().eval()
     return model
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> object:
-    with torch.inference_mode():
-        yield
 
 
 def chain(family: str, tokens: Sequence[int]) -> torch.Tensor:

@@ -3,7 +3,6 @@
 That chance has the law of a live run is for `test_replay_law`.
 """
 
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -17,13 +16,10 @@ from toys import (
     random_model,
     seeded,
 )
-from traced import pair_of, shape, trace_of
+from traced import live, pair_of, shape, trace_of
 
 from specctl.decoding import drafters, reading
 from specctl.decoding import round as one_round
-from specctl.decoding.composition import build_drafter
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict
 from specctl.errors import UsageError
@@ -31,7 +27,7 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, POLICIES, Setting
-from specctl.records import ExtraToken, Round
+from specctl.records import ExtraToken
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
 from specctl.replay.traces import Trace
@@ -75,19 +71,10 @@ def steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_round, "working_seconds", Ticks(DRAFTING, VERIFYING, 0.0))
 
 
-def live(pair: Pair, setting: Setting, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
-    drafter = build_drafter(pair, setting)
-    with torch.inference_mode():
-        pair.target.rollback(0)
-        pair.drafts[0].rollback(0)
-        prefill(pair.target, drafter, prompt)
-        return list(decode(pair.target, drafter, prompt, LENGTH, sampling, pair.eos, seeded(seed)))
-
-
 @cache
 def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
     pair = pair_of(EagerRunner(random_model(family), 64), EagerRunner(noisy_copy(family), 64), eos=eos, heads=[HEAD])
-    said = [token for played in live(pair, NONE, PROMPT, Sampling()) for token in played.emitted]
+    said = [token for played in live(pair, NONE, PROMPT, LENGTH, Sampling()) for token in played.emitted]
     return pair, trace_of(pair, PROMPT, said, LENGTH, DEPTH, Sampling())
 
 
@@ -97,7 +84,7 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings:
     pair, trace = greedy_pair(family, frozenset())
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
     setting = Setting.of({"name": name, **settings})
-    assert found == [shape(played) for played in live(pair, setting, PROMPT, Sampling())]
+    assert found == [shape(played) for played in live(pair, setting, PROMPT, LENGTH, Sampling())]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
@@ -111,7 +98,8 @@ def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
         for name, settings in CASES:
             found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, eos, clock)]
             assert found == [
-                shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, Sampling())
+                shape(played)
+                for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, LENGTH, Sampling())
             ]
 
 
@@ -202,7 +190,7 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
     target, draft = EagerRunner(random_model("llama"), 64), EagerRunner(noisy_copy("llama"), 64)
     pair = pair_of(target, draft, heads=[HEAD])
     for seed in range(5):
-        said = [token for r in live(pair, NONE, PROMPT, PLAIN, seed) for token in r.emitted]
+        said = [token for r in live(pair, NONE, PROMPT, LENGTH, PLAIN, seed) for token in r.emitted]
         trace = trace_of(pair, PROMPT, said, LENGTH, DEPTH, PLAIN, seed)
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
@@ -210,5 +198,5 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
             patched.setattr(reading, "picked", chance.draw)
             patched.setattr(one_round, "judge", chance.judge)
             assert found == [
-                shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, PLAIN)
+                shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, LENGTH, PLAIN)
             ]

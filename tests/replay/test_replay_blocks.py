@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_replay import DEPTH, DRAFTING, HEAD, LENGTH, PROMPT, SAMPLED, VERIFYING, clock, live
+from test_replay import DEPTH, DRAFTING, HEAD, LENGTH, PROMPT, SAMPLED, VERIFYING, clock
 from test_replay_grid import PAIRS, toy_pair
 from toys import Ticks, noisy_copy, random_model
-from traced import pair_of, shape, trace_of
+from traced import live, pair_of, shape, trace_of
 
 from specctl.decoding import drafters, reading
 from specctl.decoding import round as one_round
@@ -59,7 +59,7 @@ SOME = [case for case in SAMPLED if case[0] in ("constant", "svip", "specdec++",
 
 def recorded(pair: Pair, seed: int, sampling: Sampling = BLOCK) -> Trace:
     prompt = PROMPT if isinstance(pair.target, EagerRunner) else START
-    text = [token for played in live(pair, NONE, prompt, sampling, seed) for token in played.emitted]
+    text = [token for played in live(pair, NONE, prompt, LENGTH, sampling, seed) for token in played.emitted]
     return trace_of(pair, prompt, text, LENGTH, DEPTH, sampling, seed)
 
 
@@ -108,7 +108,7 @@ def test_replayed_blocks_are_those_of_a_live_run_that_draws_alike(kind: str, mon
             patched.setattr(reading, "picked", chance.draw)
             patched.setattr(reading, "pick", lambda *_, draw=chance.draw: torch.tensor(draw()))  # not on the host
             patched.setattr(one_round, "judge", chance.judge)
-            played = live(pair, Setting.of({"name": name, **settings}), prompt, BLOCK)
+            played = live(pair, Setting.of({"name": name, **settings}), prompt, LENGTH, BLOCK)
         assert found == [shape(one) for one in played]
         assert chance.judged > 3
 

@@ -21,18 +21,14 @@ from toys import (
     random_head,
     random_model,
     related_table,
-    seeded,
     table,
     toy_head,
 )
-from traced import pair_of, shape, trace_of
+from traced import live, pair_of, shape, trace_of
 
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.decoding import round as one_round
 from specctl.decoding.along import CHUNK
-from specctl.decoding.composition import build_drafter
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.draft_heads.block_runner import BlockRunner
@@ -43,7 +39,7 @@ from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_buffers import PIECE
 from specctl.policies import NONE, POLICIES, Setting
-from specctl.records import Round, StopReason
+from specctl.records import StopReason
 from specctl.replay import starts
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.costs import CostTable
@@ -128,17 +124,8 @@ FORESEEING = ("foreseeing", "remembering")
 OFTEN_RIGHT = ("toy", "chain")
 
 
-def live(pair: Pair, setting: Setting, prompt: Sequence[int], sampling: Sampling, seed: int = 0) -> list[Round]:
-    drafter = build_drafter(pair, setting)
-    with torch.inference_mode():
-        pair.target.rollback(0)
-        pair.drafts[0].rollback(0)
-        prefill(pair.target, drafter, prompt)
-        return list(decode(pair.target, drafter, prompt, LENGTH, sampling, pair.eos, seeded(seed)))
-
-
 def said(pair: Pair, prompt: Sequence[int] = PROMPT, sampling: Sampling = GREEDY, seed: int = 0) -> list[int]:
-    return [token for played in live(pair, NONE, prompt, sampling, seed) for token in played.emitted]
+    return [token for played in live(pair, NONE, prompt, LENGTH, sampling, seed) for token in played.emitted]
 
 
 @cache
@@ -164,7 +151,7 @@ def assert_rounds_are_live(
     for name, settings in cases:
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
         setting = Setting.of({"name": name, **settings})
-        assert found == [shape(played) for played in live(pair, setting, prompt, Sampling())], name
+        assert found == [shape(played) for played in live(pair, setting, prompt, LENGTH, Sampling())], name
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
@@ -173,7 +160,7 @@ def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: d
     pair, trace = greedy(kind)
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
     setting = Setting.of({"name": name, **settings})
-    assert found == [shape(played) for played in live(pair, setting, PROMPT, Sampling())]
+    assert found == [shape(played) for played in live(pair, setting, PROMPT, LENGTH, Sampling())]
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -188,7 +175,7 @@ def test_so_are_those_of_a_head_that_foresees_what_is_accepted(threshold: float)
     pair, trace = greedy("foreseeing")
     played = list(rounds(POLICIES["confidence"](threshold=threshold), trace, pair.eos, clock))
     setting = Setting.of({"name": "confidence", "threshold": threshold})
-    assert list(map(shape, played)) == list(map(shape, live(pair, setting, PROMPT, Sampling())))
+    assert list(map(shape, played)) == list(map(shape, live(pair, setting, PROMPT, LENGTH, Sampling())))
     assert any(one.stop is StopReason.POLICY for one in played)
 
 
@@ -244,7 +231,7 @@ def test_a_trace_that_forgets_where_rounds_began_is_caught() -> None:
     settings = {"draft_length": 4}
     found = [shape(played) for played in rounds(POLICIES["constant"](**settings), forgetful, pair.eos, clock)]
     assert found != [
-        shape(played) for played in live(pair, Setting.of({"name": "constant", **settings}), PROMPT, Sampling())
+        shape(played) for played in live(pair, Setting.of({"name": "constant", **settings}), PROMPT, LENGTH, Sampling())
     ]
 
 

@@ -1,4 +1,4 @@
-"""The program of a follower: ``python -m specctl.models.loading.follower STORE RANK SIZE REPORTS``.
+"""The program of a follower, whose arguments are STORE RANK SIZE REPORTS.
 
 REPORTS is a file descriptor to which it writes lines of JSON: words, and at last why it failed. It ends when its
 standard input does.
@@ -51,7 +51,3 @@ def _end_with_leader() -> None:
     while os.read(0, 1024):
         pass
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

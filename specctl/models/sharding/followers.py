@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from specctl.errors import ModelError
+from specctl.processes.children import child_command
 
 PROGRAM = "specctl.models.loading.follower"
 GRACE = 20.0
@@ -61,14 +62,12 @@ class Followers:
         for rank in range(1, size):
             ear, mouth = os.pipe()
             log = self._log(rank).open("wb")
-            command = [sys.executable, "-m", PROGRAM, str(self.store), str(rank), str(size), str(mouth)]
             process = subprocess.Popen(
-                command,
+                [*child_command(PROGRAM), str(self.store), str(rank), str(size), str(mouth)],
                 stdin=subprocess.PIPE,  # nothing is written to it: its end is the end of this process
                 stdout=log,
                 stderr=log,
                 pass_fds=[mouth],
-                env=_environment(),
                 start_new_session=True,  # Ctrl-C is the leader's alone
             )
             log.close()
@@ -169,9 +168,3 @@ def _tail(path: Path) -> Sequence[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
     except OSError:
         return []
-
-
-def _environment() -> dict[str, str]:
-    """This process's, in which the followers import the same packages from the same places."""
-    paths = [path or os.getcwd() for path in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

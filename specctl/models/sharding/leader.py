@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import FrameType
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from specctl.models.sharding.followers import Followers
 from specctl.models.sharding.group import ShardGroup, known_to_transformers
 from specctl.models.sharding.leading_runner import LeadingRunner, Sharding
 from specctl.models.sharding.message import Message, Order
+from specctl.processes.interrupts import interruptible
 
 Result = TypeVar("Result")
 
@@ -192,22 +192,10 @@ def is_sharded(model: PreTrainedModel) -> bool:
 @contextmanager
 def _finished_first() -> Iterator[None]:
     """Let a first Ctrl-C take effect after the block, and a second one at once; the main thread alone gets any."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return
-    pressed = False
-
-    def press(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    signal.signal(signal.SIGINT, press)
-    try:
+    with interruptible() as pressed:
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
+    if pressed():
         signal.raise_signal(signal.SIGINT)

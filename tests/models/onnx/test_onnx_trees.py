@@ -23,7 +23,7 @@ from specctl.models.running.trees import path_to, tree_obstacle
 from specctl.policies.constant import Constant
 from specctl.policies.leaves import ConfidenceLeaves
 
-pytestmark = needs_onnx
+pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY = 60
 TOKENS: list[int] = torch.randint(0, VOCABULARY, (256,), generator=seeded(3)).tolist()
 WIDE_HEADS = "llama, rotated by onnxruntime"
@@ -46,12 +46,6 @@ def model_of(family: str) -> PreTrainedModel:
 @cache
 def plain_copy(family: str) -> PreTrainedModel:
     return deepcopy(model_of(family))
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> object:
-    with torch.inference_mode():
-        yield
 
 
 def same(found: Forward, expected: Forward) -> None:

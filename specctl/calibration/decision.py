@@ -1,0 +1,55 @@
+"""The course of a calibration once its traces are there: search, then run what was chosen live."""
+
+from collections.abc import Sequence
+
+from specctl.calibration.contest import Contest
+from specctl.calibration.live_check import Measured, check_live, doubts
+from specctl.calibration.search import Calibration, search
+from specctl.errors import UsageError
+from specctl.models.loading.pair import Pair
+from specctl.observing.progress import Progress
+from specctl.profile.schema import Profile
+from specctl.replay.costs import CostTable
+from specctl.replay.play import replayable
+from specctl.replay.trace_files import TraceSet
+
+
+def decide(
+    traces: TraceSet, asked: Contest, profile: Profile, pair: Pair | None, progress: Progress, noted: Sequence[str] = ()
+) -> tuple[Calibration, CostTable, list[Measured]]:
+    """`search` among the settings of a contest, and where there is a pair `check_live`, with the warnings of both.
+
+    The outcome warns too where live runs verify in another way than the replay.
+
+    Args:
+        traces: recorded with the profile.
+        asked: the contest.
+        profile: the pair's, with the sampling settings of live runs.
+        pair: with the drafts and heads that the settings use; None to run nothing live.
+        progress: receives counts of settings and of live runs.
+        noted: warnings to give besides, before those of the live runs.
+
+    Returns:
+        The outcome of the search, the costs that it priced rounds with, and the live runs.
+
+    Raises:
+        UsageError: there is no trace.
+    """
+    if not traces.traces or traces.costs is None:
+        raise UsageError("no prompt could be run, so there is nothing to calibrate on")
+    old = asked.old if replayable(asked.old, sampled=profile.sampling.temperature > 0) else None
+    with progress.counting("settings", asked.most(old)) as advance:
+        found = search(traces, asked.candidates, old, traces.costs, asked.also_ranked, advance, space=asked.space)
+    verification = profile.sampling.verification
+    if traces.verification not in (None, verification):
+        played, runs = (
+            {"token": "one by one", "block": "as a block"}[each] for each in (traces.verification, verification)
+        )
+        found.warnings.append(
+            f"predictions are of draft tokens verified {played}, and live runs verify them {runs} "
+            "(sampling.verification): more are kept as a block"
+        )
+    found.warnings += noted
+    measured = check_live(pair, profile, traces, found, asked.old, progress) if pair is not None else []
+    found.warnings += doubts(measured)
+    return found, traces.costs, measured

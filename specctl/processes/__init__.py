@@ -1,0 +1,1 @@
+"""This process among others: what Ctrl-C ends in it, and how it starts children."""
