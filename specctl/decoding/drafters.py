@@ -141,6 +141,11 @@ class ModelDrafter:
         self._steps = StepsAhead(self._start_step, self._take_back, runner.device)
 
     @property
+    def redone(self) -> int:
+        """How many steps the device left out that the policy wanted."""
+        return self._steps.redone
+
+    @property
     def witnessed(self) -> int | None:
         return None if self._states is None else self._states.witnessed
 

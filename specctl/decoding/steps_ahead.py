@@ -58,6 +58,9 @@ class StepsAhead:
         start: starts the step with a number, from 1, that reads what it is given.
         take_back: makes it as if a step had not been started, nor those behind it, after so many steps that were read.
         device: of the draft.
+
+    Attributes:
+        redone: how many steps the device left out that were wanted.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class StepsAhead:
     ) -> None:
         self.readback = Readback(device)
         self.lead = Lead()
+        self.redone = 0
         self._start, self._take_back = start, take_back
         self._steps: list[StartedStep] = []
         self._started: list[float] = []  # when each of them had been started
@@ -105,6 +109,7 @@ class StepsAhead:
             self.readback.wait(last)  # the one time
         found = self._received(step)
         if isnan(found[0]):  # the device left out what is wanted
+            self.redone += 1
             self._drop(index - 1, arrived=1)
             self._pending, before = [self._token], len(self._steps)
             self._start_upto(index)
