@@ -26,10 +26,13 @@ CONTEXT = 20
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each row; their median is shown.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each row; the least of them counts.")] = 9,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in a measurement.")] = 200,
 ) -> None:
-    """Print microseconds of processor time for a drafted token, by policy and sampling; exits with 1 above the bar."""
+    """Print microseconds of processor time for a drafted token, by policy and sampling; exits with 1 above the bar.
+
+    What else a machine does only adds to them, so the least measurement is compared with the bar.
+    """
     torch.set_num_threads(1)
     settings = [
         Setting("constant", (("draft_length", DRAFTED),)),
@@ -37,13 +40,15 @@ def main(
         # Tokens as good as free, so that it never stops: a draft of one token is mostly the round's beginning and end.
         Setting("cost-optimal", (("cost_ratio", 1e-9), ("max_draft", DRAFTED))),
     ]
-    slow = False
-    for setting in settings:
-        for label, sampling in (("greedy", Sampling()), ("temperature 1", Sampling(1.0))):
-            taken = median(microseconds(setting.build(), sampling, rounds) for _ in range(repeats))
-            slow |= taken > BAR
-            print(f"{setting.policy:13} {label:14} {taken:6.1f} us a drafted token")
-    if slow:
+    rows = [(setting, sampling) for setting in settings for sampling in (Sampling(), Sampling(1.0))]
+    taken: list[list[float]] = [[] for _ in rows]
+    for _ in range(repeats):  # in turn, so that a busy while falls on all rows
+        for (setting, sampling), found in zip(rows, taken, strict=True):
+            found.append(microseconds(setting.build(), sampling, rounds))
+    for (setting, sampling), found in zip(rows, taken, strict=True):
+        label = "greedy" if sampling.greedy else "temperature 1"
+        print(f"{setting.policy:13} {label:14} {min(found):6.1f} us a drafted token (median {median(found):.1f})")
+    if any(min(found) > BAR for found in taken):
         raise typer.Exit(1)
 
 

@@ -221,12 +221,11 @@ class ModelDrafter:
             found["own_accept_prob"] = own_accept_prob(self._disco, found, index)
         return step_of(index, found, self._signals)
 
-    def _start_step(self, pending: Fed, index: int) -> StartedStep:
+    def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:
         """Draw one token after ``pending``; it comes to the host with the signals wanted in a single transfer."""
         # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
         predicts = self._head is not None and index > 1
-        drawn_ahead = self._ahead is not None and not self._sampling.greedy
-        mark = self._uniforms.mark() if drawn_ahead else None
+        mark = self._uniforms.mark() if doubtful and not self._sampling.greedy else None
         uniform = None if self._sampling.greedy else self._uniforms.next()
         if self._fused is not None and len(pending) <= self._fused.widest_read:
             reader = self._reader

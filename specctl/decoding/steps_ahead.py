@@ -37,7 +37,7 @@ class StartedStep:
         numbers: of the `Reader`, if they are on the host; else the ticket for them.
         token: what the next step reads, if it is started before the numbers are read.
         probs: ``(V,)``, the distribution behind the token, if there is one.
-        mark: where the draws stood before it; None where nothing has to be drawn again.
+        mark: where the draws stood before it; None where nothing may have to be drawn again.
     """
 
     reader: Reader
@@ -55,7 +55,8 @@ class StepsAhead:
     at once, those behind an end-of-sequence token.
 
     Args:
-        start: starts the step with a number, from 1, that reads what it is given.
+        start: starts a step; its arguments are what the step reads, its number, from 1, and whether it may have to be
+            taken back.
         take_back: makes it as if a step had not been started, nor those behind it, after so many steps that were read.
         device: of the draft.
 
@@ -65,7 +66,7 @@ class StepsAhead:
 
     def __init__(
         self,
-        start: Callable[[Fed, int], StartedStep],
+        start: Callable[[Fed, int, bool], StartedStep],
         take_back: Callable[[StartedStep, int], None],
         device: torch.device,
     ) -> None:
@@ -125,7 +126,8 @@ class StepsAhead:
 
     def _start_upto(self, count: int) -> None:
         while len(self._steps) < min(self._most, count):
-            step = self._start(self._pending, len(self._steps) + 1)
+            number = len(self._steps) + 1
+            step = self._start(self._pending, number, number > len(self._landed) + 1)
             self._steps.append(step)
             self._pending = step.token
             self._started.append(working_seconds())

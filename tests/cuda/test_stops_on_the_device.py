@@ -7,7 +7,7 @@ import pytest
 import torch
 from pretend_cuda import Devices
 from pretend_cuda.captures import BranchingCUDAGraph
-from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
+from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of, tiny_model
 from test_times import pair_on
 
 from specctl.decoding.drafters import ModelDrafter
@@ -16,6 +16,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
+from specctl.models.running.engines import EngineSettings, build_runner, note_idle_stops
 from specctl.models.running.graph import Capturing
 from specctl.policies import POLICIES
 from specctl.policies.svip import Svip
@@ -96,6 +97,17 @@ def test_a_driver_without_conditional_nodes_says_so_and_goes_on() -> None:
     assert found.notices == [
         "the draft does not stop on the device: CUDA Graphs conditional nodes are not supported for cuda version < 12.4"
     ]
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_where_no_draft_can_stop_on_its_device_it_says_so(engine: Any) -> None:
+    notices: list[str] = []
+    settings = EngineSettings(engine=engine, notice=notices.append, stop_on_device=True)
+    with Devices() as cuda:
+        draft = build_runner(on(cuda, tiny_model(1), "cuda:0"), VOCABULARY, "the draft", settings)
+        note_idle_stops([draft], settings)
+    said = "stop_on_device has no effect: it takes a draft model on the graph engine"
+    assert notices == ([said] if engine == "eager" else [])
 
 
 class Contrary(Svip):

@@ -1,6 +1,6 @@
 """The runner for a model and an engine setting."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +11,7 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
 from specctl.models.running.registered import RegisteredRunner
-from specctl.models.running.runner import PreparedRunner, Runner
+from specctl.models.running.runner import AheadRunner, PreparedRunner, Runner
 from specctl.models.running.token_rules import RuledRunner
 from specctl.models.running.weights import device_of
 from specctl.profile.schema import Engine, Profile
@@ -123,6 +123,12 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
     if settings.engine == "auto" and compiler is None:
         return EagerRunner(model, vocabulary)
     return StaticRunner(model, vocabulary, compiler=compiler)
+
+
+def note_idle_stops(drafts: Sequence[Runner], settings: EngineSettings) -> None:
+    """Tell where devices are to stop and none of the drafts' can."""
+    if settings.stop_on_device and not any(isinstance(draft, AheadRunner) and draft.gates for draft in drafts):
+        settings.notice("stop_on_device has no effect: it takes a draft model on the graph engine")
 
 
 def branches(name: str, settings: EngineSettings) -> bool:

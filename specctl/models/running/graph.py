@@ -41,7 +41,7 @@ class Captured:
     """A pass over tensors of its own, filled in before each replay.
 
     Attributes:
-        given: ``(1, 2 T + U)`` float64, which holds ids, positions and numbers of the host alike: T ids, T positions
+        given: ``(2 T + U,)`` float64, which holds ids, positions and numbers of the host alike: T ids, T positions
             and U numbers, those of a gate last, in one copy from the host.
         more: further arguments; None for those that are numbers of the host or missing.
         before: as in `Gate`; None without one.
@@ -153,12 +153,12 @@ class Capturing(FixedBufferRunner):
             numbers += [gate.column, gate.least, gate.most]
         known = [0 if isinstance(token, torch.Tensor) else token for token in tokens]
         padded = [*known, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
-        captured.given.copy_(staged(padded, self.device, torch.float64)[None], non_blocking=True)
+        captured.given.copy_(staged(padded, self.device, torch.float64), non_blocking=True)
         # What comes from the pass before has not been to the host.
         if gate is not None and captured.before is not None:
             captured.before.copy_(gate.before)
         elif isinstance(tokens[0], torch.Tensor):
-            captured.given[0, 0].copy_(tokens[0])
+            captured.given[0].copy_(tokens[0])
         for argument, value in zip(captured.more, given, strict=True):
             if argument is not None and isinstance(value, torch.Tensor):
                 filled = argument[: len(value)] if value.dim() else argument  # rows of padding stay as they are
@@ -186,8 +186,8 @@ class Capturing(FixedBufferRunner):
         self._progress(f"capturing {self._name} ({kind.width} tokens, {span} slots)")
         width, numbers = kind.width, [isinstance(value, float) for value in given]
         limits = 0 if gate is None else 3
-        packed = torch.zeros(1, 2 * width + sum(numbers) + limits, dtype=torch.float64, device=self.device)
-        packed[0, width : 2 * width].copy_(self._slots[self.length : self.length + width])
+        packed = torch.zeros(2 * width + sum(numbers) + limits, dtype=torch.float64, device=self.device)
+        packed[width : 2 * width].copy_(self._slots[self.length : self.length + width])
         more = [value.clone() if isinstance(value, torch.Tensor) else None for value in given]
         for number, rows in enumerate(more[: kind.rows]):
             if rows is not None:
@@ -195,8 +195,8 @@ class Capturing(FixedBufferRunner):
         slots = self._slots[:span]
 
         def step() -> Any:
-            ids, positions = packed[:, :width].long(), packed[0, width : 2 * width].long()
-            rest = iter(packed[0, 2 * width :])
+            ids, positions = packed[:width].long()[None], packed[width : 2 * width].long()
+            rest = iter(packed[2 * width :])
             filled = [next(rest).clone() if number else value for value, number in zip(more, numbers, strict=True)]
             return self._best(kind, ids, positions, slots, *filled)
 
@@ -204,8 +204,8 @@ class Capturing(FixedBufferRunner):
         before = None if gate is None else gate.before.nan_to_num()  # (F,)
 
         def gated(before: torch.Tensor, branch: Branch) -> Any:
-            packed[:, :1].copy_(before[:1])  # the id
-            column, least, most = packed[0, -limits:]
+            packed[:1].copy_(before[:1])  # the id
+            column, least, most = packed[-limits:]
             found = before.index_select(0, column.long()[None])[0]
             numbers_read = torch.full_like(before, torch.nan)
 
