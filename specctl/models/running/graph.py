@@ -185,8 +185,9 @@ class Capturing(FixedBufferRunner):
         self._forget_readers(kind)
         self._progress(f"capturing {self._name} ({kind.width} tokens, {span} slots)")
         width, numbers = kind.width, [isinstance(value, float) for value in given]
-        limits = 0 if gate is None else 3
-        packed = torch.zeros(2 * width + sum(numbers) + limits, dtype=torch.float64, device=self.device)
+        packed = torch.zeros(
+            2 * width + sum(numbers) + (0 if gate is None else 3), dtype=torch.float64, device=self.device
+        )
         packed[width : 2 * width].copy_(self._slots[self.length : self.length + width])
         more = [value.clone() if isinstance(value, torch.Tensor) else None for value in given]
         for number, rows in enumerate(more[: kind.rows]):
@@ -202,27 +203,11 @@ class Capturing(FixedBufferRunner):
 
         # A token that was not drawn has NaN for its id, which no embedding has a row for.
         before = None if gate is None else gate.before.nan_to_num()  # (F,)
-
-        def gated(before: torch.Tensor, branch: Branch) -> Any:
-            packed[:1].copy_(before[:1])  # the id
-            column, least, most = packed[-limits:]
-            found = before.index_select(0, column.long()[None])[0]
-            numbers_read = torch.full_like(before, torch.nan)
-
-            def passing() -> Any:
-                results = step()
-                numbers_read.copy_(results[0])
-                return results
-
-            # NaN lies between no two numbers: behind a token that was not drawn none is drawn.
-            _, *others = branch((found >= least) & (found <= most), passing)
-            return [numbers_read, *others]
-
-        captures = step if before is None or self._branch is None else partial(gated, before, self._branch)
+        whole = step if before is None or self._branch is None else partial(_behind, before, packed, self._branch, step)
         began = perf_counter()
         try:
             with preparing():
-                replay = self._capture(captures)
+                replay = self._capture(whole)
         except (RuntimeError, UserWarning) as error:
             if isinstance(error, RuntimeError) and not prevents_capture(error):
                 raise
@@ -252,6 +237,30 @@ class Capturing(FixedBufferRunner):
         if not self._holds(tokens):
             self._captured.clear()  # captured passes write to the old buffers
         super()._reserve(tokens)
+
+
+def _behind(before: torch.Tensor, packed: torch.Tensor, branch: Branch, step: Callable[[], Any]) -> Any:
+    """A pass behind a gate; its numbers are NaN where that does not let it run.
+
+    Args:
+        before: as in `Gate`.
+        packed: `Captured.given`, whose last numbers are the gate's column and bounds.
+        branch: runs a part of it where the gate lets it.
+        step: the pass.
+    """
+    packed[:1].copy_(before[:1])  # the id
+    column, least, most = packed[-3:]
+    found = before.index_select(0, column.long()[None])[0]
+    numbers = torch.full_like(before, torch.nan)
+
+    def passing() -> Any:
+        results = step()
+        numbers.copy_(results[0])
+        return results
+
+    # NaN lies between no two numbers: behind a token that was not drawn none is drawn.
+    _, *others = branch((found >= least) & (found <= most), passing)
+    return [numbers, *others]
 
 
 def _copied(result: Any, kept: slice) -> Any:
