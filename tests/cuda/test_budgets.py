@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
 from pretend_cuda import Devices, Tally
 from pretend_cuda.pairs import TEXT, on, runner_of
 from toys import random_model
@@ -96,7 +97,19 @@ def spent(cuda: Devices, target: Runner, draft: Runner, sampling: Sampling, poli
     return Budget(Tally(*(number // (DRAFTED - 1) for number in each)), pending_two, verdict)
 
 
-@pytest.mark.parametrize(("engine", "sampling"), BUDGETS, ids=str)
+def versioned(engine: str) -> tuple[pytest.MarkDecorator, ...]:
+    """What transformers and torch launch for a pass changes with their versions; a captured pass is one launch."""
+    known = torch.__version__.startswith("2.13.") and transformers.__version__.startswith("5.23.")
+    return (
+        ()
+        if engine == "graph"
+        else (pytest.mark.skipif(not known, reason="counted with torch 2.13 and transformers 5.23"),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "sampling"), [pytest.param(*each, marks=versioned(each[0]), id=str(each)) for each in BUDGETS]
+)
 def test_what_a_round_asks_of_the_device(cuda: Devices, engine: str, sampling: Sampling) -> None:
     with torch.inference_mode():
         target, draft = (runner_of(engine, on(cuda, random_model("llama", 2, seed), "cuda:0")) for seed in (0, 1))

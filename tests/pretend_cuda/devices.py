@@ -18,6 +18,9 @@ from pretend_cuda.memory import Memory
 from pretend_cuda.streams import Event, Stream, Streams
 from pretend_cuda.tensors import CudaTensor, Generator, drawing, pinned
 
+CAPACITY = 80 << 30
+"""Bytes of each device's memory, all free."""
+
 
 class Devices:
     """A context in which ``cuda:0`` and further devices seem to be there.
@@ -151,7 +154,12 @@ class Devices:
             "_cuda_endAllocateToPool": lambda _device, pool: self._end_pool(pool),
             "_host_emptyCache": lambda: None,
         }
-        for place, names in ((torch.cuda, in_cuda), (torch._C, in_c)):
+        in_accelerator = {
+            "current_accelerator": lambda check_available=False: torch.device("cuda"),  # noqa: ARG005 - torch's name
+            "device_count": lambda: self.count,
+            "get_memory_info": lambda _=None: (CAPACITY, CAPACITY),
+        }
+        for place, names in ((torch.cuda, in_cuda), (torch._C, in_c), (torch.accelerator, in_accelerator)):
             for name, value in names.items():
                 self._put(place, name, value)
         self._put(torch.cuda.graph, "default_capture_stream", None)
