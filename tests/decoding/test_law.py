@@ -155,7 +155,7 @@ def test_a_middle_model_that_drops_the_token_its_rule_looked_at_is_caught() -> N
 class DraftsTheBest(ModelDrafter):
     """Unlawful on purpose: its tokens are the most probable, and it says that they were drawn."""
 
-    def _start_step(self, pending: Fed, index: int) -> StartedStep:  # noqa: ARG002 - the signature
+    def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:  # noqa: ARG002 - the signature
         assert not isinstance(pending, torch.Tensor)
         logits = self.runner.extend(pending, keep=1).logits[0]  # (V,)
         best = int(logits.argmax())
