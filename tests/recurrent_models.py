@@ -98,6 +98,8 @@ _RECURRENT: dict[str, dict[str, object]] = {
 }
 RECURRENT = {family: settings for family, settings in _RECURRENT.items() if _supported(family)}
 """Families with a recurrent state that this version of transformers has and specctl can run."""
+NOT_HERE = _RECURRENT.keys() - RECURRENT.keys()
+"""Those that it does not have, or that specctl refuses with it."""
 
 CONVOLUTIONS: dict[str, dict[str, object]] = {
     "lfm2": {**_PLAIN, **_HEADS, **_TWO, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8},

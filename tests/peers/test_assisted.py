@@ -45,6 +45,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
         package.metrics = metrics  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "sklearn", package)
         monkeypatch.setitem(sys.modules, "sklearn.metrics", metrics)
+        # Earlier versions import it with the module.
+        monkeypatch.setattr(candidate_generator, "roc_curve", roc_curve, raising=False)
 
 
 def test_with_scikit_learn_the_threshold_moves_within_an_answer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
