@@ -20,7 +20,7 @@ from specctl.models.running.waiting import staged
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
 """Passes are padded to the next of these."""
-UNPADDED = 8
+UNPADDED = sum(width == place for place, width in enumerate(WIDTHS, start=1))
 """Passes of up to so many tokens are not."""
 SHORTEST = 256
 """Spans are powers of two from here on, because a graph attends to a fixed number of slots."""
