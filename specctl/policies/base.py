@@ -66,7 +66,7 @@ class StoppingPolicy(Protocol):
 
 
 class Bounds(NamedTuple):
-    """Drafting goes on after a token whose signal, one that the policy reads, lies between two numbers or is one."""
+    """Drafting goes on after a token if a signal that the policy reads lies within these numbers, both included."""
 
     signal: Signal
     least: float = -inf

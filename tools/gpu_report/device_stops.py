@@ -2,8 +2,6 @@
 
 from statistics import median
 
-import torch
-
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.session import Session
@@ -56,12 +54,11 @@ def _gains(to: Recorder, stage: Stage) -> None:
     }
     settings = SamplingTable(max_new_tokens=128)
     times: dict[bool, list[float]] = {False: [], True: []}
-    with torch.inference_mode():
-        for pair in pairs.values():
-            warm_up(pair, settings, longest=setting.longest_draft)
-        for _ in range(4):
-            for stops, pair in pairs.items():
-                done = Session(pair, build_drafter(pair, setting)).generate(stage.prompt(200), settings)
-                times[stops].append(1e3 * sum(round_.total_seconds for round_ in done.rounds) / len(done.rounds))
+    for pair in pairs.values():
+        warm_up(pair, settings, longest=setting.longest_draft)
+    for _ in range(4):
+        for stops, pair in pairs.items():
+            done = Session(pair, build_drafter(pair, setting)).generate(stage.prompt(200), settings)
+            times[stops].append(1e3 * sum(round_.total_seconds for round_ in done.rounds) / len(done.rounds))
     usual, found = (median(times[stops][1:]) for stops in (False, True))
     to.row("Stops on the device", **{"usual ms a round": usual, "stopping ms a round": found, "factor": usual / found})

@@ -54,8 +54,7 @@ class Pair:
         eos: ids that end a sequence.
         context: the longest sequence that every model can hold, in tokens.
         models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
-            are none.
-            Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
+            are none. Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
         named_heads: for each draft its trained heads by name, on the draft's device; the first is the default.
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specctl.models.running.compilation import Compiler
+    from specctl.models.running.cuda_capture import Branch, CudaCapture
 
 LONG_RUN = 50_000
 """Compiling pays from this many tokens to generate, even for small models."""
@@ -113,7 +114,7 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
                 model,
                 vocabulary,
                 capture,
-                branch=capture.branch if branches(name, settings) else None,
+                branch=_branch(capture, name, settings),
                 name=name,
                 compiler=compiled,
                 notice=settings.notice,
@@ -131,14 +132,14 @@ def note_idle_stops(drafts: Sequence[Runner], settings: EngineSettings) -> None:
         settings.notice("stop_on_device has no effect: it takes a draft model on the graph engine")
 
 
-def branches(name: str, settings: EngineSettings) -> bool:
-    """Whether a model's device is to leave out steps behind a stop, as the settings ask and this torch can."""
-    from specctl.models.running.cuda_capture import CudaCapture
-
-    if settings.stop_on_device and not CudaCapture.branches():
+def _branch(capture: "CudaCapture", name: str, settings: EngineSettings) -> "Branch | None":
+    """What lets a model's device leave out steps behind a stop, if the settings ask for that and this torch has it."""
+    if not settings.stop_on_device:
+        return None
+    if not capture.branches():
         settings.notice(f"{name} does not stop on the device: this torch has no conditional nodes, newer ones have")
-        return False
-    return settings.stop_on_device
+        return None
+    return capture.branch
 
 
 def engine_on(device: "torch.device", engine: Engine) -> Engine:
