@@ -1,6 +1,5 @@
 """What attention is given on a device: masks that no layer has to make again, and buffers of few strides."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +12,7 @@ from specctl.models.loading.placement import Placement
 from specctl.models.running.trees import tree_runner
 from specctl.profile import resolve
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 @pytest.mark.parametrize("engine", ["eager", "static", "graph"])

@@ -9,13 +9,11 @@ import pytest
 import torch
 from pretend_cuda import Costs, Devices
 from pretend_cuda.clock import Clock
-from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
+from pretend_cuda.pairs import TEXT, on, rounds_of, runner_of, tiny_model
 from transformers import PreTrainedModel
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.graph import Capturing
 from specctl.policies import StoppingPolicy
@@ -137,9 +135,6 @@ def test_rounds_are_the_same(policy: StoppingPolicy, sampling: Sampling) -> None
         ahead = patch.object(Lead, "pays", ALWAYS) if runs_ahead else patch.object(Capturing, "runs_ahead", False)
         with Devices(clock=CLOCKED) as cuda, torch.inference_mode(), ahead:
             target, drafter = runner_of("graph", on(cuda, model(2), "cuda:0")), drafter_on(cuda, policy)
-            prefill(target, drafter, TEXT[:20])
-            draws = torch.Generator("cuda:0").manual_seed(1)
-            rounds = list(decode(target, drafter, TEXT[:20], 16, sampling, frozenset(), draws))
-        found.append([(round_.steps, round_.accepted, round_.extra, round_.stop) for round_ in rounds])
+            found.append(rounds_of(target, drafter, 16, sampling))
     assert found[0] == found[1]
     assert isinstance(policy, Constant) or len({len(steps) for steps, *_ in found[0]}) > 1

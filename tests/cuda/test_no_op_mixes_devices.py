@@ -41,10 +41,7 @@ BLOCKS = Sampling(1.0, verification="block")
 PROMPT, LENGTH = TEXT[:12], 6
 
 
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 @pytest.fixture

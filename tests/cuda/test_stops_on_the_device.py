@@ -7,12 +7,9 @@ import pytest
 import torch
 from pretend_cuda import Devices
 from pretend_cuda.captures import BranchingCUDAGraph
-from pretend_cuda.pairs import TEXT, VOCABULARY, on, runner_of, tiny_model
-from test_times import pair_on
+from pretend_cuda.pairs import TEXT, VOCABULARY, Written, on, pair_on, rounds_of, runner_of, tiny_model
 
 from specctl.decoding.drafters import ModelDrafter
-from specctl.decoding.loop import decode
-from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
@@ -36,19 +33,12 @@ STOPPING: dict[str, dict[str, Any]] = {
 class Said(NamedTuple):
     """What a pair wrote, how many steps its draft left out, and what was noted."""
 
-    rounds: list[Any]
+    rounds: list[Written]
     left_out: int
     notices: list[str]
 
 
-def said(
-    policy: str,
-    sampling: Sampling,
-    *,
-    stops: bool,
-    version: tuple[int, int] = (2, 13),
-    eos: frozenset[int] = frozenset(),
-) -> Said:
+def said(policy: str, sampling: Sampling, *, stops: bool, version: tuple[int, int] = (2, 13)) -> Said:
     notices: list[str] = []
     with Devices(torch_like=version) as cuda, torch.inference_mode():
         target = runner_of("graph", on(cuda, tiny_model(2), "cuda:0"))
@@ -56,12 +46,9 @@ def said(
         draft = runner_of("graph", model, notices.append, "the draft", stop_on_device=stops)
         assert isinstance(draft, Capturing)
         drafter = ModelDrafter(draft, POLICIES[policy](**STOPPING[policy]))
-        prefill(target, drafter, TEXT[:20])
-        draws = torch.Generator("cuda:0").manual_seed(1)
         with patch("specctl.decoding.lead.Lead.pays", lambda _, __: False):
-            rounds = list(decode(target, drafter, TEXT[:20], 30, sampling, eos, draws))
-        untimed = [(one.steps, one.accepted, one.extra, one.stop) for one in rounds]
-        return Said(untimed, sum(one.left_out for one in cuda.captures), notices)
+            rounds = rounds_of(target, drafter, 30, sampling)
+        return Said(rounds, sum(one.left_out for one in cuda.captures), notices)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -1,15 +1,14 @@
 """What rounds and prompts are said to take, where the host runs ahead of a slow device and captures take long."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from pretend_cuda import Costs, Devices
-from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, on, runner_of, tiny_model, unexpected
-from toys import noisy_copy, random_model
-from transformers import PreTrainedModel
+from pretend_cuda.pairs import HEADS, TEXT, VOCABULARY, pair_on, tiny_model, unexpected
+from toys import random_model
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
@@ -18,45 +17,13 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
 from specctl.models.draft_heads.engines import build_head_runner
-from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import StateReader
 from specctl.policies.constant import Constant
 from specctl.profile.schema import SamplingTable
 
 CLOCK = ("specctl.models.running.preparing",)
-
-
-class Tokenizer:
-    """Enough of one for a completion's text."""
-
-    all_special_tokens: tuple[str, ...] = ()
-    all_special_ids: tuple[int, ...] = ()
-
-    def decode(self, tokens: list[int], **_: Any) -> str:
-        return " ".join(map(str, tokens))
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def pair_on(
-    cuda: Devices,
-    *devices: str,
-    engine: str = "eager",
-    kinds: tuple[PreTrainedModel, ...] | None = None,
-    stop_on_device: bool = False,
-) -> Pair:
-    kinds = kinds or (random_model("llama"), noisy_copy("llama"))
-    target, *drafts = (
-        runner_of(engine, on(cuda, kind, device), stop_on_device=stop_on_device)
-        for kind, device in zip(kinds, devices, strict=False)
-    )
-    tokenizer: Any = Tokenizer()
-    return Pair(target, tuple(drafts), tokenizer, frozenset(), target.context, (), ({},) * len(drafts))
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 @pytest.mark.parametrize("devices", [("cuda:0",), ("cuda:0", "cuda:1")], ids="-".join)

@@ -7,14 +7,20 @@ from typing import Any
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from toy_heads import random_block, random_eagle3
-from toys import seeded
+from toys import noisy_copy, random_model, seeded
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pretend_cuda.devices import Devices
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.loop import decode
+from specctl.decoding.round import prefill
+from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
+from specctl.records import DraftStep, StopReason
 
 VOCABULARY = 64
 TEXT: list[int] = torch.randint(0, 60, (1600,), generator=seeded(9)).tolist()
@@ -106,3 +112,42 @@ class _InPlace(AlignDevicesHook):  # type: ignore[misc]
 
     def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
         return module
+
+
+class Tokenizer:
+    """Enough of one for a completion's text."""
+
+    all_special_tokens: tuple[str, ...] = ()
+    all_special_ids: tuple[int, ...] = ()
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return " ".join(map(str, tokens))
+
+
+def pair_on(
+    cuda: Devices,
+    *devices: str,
+    engine: str = "eager",
+    kinds: tuple[PreTrainedModel, ...] | None = None,
+    stop_on_device: bool = False,
+) -> Pair:
+    """Runners of models that are moved each to a device, a random target and a draft of it where none are given."""
+    kinds = kinds or (random_model("llama"), noisy_copy("llama"))
+    target, *drafts = (
+        runner_of(engine, on(cuda, kind, device), stop_on_device=stop_on_device)
+        for kind, device in zip(kinds, devices, strict=False)
+    )
+    tokenizer: Any = Tokenizer()
+    return Pair(target, tuple(drafts), tokenizer, frozenset(), target.context, (), ({},) * len(drafts))
+
+
+Written = tuple[tuple[DraftStep, ...], int, int | None, StopReason | None]
+"""A round but for its times: steps, how many of them were accepted, the target's token, why drafting stopped."""
+
+
+def rounds_of(target: Runner, drafter: ModelDrafter, tokens: int, sampling: Sampling) -> list[Written]:
+    """What a pair on the first device writes behind the beginning of `TEXT`."""
+    prefill(target, drafter, TEXT[:20])
+    draws = torch.Generator("cuda:0").manual_seed(1)
+    rounds = decode(target, drafter, TEXT[:20], tokens, sampling, frozenset(), draws)
+    return [(round_.steps, round_.accepted, round_.extra, round_.stop) for round_ in rounds]

@@ -176,6 +176,7 @@ def test_the_prompts_time_by_a_simulated_clock(tmp_path: Path, monkeypatch: pyte
     assert broken(found_by(prompts.prompt_time, tmp_path)) == ["the time told for a prompt is the device's"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pair")
 def test_stops_on_a_simulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = found_by(device_stops.device_stops, tmp_path)
