@@ -23,8 +23,9 @@ from specctl.learning.replicated_shards import answering
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.found import find_head
-from specctl.models.loading.head_checkpoint import KIND, Kind, stored_weights, weights_hash
+from specctl.models.loading.head_checkpoint import KIND, Kind
 from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.stored_weights import files_hash, stored_weights
 from specctl.models.running.runner import StateReader
 from specctl.observing.answering import Answered
 from specctl.policies import Setting
@@ -129,7 +130,7 @@ def draft_hash(draft: DraftTable, head: DraftHeadCheckpoint | None) -> str:
     """SHA-256 of the weights of the draft or draft head, downloaded if need be."""
     if head is not None:
         head.fetch_weights()
-        return weights_hash(stored_weights(head.checkpoint))
+        return files_hash(stored_weights(head.checkpoint))
     checkpoint = locate(draft, "draft")
     checkpoint.fetch_weights()
-    return weights_hash(stored_weights(checkpoint))
+    return files_hash(stored_weights(checkpoint))

@@ -11,7 +11,8 @@ from specctl.heads.collection import describe
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.eagle_writing import write_eagle3
-from specctl.models.loading.head_checkpoint import HeadCheckpoint, mismatch, weights_hash
+from specctl.models.loading.head_checkpoint import HeadCheckpoint, mismatch
+from specctl.models.loading.stored_weights import files_hash
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
@@ -46,7 +47,7 @@ def test_a_draft_head_is_known_by_its_weights(layout: str, tmp_path: Path) -> No
     profile = Profile.model_validate({"target": {"model": str(tmp_path / "target")}, "draft": {"model": str(folder)}})
     found = describe(profile, Suite("suite", "0", ()))
     assert found["draft_head"] == "eagle3"
-    assert found["draft_sha256"] == weights_hash([weights])
+    assert found["draft_sha256"] == files_hash([weights])
     assert profile.draft is not None
     draft = locate(profile.draft, "draft")
     assert mismatch(HeadCheckpoint("a", tmp_path, {"draft_sha256": found["draft_sha256"]}), draft) is None
@@ -58,4 +59,4 @@ def test_so_is_one_in_its_targets_files() -> None:
     profile = Profile.model_validate({"target": {"model": str(folder)}, "draft": {"model": "target:mtp"}})
     found = describe(profile, Suite("suite", "0", ()))
     assert found["draft_head"] == "mtp"
-    assert found["draft_sha256"] == weights_hash(locate(profile.target, "target").weight_files())
+    assert found["draft_sha256"] == files_hash(locate(profile.target, "target").weight_files())

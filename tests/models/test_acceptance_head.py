@@ -13,8 +13,9 @@ from torch import nn
 from toys import random_head
 
 from specctl.errors import ModelError
-from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, locate_head, save_head, weights_hash
+from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, locate_head, save_head
 from specctl.models.loading.pair import load_pair
+from specctl.models.loading.stored_weights import files_hash
 from specctl.models.running.acceptance_head import AcceptanceHead, head_from, head_from_published
 from specctl.profile.schema import Profile
 
@@ -166,8 +167,8 @@ def test_a_head_of_another_width_is_refused(folder: Path) -> None:
 
 
 def test_large_files_are_hashed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.loading.head_checkpoint._WHOLE", 1000)
-    monkeypatch.setattr("specctl.models.loading.head_checkpoint._SAMPLE", 10)
+    monkeypatch.setattr("specctl.models.loading.stored_weights._WHOLE", 1000)
+    monkeypatch.setattr("specctl.models.loading.stored_weights._SAMPLE", 10)
     path = tmp_path / "weights"
     found = set()
     for changed in (None, 0, 4999):
@@ -175,9 +176,9 @@ def test_large_files_are_hashed_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
         if changed is not None:
             content[changed] = 1
         path.write_bytes(content)
-        found.add(weights_hash([path]))
+        found.add(files_hash([path]))
     path.write_bytes(bytes(5001))
-    found.add(weights_hash([path]))
+    found.add(files_hash([path]))
     assert len(found) == 4
 
 
@@ -203,8 +204,8 @@ def test_a_head_comes_with_the_pair_if_wanted(models: Path, folder: Path) -> Non
 
 
 def test_a_head_of_another_draft_is_refused_or_warned_about(models: Path, tmp_path: Path) -> None:
-    right = weights_hash([models / "draft" / "model.safetensors"])
-    wrong = weights_hash([models / "target" / "model.safetensors"])
+    right = files_hash([models / "draft" / "model.safetensors"])
+    wrong = files_hash([models / "target" / "model.safetensors"])
     for sha256 in (right, wrong):
         save_head(tmp_path / sha256, random_head(WIDTH), {"draft_model": "old/draft", "draft_sha256": sha256}, "")
     assert load_pair(profile(models, tmp_path / right)).head is not None

@@ -1,16 +1,15 @@
 """Acceptance heads on disk: finding one, checking that it belongs to a draft, reading and writing its files."""
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
-from specctl.models.loading.draft_head import PICKLED
 from specctl.models.loading.failures import explained
+from specctl.models.loading.stored_weights import files_hash, stored_weights
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
 from specctl.profile.embedded import head_path
@@ -35,9 +34,6 @@ FORMAT_VERSION = 1
 WEIGHTS, CONFIG, CARD = "head.safetensors", "config.json", "README.md"
 PUBLISHED_WEIGHTS = "model.safetensors"
 _EMBEDDED = "embedded:"
-_WHOLE = 64 << 20
-"""Largest size in bytes of a weight file that is hashed completely; hashing a 70B model would take minutes."""
-_SAMPLES, _SAMPLE = 256, 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class HeadCheckpoint:
 
     @property
     def draft_sha256(self) -> str | None:
-        """`weights_hash` of the draft that it was trained on; None for a published head."""
+        """`files_hash` of the draft's weights that it was trained on; None for a published head."""
         return self.config.get("draft_sha256")
 
     @property
@@ -197,35 +193,9 @@ def _folder(name: str) -> Path:
 
 def mismatch(head: HeadCheckpoint, draft: Checkpoint) -> str | None:
     """Why a head does not belong to a draft, or None; a head without a hash of its draft's weights always passes."""
-    if head.draft_sha256 is None or head.draft_sha256 == weights_hash(stored_weights(draft)):
+    if head.draft_sha256 is None or head.draft_sha256 == files_hash(stored_weights(draft)):
         return None
     return f"{head} was trained on other weights ({head.draft_model}) than the draft has ({draft.name!r})"
-
-
-def stored_weights(draft: Checkpoint) -> list[Path]:
-    """The weight files of a draft that are here; those of a draft head may be pickled."""
-    pickled = draft.folder / PICKLED
-    return [pickled] if pickled.exists() and not draft.has_weights() else draft.weight_files()
-
-
-def weights_hash(files: Iterable[Path]) -> str:
-    """SHA-256 of a checkpoint's weight files, in the given order.
-
-    For a file of more than 64 MiB only its size and 256 blocks of 256 KiB, spread evenly from start to end, are hashed.
-    This is enough, because training changes weights everywhere.
-    """
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with path.open("rb") as file:
-            if size <= _WHOLE:
-                digest.update(file.read())
-                continue
-            for block in range(_SAMPLES):
-                file.seek((size - _SAMPLE) * block // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()
 
 
 def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card: str) -> None:

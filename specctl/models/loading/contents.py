@@ -1,0 +1,63 @@
+"""What the files of models hold, as hashes: whoever keeps something that was made from a model knows it again."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specctl.models.loading.checkpoint import SMALL_FILES, Checkpoint, locate
+from specctl.models.loading.head_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_head
+from specctl.models.loading.stored_weights import files_hash, stored_weights
+from specctl.profile.schema import IN_TARGET, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The files that decide what a profile's models compute, its tokenizer's and its templates' included.
+
+    Attributes:
+        files: of each model, draft head and acceptance head by its key in the profile, sorted; those that are here.
+    """
+
+    files: dict[str, list[Path]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, profile: Profile) -> "Contents":
+        """Find the files; from the hub, only small ones are downloaded.
+
+        Raises:
+            ModelError: there is no such model.
+        """
+        found: dict[str, list[Path]] = {"target": _of_checkpoint(locate(profile.target, "target"))}
+        levels = profile.draft.levels if profile.draft is not None else ()
+        for depth, level in enumerate(levels, start=1):
+            key = ".".join(["draft"] * depth)
+            if level.has_files and level.model != IN_TARGET:
+                found[key] = _of_checkpoint(locate(level, key))
+            if level.head is not None:
+                folder = locate_head(level.head).folder
+                names = (CONFIG, WEIGHTS, PUBLISHED_WEIGHTS)
+                found[f"{key}.head"] = [folder / name for name in names if (folder / name).is_file()]
+        return cls(found)
+
+    def hashes(self) -> dict[str, str]:
+        """`files_hash` of each, with the files' names; the same wherever a copy of them is."""
+        return {
+            key: hashlib.sha256("\n".join([files_hash(files), *(file.name for file in files)]).encode()).hexdigest()
+            for key, files in self.files.items()
+        }
+
+    def changes(self) -> dict[str, list[tuple[str, int, int, int]]]:
+        """Path, size, time and inode of every file: differ as soon as one is written again, with whatever contents."""
+        return {key: [_state(file) for file in files] for key, files in self.files.items()}
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> list[Path]:
+    small = {path for pattern in SMALL_FILES for path in checkpoint.folder.glob(pattern)} - {
+        checkpoint.folder / "README.md"
+    }
+    return sorted(path for path in {*small, *stored_weights(checkpoint)} if path.is_file())
+
+
+def _state(file: Path) -> tuple[str, int, int, int]:
+    found = file.stat()
+    return str(file), found.st_size, found.st_mtime_ns, found.st_ino

@@ -1,0 +1,63 @@
+"""What the files of a profile's models hold is known again, and seen when it changes."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specctl.models.loading.contents import Contents
+from specctl.profile.schema import Profile
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    """Copies of the embedded target and draft, to change."""
+    embedded = Path(__file__).parents[2] / "specctl" / "models" / "embedded"
+    for name in ("target", "draft"):
+        shutil.copytree(embedded / name, tmp_path / name)
+    return tmp_path
+
+
+def profile(folder: Path) -> Profile:
+    return Profile.model_validate(
+        {"target": {"model": str(folder / "target")}, "draft": {"model": str(folder / "draft")}}
+    )
+
+
+def test_copies_hold_the_same_wherever_they_are(copies: Path) -> None:
+    embedded = Profile.model_validate(
+        {"target": {"model": "embedded:target"}, "draft": {"model": "embedded:draft", "head": "embedded:draft-head"}}
+    )
+    found, copied = Contents.of(embedded).hashes(), Contents.of(profile(copies)).hashes()
+    assert set(found) == {"target", "draft", "draft.head"}
+    assert {key: found[key] for key in copied} == copied
+    assert found["target"] != found["draft"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "generation_config.json", "tokenizer.json"])
+def test_a_changed_file_of_one_model_changes_its_hash_alone(copies: Path, name: str) -> None:
+    before = Contents.of(profile(copies)).hashes()
+    path = copies / "draft" / name
+    written = path.read_bytes()
+    path.write_bytes(bytes([written[0] ^ 1]) + written[1:])
+    after = Contents.of(profile(copies)).hashes()
+    assert before["target"] == after["target"]
+    assert before["draft"] != after["draft"]
+
+
+def test_files_written_again_are_seen_by_their_time_too(copies: Path) -> None:
+    before = Contents.of(profile(copies)).changes()
+    path = copies / "target" / "model.safetensors"
+    os.utime(path, ns=(0, 1))
+    after = Contents.of(profile(copies)).changes()
+    assert before["draft"] == after["draft"]
+    assert before["target"] != after["target"]
+
+
+def test_a_head_in_the_targets_files_and_a_lookup_have_no_files_of_their_own(copies: Path) -> None:
+    tables = {
+        "target": {"model": str(copies / "target")},
+        "draft": {"model": "prompt:lookup", "policy": {"name": "constant"}},
+    }
+    assert set(Contents.of(Profile.model_validate(tables)).files) == {"target"}
