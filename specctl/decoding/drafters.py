@@ -15,14 +15,11 @@ from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
 from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.runner import AheadRunner, FusedRunner, Runner, StateReader
-from specctl.models.running.token_reader import Gate
 from specctl.models.running.watching import States
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
-    Bounds,
     Signal,
     StoppingPolicy,
-    bounds_of,
     draft_phase,
     longest_draft,
     never_stops,
@@ -137,13 +134,7 @@ class ModelDrafter:
         self._generator: torch.Generator | None = None
         self._uniforms = Uniforms(None)
         self._start = 0
-        self._newest: torch.Tensor | None = None  # (F,) on the device, the numbers of the step started last
         self._steps = StepsAhead(self._start_step, self._take_back, runner.device)
-
-    @property
-    def redone(self) -> int:
-        """How many steps the device left out that the policy wanted."""
-        return self._steps.redone
 
     @property
     def witnessed(self) -> int | None:
@@ -186,19 +177,7 @@ class ModelDrafter:
     def _reach(self) -> Reach:
         if self._ahead is None or not self._ahead.runs_ahead:
             return Reach.NONE
-        if never_stops(self.policy):
-            return Reach.ALL
-        return Reach.ONE if self._bounds is None else Reach.GATED
-
-    @property
-    def _bounds(self) -> Bounds | None:
-        """What a step that runs ahead is left out by; None where it runs in any case.
-
-        A draft head's step cannot be done again after it was left out, because it goes back to what it was shown.
-        """
-        if self._ahead is None or not self._ahead.gates or self._states is not None or self._head is not None:
-            return None
-        return bounds_of(self.policy)
+        return Reach.ALL if never_stops(self.policy) else Reach.ONE
 
     def _take_back(self, step: StartedStep, count: int) -> None:
         """Let the next draws be those that they would have been, had a step not been started.
@@ -229,12 +208,8 @@ class ModelDrafter:
         uniform = None if self._sampling.greedy else self._uniforms.next()
         if self._fused is not None and len(pending) <= self._fused.widest_read:
             reader = self._reader
-            if isinstance(pending, torch.Tensor) and (gate := self._gate(reader)) is not None:
-                assert self._ahead is not None, "it has a gate"
-                packed, probs = self._ahead.read_behind(gate, reader, uniform, self._previous)
-            else:
-                fed = [pending[0]] if isinstance(pending, torch.Tensor) else pending
-                packed, probs = self._fused.read(fed, reader, uniform, self._previous)
+            fed = [pending[0]] if isinstance(pending, torch.Tensor) else pending
+            packed, probs = self._fused.read(fed, reader, uniform, self._previous)
         else:
             reader = self._reader if predicts else self._blind
             assert not isinstance(pending, torch.Tensor), "a token on the device is read by an `AheadRunner`"
@@ -254,15 +229,7 @@ class ModelDrafter:
         if self._ahead is None:
             values = packed.tolist()
             return StartedStep(reader, values, [int(values[0])], probs)
-        self._newest = packed
         return StartedStep(reader, self._steps.readback.send(packed), packed[:1], probs, mark)
-
-    def _gate(self, reader: Reader) -> Gate | None:
-        """Of a step that reads a token which is on the device; None where it runs in any case."""
-        bounds = self._bounds
-        if bounds is None or self._newest is None:
-            return None
-        return Gate(self._newest, reader.fields.index(bounds.signal), bounds.least, bounds.most)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import isnan
 
 import torch
 
@@ -19,13 +18,11 @@ Fed = Sequence[int] | torch.Tensor
 
 
 class Reach(Enum):
-    """How far steps run ahead of the host: not at all; by one where it pays; by one always, since the device leaves out
-    steps that are not wanted; or all of a round at once."""
+    """How far steps run ahead of the host: not at all; by one where it pays; or all of a round at once."""
 
     NONE = 0
     ONE = 1
-    GATED = 2
-    ALL = 3
+    ALL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +56,6 @@ class StepsAhead:
             taken back.
         take_back: makes it as if a step had not been started, nor those behind it, after so many steps that were read.
         device: of the draft.
-
-    Attributes:
-        redone: how many steps the device left out that were wanted.
     """
 
     def __init__(
@@ -72,13 +66,11 @@ class StepsAhead:
     ) -> None:
         self.readback = Readback(device)
         self.lead = Lead()
-        self.redone = 0
         self._start, self._take_back = start, take_back
         self._steps: list[StartedStep] = []
         self._started: list[float] = []  # when each of them had been started
         self._landed: list[float] = []  # when the numbers of each were here
         self._pending: Fed = ()
-        self._token = 0  # the one read last
         self._most, self._reach = 0, Reach.NONE
 
     def begin(self, pending: Sequence[int], most: int, reach: Reach) -> None:
@@ -94,32 +86,22 @@ class StepsAhead:
 
     def read(self, index: int) -> tuple[StartedStep, Sequence[float]]:
         """The step with this number and its numbers on the host; called once for each, in order from 1."""
-        timed = self._reach in (Reach.ONE, Reach.GATED)
+        timed = self._reach is Reach.ONE
         if timed and index > 1:
             self.lead.decided(index - 1, stopped=False)
         before = len(self._steps)
         self._start_upto(index)
         if self._reach is Reach.ALL:
             self._start_upto(self._most)
-        elif (self._reach is Reach.GATED and isinstance(self._pending, torch.Tensor)) or (
-            timed and self.lead.pays(index)
-        ):
+        elif timed and self.lead.pays(index):
             self._start_upto(index + 1)
         step = self._steps[index - 1]
         if self._reach is Reach.ALL and isinstance(last := self._steps[-1].numbers, Ticket):
             self.readback.wait(last)  # the one time
-        found = self._received(step)
-        if isnan(found[0]):  # the device left out what is wanted
-            self.redone += 1
-            self._drop(index - 1, arrived=1)
-            self._pending, before = [self._token], len(self._steps)
-            self._start_upto(index)
-            step = self._steps[-1]
-            found = self._received(step)
+        found = self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
         self._landed.append(working_seconds())
-        self._token = int(found[0])
         if len(self._steps) == index:
-            self._pending = [self._token]  # the next step is told as the first was
+            self._pending = [int(found[0])]  # the next step is told as the first was
         if timed and index > 1:
             self._learn(index, before)
         return step, found
@@ -131,19 +113,6 @@ class StepsAhead:
             self._steps.append(step)
             self._pending = step.token
             self._started.append(working_seconds())
-
-    def _received(self, step: StartedStep) -> Sequence[float]:
-        return self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
-
-    def _drop(self, count: int, arrived: int = 0) -> None:
-        """Forget all steps but the first ``count``; the numbers of so many of the others have been received."""
-        unwanted = self._steps[count:]
-        for step in unwanted[arrived:]:
-            if isinstance(step.numbers, Ticket):
-                self.readback.drop(step.numbers)
-        if unwanted:
-            self._take_back(unwanted[0], count)
-        del self._steps[count:], self._started[count:]
 
     def _learn(self, index: int, before: int) -> None:
         """Take down what a step took, and if one was started meanwhile, what the host took before it."""
@@ -157,7 +126,12 @@ class StepsAhead:
         read = len(self._landed)
         if self._reach is Reach.ONE and 0 < read < self._most:
             self.lead.decided(read, stopped=True)
-        self._drop(read)
+        unwanted = self._steps[read:]
+        for step in unwanted:
+            if isinstance(step.numbers, Ticket):
+                self.readback.drop(step.numbers)
+        if unwanted:
+            self._take_back(unwanted[0], read)
 
     def laws(self, count: int) -> list[torch.Tensor | Floats]:
         """The distributions ``(V,)`` behind the first tokens of the round; none if steps have none."""

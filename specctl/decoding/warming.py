@@ -1,7 +1,5 @@
 """Passes that are run once before anything is answered or timed."""
 
-from math import inf
-
 import torch
 
 from specctl.decoding.drafters import ModelDrafter
@@ -13,12 +11,11 @@ from specctl.models.running.engines import engine_name
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import WIDEST
-from specctl.models.running.runner import AheadRunner, Runner, StateReader
+from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trained_heads import signal_of
 from specctl.models.running.trees import tree_obstacle, tree_runner
 from specctl.policies import POLICIES, Signal
 from specctl.policies.constant import Constant
-from specctl.policies.svip import Svip
 from specctl.policies.trees import TreeSize
 from specctl.profile.schema import SamplingTable
 
@@ -84,11 +81,6 @@ def _warm_up_after(
                     runner.rollback(len(text) - 1)
                     _witness(runner, len(text) - 1 + count)
                     drafter.draft([*text, *(text[place % 4] for place in range(count))], budget=2)
-                if isinstance(runner, AheadRunner) and runner.gates:
-                    runner.rollback(len(text) - 1)
-                    drafter = ModelDrafter(runner, Svip(threshold=inf), record, head, laws=leaves)
-                    drafter.begin(sampling, frozenset(), torch.Generator(pair.target.device))
-                    drafter.draft(text, budget=2)
                 if predicts and isinstance(head, AcceptanceHead) and not isinstance(runner, StateReader):
                     runner.extend(text[:2], keep=2, hidden=True)
         for runner in (pair.target, *pair.drafts):

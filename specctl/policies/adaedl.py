@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from specctl.policies.base import Bounds, Rule, Signal, read
+from specctl.policies.base import Rule, Signal, read
 from specctl.records import DraftStep, Round
 
 Share = Annotated[float, Ge(0), Le(1)]
@@ -70,10 +70,6 @@ class AdaEdl(AdaptiveThreshold):
     reads: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
     gamma: Annotated[float, Gt(0)] = 0.2
 
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds("entropy", most=(1 - self._lambda) ** 2 / self.gamma)
-
     def should_stop(self, step: DraftStep) -> bool:
         return 1 - sqrt(self.gamma * read(step.entropy)) < self._lambda
 
@@ -84,10 +80,6 @@ class MaxConfidence(AdaptiveThreshold):
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"top_prob"})
     adapt: bool = True
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds("top_prob", least=self._lambda)
 
     def should_stop(self, step: DraftStep) -> bool:
         return read(step.top_prob) < self._lambda

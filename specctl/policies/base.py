@@ -2,8 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from math import inf
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from specctl.records import DraftStep, Round
 
@@ -65,14 +64,6 @@ class StoppingPolicy(Protocol):
         """Learn from a verified round."""
 
 
-class Bounds(NamedTuple):
-    """Drafting goes on after a token if a signal that the policy reads lies within these numbers, both included."""
-
-    signal: Signal
-    least: float = -inf
-    most: float = inf
-
-
 class Rule(ABC):
     """Defaults for policies: no state, no threshold, no signals; the triggering token is kept.
 
@@ -101,15 +92,6 @@ class Rule(ABC):
     def current_threshold(self) -> float | None:
         return None
 
-    @property
-    def bounds(self) -> Bounds | None:
-        """What `should_stop` will say of the coming tokens, as far as one comparison tells; None if none does.
-
-        A device that compares may leave out steps. `should_stop` decides in any case: where it goes on though a step
-        was left out, the step is done then.
-        """
-        return None
-
     def reset(self) -> None:  # noqa: B027 - most policies remember nothing
         pass
 
@@ -126,11 +108,6 @@ class Rule(ABC):
 def never_stops(policy: StoppingPolicy) -> bool:
     """Whether a policy only limits the length of drafts: what it is told of a token changes nothing."""
     return isinstance(policy, Rule) and type(policy).should_stop is Rule.should_stop
-
-
-def bounds_of(policy: StoppingPolicy) -> Bounds | None:
-    """`Rule.bounds` of a policy; None of one that is no `Rule`."""
-    return policy.bounds if isinstance(policy, Rule) else None
 
 
 def read(signal: float | None) -> float:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
-from specctl.policies.base import Bounds, Rule, Signal, read
+from specctl.policies.base import Rule, Signal, read
 from specctl.records import DraftStep, Round
 
 
@@ -26,10 +26,6 @@ class SelfVerify(Rule):
     @property
     def current_threshold(self) -> float:
         return self._entropy_sum / self._rejections if self._rejections else 0.0
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds("entropy", most=self.current_threshold)
 
     def reset(self) -> None:
         if not self.carry_over:

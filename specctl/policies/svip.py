@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt
 
-from specctl.policies.base import Bounds, Rule, Signal, read
+from specctl.policies.base import Rule, Signal, read
 from specctl.records import DraftStep
 
 
@@ -27,10 +27,6 @@ class Svip(Rule):
     @property
     def current_threshold(self) -> float:
         return self.threshold
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds("entropy", most=self.threshold * self.threshold / self.c)
 
     def draft_limit(self) -> int:
         return self.max_draft

@@ -209,9 +209,6 @@ class Profile(Table):
     environment or torch was told a number."""
     deterministic: bool = False
     """Verify in passes of one shape, so that greedy output is the same with every policy, in every dtype; slower."""
-    stop_on_device: bool = False
-    """An experiment with the graph engine: the device itself compares a draft token's signal with the threshold of
-    ``svip``, ``adaedl``, ``max-confidence`` or ``self-verify``, and leaves out the step behind a stop."""
     check: bool = False
     """Compare the target once, after its first rejected token, with a fresh read of the same text; a difference that
     rounding does not explain is an error. For models of which nothing is known."""

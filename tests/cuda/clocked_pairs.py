@@ -57,7 +57,7 @@ def clocked(
         cuda = stack.enter_context(Devices(shapes_only=True, clock=CLOCKED, costs=costs))
         stack.enter_context(torch.inference_mode())
         cuda.answers = numbers
-        settings = EngineSettings(engine=engine, notice=print, stop_on_device=True)
+        settings = EngineSettings(engine=engine, notice=print)
         target, draft = (
             build_runner(cuda.move(model(shape), "cuda:0"), shape.vocabulary, "it", settings) for shape in shapes
         )

@@ -21,50 +21,34 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from clocked_pairs import LONGEST, WARM, clocked
 from pretend_cuda import Costs
-from pretend_cuda.captures import Branch
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.graph import Capturing
-from specctl.policies.base import Bounds, Rule
+from specctl.policies.base import Rule
 from specctl.policies.constant import Constant
 from specctl.records import DraftStep
 from tools.synthetic.shapes import SHAPES
 
 WAYS: dict[str, tuple[Any, ...]] = {
     "waits for each": (patch.object(Capturing, "runs_ahead", False),),
-    "always ahead": (patch.object(Capturing, "gates", False), patch.object(Lead, "pays", lambda _, __: True)),
-    "as it pays": (patch.object(Capturing, "gates", False),),
-    "stops on the device": (),
+    "always ahead": (patch.object(Lead, "pays", lambda _, __: True),),
+    "as it pays": (),
 }
 
 
 class StopsByChance(Rule):
-    """Stops after each token with the same probability; the device knows as soon as it has drawn the token."""
+    """Stops after each token with the same probability."""
 
     def __init__(self, share: float) -> None:
         self._share, self._coins = share, Random(1)
-        self._stops: bool | None = None  # at the coming token, if that was asked for
 
     def draft_limit(self) -> int:
         return LONGEST
 
-    @property
-    def bounds(self) -> Bounds:
-        self.goes_on()
-        return Bounds("entropy")
-
-    def goes_on(self, _: object = None) -> bool:
-        """Whether drafting goes on behind the coming token."""
-        if self._stops is None:
-            self._stops = self._coins.random() < self._share
-        return not self._stops
-
     def should_stop(self, step: DraftStep) -> bool:  # noqa: ARG002 - signature of the interface
-        stops = not self.goes_on()
-        self._stops = None
-        return stops
+        return self._coins.random() < self._share
 
 
 Row = list[float]
@@ -79,13 +63,10 @@ def rows(pair: str, sampling: Sampling, policies: list[Callable[[], Rule]], cost
         for policy in policies:
             found: Row = []
             for way in WAYS.values():
-                rule = policy()
                 with ExitStack() as inner:
                     for patched in way:
                         inner.enter_context(patched)
-                    if isinstance(rule, StopsByChance):
-                        inner.enter_context(patch.object(Branch, "taken", rule.goes_on))
-                    found.append(played(ModelDrafter(draft, rule), WARM + rounds))
+                    found.append(played(ModelDrafter(draft, policy()), WARM + rounds))
             yield found
 
 

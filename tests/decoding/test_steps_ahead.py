@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from math import inf
-from random import Random
+from functools import cache
 from unittest.mock import patch
 
 import law_table
@@ -41,8 +39,8 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import Capturing, GraphRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.token_reader import Gate, Token, TokenReader
-from specctl.policies import POLICIES, Bounds, StoppingPolicy, never_stops
+from specctl.models.running.token_reader import Token, TokenReader
+from specctl.policies import POLICIES, StoppingPolicy, never_stops
 from specctl.policies.constant import Constant
 from specctl.policies.svip import Svip
 from specctl.records import Round, StopReason
@@ -73,11 +71,10 @@ class AheadTable(TableRunner):
     specialises = False
     widest_read = 1
 
-    def __init__(self, logits: torch.Tensor, *, runs_ahead: bool = True, gates: bool = False) -> None:
+    def __init__(self, logits: torch.Tensor, *, runs_ahead: bool = True) -> None:
         super().__init__(logits)
         self.vocabulary = logits.shape[-1]
-        self.runs_ahead, self.gates = runs_ahead, gates
-        self.left_out = 0
+        self.runs_ahead = runs_ahead
 
     def read(
         self,
@@ -90,16 +87,6 @@ class AheadTable(TableRunner):
         state = None if forward.hidden is None else forward.hidden[0]
         number = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)
         return reader(forward.logits[0], number, state, previous, self.next_accept_prob)
-
-    def read_behind(
-        self, gate: Gate, reader: TokenReader, uniform: float | None, previous: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What a device does: nothing but numbers that are none, where the number before is not within the bounds."""
-        if not gate.least <= float(gate.before[gate.column]) <= gate.most:
-            self.extend([0], keep=1)  # its place is counted
-            self.left_out += 1
-            return torch.full_like(gate.before, torch.nan), torch.full((self.vocabulary,), torch.nan)
-        return self.read([gate.before[0]], reader, uniform, previous)
 
 
 class Noting(ModelDrafter):
@@ -121,23 +108,19 @@ class Written:
         rounds: with every step and signal.
         held: tokens in the draft's cache after each draft.
         passes: how many the draft made.
-        left_out: how many more it did not make because of what the pass before had found.
     """
 
     rounds: tuple[Round, ...]
     held: tuple[int, ...]
     passes: int
-    left_out: int = 0
 
 
-def table_written(
-    policy: StoppingPolicy, sampling: Sampling, seed: int, *, runs_ahead: bool, gates: bool = False
-) -> Written:
-    runner = AheadTable(DRAFT, runs_ahead=runs_ahead, gates=gates)
+def table_written(policy: StoppingPolicy, sampling: Sampling, seed: int, *, runs_ahead: bool) -> Written:
+    runner = AheadTable(DRAFT, runs_ahead=runs_ahead)
     drafter = Noting(runner, policy, head=head_for(policy, HEAD))
     with torch.inference_mode(), steady_clocks():
         rounds = list(decode(TableRunner(TARGET), drafter, [1, 2], 60, sampling, {EOS}, seeded(seed)))
-    return Written(tuple(rounds), tuple(drafter.held), len(runner.extended) - runner.left_out, runner.left_out)
+    return Written(tuple(rounds), tuple(drafter.held), len(runner.extended))
 
 
 def settings_of(name: str) -> dict[str, object]:
@@ -161,52 +144,6 @@ def test_rounds_with_the_same_seed_are_the_same(name: str, sampling: str, when: 
         assert found.passes - usual.passes <= early or never_stops(policies[0])
         unwanted += found.passes - usual.passes
     assert unwanted or when != "always" or never_stops(POLICIES[name]()), "no step was for nothing: nothing was tested"
-
-
-BOUNDED: dict[str, dict[str, object]] = {
-    "svip": {"c": 1.0, "threshold": 1.05},
-    "adaedl": {"threshold": 0.53, "gamma": 0.2},
-    "max-confidence": {"threshold": 0.5, "eps": 0.3},
-    "self-verify": {},
-}
-"""Policies whose stop one comparison tells, with settings that stop at some tokens of the toy draft."""
-
-
-class Fickle(Svip):
-    """Lets the device leave out steps as chance has it, whatever it will decide itself."""
-
-    @property
-    def bounds(self) -> Bounds:
-        self.coins: Random = getattr(self, "coins", Random(3))
-        return Bounds("entropy", most=inf if self.coins.random() < 0.5 else 0.0)
-
-
-class Severe(Svip):
-    """Lets the device leave out every step."""
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds("entropy", most=-1.0)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("kind", [*BOUNDED, Fickle, Severe], ids=str)
-def test_what_a_device_leaves_out_changes_nothing(kind: str | type[Svip], sampling: str) -> None:
-    """Whether it is what the policy does not want, or the policy wants it and it is done then."""
-    honest = isinstance(kind, str)
-    left_out = 0
-    for seed in range(4):
-        make = partial(POLICIES[kind], **BOUNDED[kind]) if isinstance(kind, str) else partial(kind, 1.1, 1.0)
-        usual = table_written(make(), SAMPLINGS[sampling], seed, runs_ahead=False)
-        with ahead(lambda _, __: False):
-            found = table_written(make(), SAMPLINGS[sampling], seed, runs_ahead=True, gates=True)
-        assert found.rounds == usual.rounds
-        assert found.held == usual.held
-        if honest:  # the device does not know which tokens end a text
-            ended = sum(round_.stop is StopReason.EOS for round_ in usual.rounds)
-            assert found.passes - usual.passes <= ended
-        left_out += found.left_out
-    assert left_out
 
 
 def test_a_step_whose_draw_stays_drawn_is_noticed() -> None:

@@ -84,26 +84,6 @@ class Node:
                 tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
-class Branch:
-    """A conditional node of a graph.
-
-    Args:
-        go: ``()`` boolean, whether its nodes run in a replay.
-        owned: whether the graph owns a tensor's memory.
-    """
-
-    def __init__(self, go: torch.Tensor, owned: Callable[[torch.Tensor], bool]) -> None:
-        self.nodes: list[Node | Branch] = []
-        self._go = Address(go, owned(go))
-
-    def taken(self) -> bool:
-        return bool(self._go.tensor("condition"))
-
-    def spoil(self) -> None:
-        for node in self.nodes:
-            node.spoil()
-
-
 @dataclass(eq=False)
 class Captured:
     """What there is to know of a capture, also when its graph is gone.
@@ -112,7 +92,6 @@ class Captured:
         stream, pool: on which, and into which memory.
         nodes: how many kernels were recorded.
         replays: how often the graph was launched.
-        left_out: in how many of these replays a condition did not hold.
         alive: whether the graph is still there.
     """
 
@@ -120,7 +99,6 @@ class Captured:
     pool: Any
     nodes: int = 0
     replays: int = 0
-    left_out: int = 0
     alive: bool = True
 
 
@@ -132,8 +110,7 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False) -> None:  # noqa: ARG002 - torch's signature
         assert CUDAGraph.devices is not None
         self._at = CUDAGraph.devices
-        self.nodes: list[Node | Branch] = []
-        self._into = [self.nodes]  # the innermost branch last
+        self.nodes: list[Node] = []
         self.stream: Stream | None = None
         self.pool_id: Any = None
         self.broken: str | None = None
@@ -172,7 +149,7 @@ class CUDAGraph:
                 stacklevel=2,
             )
         self._ready = True
-        self._known.nodes = _count(self.nodes)
+        self._known.nodes = len(self.nodes)
         at.clock.host(at.clock.costs.capture)
         for node in self.nodes:
             node.spoil()
@@ -184,7 +161,7 @@ class CUDAGraph:
 
     def record(self, function: Any, given: Any, results: Any, mutates: bool, seconds: float) -> None:
         self.own(() if mutates else results)
-        self._into[-1].append(Node(function, given, () if mutates else results, self.owns, seconds))
+        self.nodes.append(Node(function, given, () if mutates else results, self.owns, seconds))
 
     def own(self, results: Any) -> None:
         """Memory that is asked for while capturing comes from the graph's pool."""
@@ -210,28 +187,15 @@ class CUDAGraph:
             raise RuntimeError("use after free: the graph's cuBLAS workspace went with another graph of its stream")
         at.ledger.note("replay", f"{len(self.nodes)} nodes", stream.device)
         at.clock.host(at.clock.costs.replay)
+        at.clock.work(stream.device, sum(node.seconds for node in self.nodes))
         launched = at.streams.current(stream.device)
         at.streams.issue(launched)
-        at.clock.work(stream.device, self._run(self.nodes, launched))
-        self._known.replays += 1
-
-    def _run(self, nodes: list[Node | Branch], launched: Stream) -> float:
-        """Run nodes; the seconds that it takes the device."""
-        seconds = 0.0
-        for node in nodes:
-            if isinstance(node, Branch):
-                seconds += self._at.clock.costs.node  # of the kernel that sets the condition
-                if node.taken():
-                    seconds += self._run(node.nodes, launched)
-                else:
-                    self._known.left_out += 1
-                continue
-            seconds += node.seconds
+        for node in self.nodes:
             for tensor in node.outside():
-                self._at.memory.require_ordered(tensor, launched, f"a replayed {node.name}")
-                self._at.memory.write(tensor, launched)
+                at.memory.require_ordered(tensor, launched, f"a replayed {node.name}")
+                at.memory.write(tensor, launched)
             node.run()
-        return seconds
+        self._known.replays += 1
 
     def reset(self) -> None:
         self.nodes.clear()
@@ -251,25 +215,3 @@ class CUDAGraph:
         return self.pool_id
 
     __del__ = reset
-
-
-class BranchingCUDAGraph(CUDAGraph):
-    """The same from torch 2.12 on, with conditional nodes (pytorch #168912).
-
-    In place of a stream of their own, branches are recorded on the one that is captured.
-    """
-
-    def begin_capture_to_if_node(self, scalar_cuda_pred_tensor: torch.Tensor) -> None:
-        go: Any = scalar_cuda_pred_tensor
-        if go.device.type != "cuda" or go.dtype != torch.bool or go.dim():
-            raise RuntimeError("a condition is one boolean on the device")
-        branch = Branch(go.inner, self.owns)
-        self._into[-1].append(branch)
-        self._into.append(branch.nodes)
-
-    def end_capture_to_conditional_node(self) -> None:
-        self._into.pop()
-
-
-def _count(nodes: list[Node | Branch]) -> int:
-    return sum(_count(node.nodes) if isinstance(node, Branch) else 1 for node in nodes)

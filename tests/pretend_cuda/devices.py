@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from pretend_cuda.captures import BranchingCUDAGraph, Captured, CUDAGraph
+from pretend_cuda.captures import Captured, CUDAGraph
 from pretend_cuda.clock import Clock, Costs
 from pretend_cuda.kernels import Kernels, Mode
 from pretend_cuda.ledger import Ledger
@@ -131,7 +131,7 @@ class Devices:
         streams, memory = self.streams, self.memory
         CUDAGraph.devices = Event.devices = self
         in_cuda = {
-            "CUDAGraph": BranchingCUDAGraph if self.torch >= (2, 12) else CUDAGraph,
+            "CUDAGraph": CUDAGraph,
             "Event": Event,
             "Stream": streams.new,
             "current_device": streams.current_device,

@@ -68,8 +68,6 @@ def runner_of(
     model: PreTrainedModel,
     notice: Callable[[str], None] | None = None,
     name: str = "the model",
-    *,
-    stop_on_device: bool = False,
 ) -> Runner:
     """A runner that is made as specctl makes them; the static one uncompiled.
 
@@ -78,11 +76,10 @@ def runner_of(
         model: on its device.
         notice: told where the engine falls back; without it that is a failure.
         name: the model's, in notices.
-        stop_on_device: of the profile.
     """
     if engine == "static":
         return StaticRunner(model, VOCABULARY)
-    settings = EngineSettings(engine=engine, notice=notice or unexpected, stop_on_device=stop_on_device)  # type: ignore[arg-type]
+    settings = EngineSettings(engine=engine, notice=notice or unexpected)  # type: ignore[arg-type]
     return build_runner(model, VOCABULARY, name, settings)
 
 
@@ -129,14 +126,10 @@ def pair_on(
     *devices: str,
     engine: str = "eager",
     kinds: tuple[PreTrainedModel, ...] | None = None,
-    stop_on_device: bool = False,
 ) -> Pair:
     """Runners of models that are moved each to a device, a random target and a draft of it where none are given."""
     kinds = kinds or (random_model("llama"), noisy_copy("llama"))
-    target, *drafts = (
-        runner_of(engine, on(cuda, kind, device), stop_on_device=stop_on_device)
-        for kind, device in zip(kinds, devices, strict=False)
-    )
+    target, *drafts = (runner_of(engine, on(cuda, kind, device)) for kind, device in zip(kinds, devices, strict=False))
     tokenizer: Any = Tokenizer()
     return Pair(target, tuple(drafts), tokenizer, frozenset(), target.context, (), ({},) * len(drafts))
 

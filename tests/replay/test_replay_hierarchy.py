@@ -209,7 +209,7 @@ def test_the_traces_hold_refusals_below_the_path_and_below_branches(family: str)
     assert any(draft.branches for draft in trace.draft.branches_below.values())
 
 
-def test_a_draft_that_was_idle_does_not_read_behind_another_text() -> None:
+def test_a_draft_that_was_idle_does_not_read_after_another_text() -> None:
     pair, trace = greedy("llama", 2)
     alone: list[Part] = [FULL[0], ("none", {}, False)]
     live(pair, FULL, PROMPT[::-1], LENGTH, Sampling())  # leaves its text in every cache

@@ -9,7 +9,7 @@ import pytest
 
 from specctl.decoding import session
 from specctl.models.running.cuda_capture import CudaCapture
-from tools.gpu_report import attention, captures, counts, device_stops, draws, prompts, speeds
+from tools.gpu_report import attention, captures, counts, draws, prompts, speeds
 from tools.gpu_report import run as command
 from tools.gpu_report.parts import PARTS, Part
 from tools.gpu_report.process import run_part
@@ -174,20 +174,6 @@ def test_the_prompts_time_by_a_simulated_clock(tmp_path: Path, monkeypatch: pyte
     assert broken(found_by(prompts.prompt_time, tmp_path)) == []
     monkeypatch.setattr(session, "wait", lambda *_: None)
     assert broken(found_by(prompts.prompt_time, tmp_path)) == ["the time told for a prompt is the device's"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_pair")
-def test_stops_on_a_simulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = found_by(device_stops.device_stops, tmp_path)
-    assert len([line for line in lines if line["kind"] == "check"]) == 4 * len(device_stops.STOPS) + 1
-    assert broken(lines) == []
-    # Steps that are never done show, although the host does them then.
-    branch = CudaCapture.branch
-    monkeypatch.setattr(CudaCapture, "branch", lambda capture, go, part: branch(capture, go & ~go, part))
-    wrong = broken(found_by(device_stops.device_stops, tmp_path))
-    assert "a policy that never stops, temperature 0: no step is left out that is wanted" in wrong
-    assert not any("rounds are" in claim for claim in wrong)
 
 
 @pytest.mark.usefixtures("small_pair")

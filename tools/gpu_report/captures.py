@@ -47,9 +47,9 @@ class Tiny:
         large, small = build_pair(*SHAPES, Dials(damping=0.1))
         return cls((cards.put(large, devices[0]), cards.put(small, devices[1])), [])
 
-    def pair(self, engine: str, *, stop_on_device: bool = False) -> Pair:
+    def pair(self, engine: str) -> Pair:
         """Runners of an engine over the models."""
-        settings: Any = EngineSettings(engine=engine, notice=self.heard.append, stop_on_device=stop_on_device)  # type: ignore[arg-type]
+        settings: Any = EngineSettings(engine=engine, notice=self.heard.append)  # type: ignore[arg-type]
         size = SHAPES[0].vocabulary
         target, draft = (
             build_runner(model, size, name, settings)

@@ -51,7 +51,6 @@ PARTS: tuple[Part, ...] = (
     Part("transformers", "transformers alone and assisted", f"{HERE}.speeds:transformers_speeds", 90),
     Part("policies", "specctl by policy", f"{HERE}.speeds:policy_speeds", 120),
     _captured("late-captures", "Captures after the warm-up, inside of rounds", "late_captures"),
-    Part("device-stops", "Steps that the device leaves out", f"{HERE}.device_stops:device_stops", 90, (), "pretended"),
     Part("counts", "Waits and launches of a drafted token and of a round", f"{HERE}.counts:count", 90, (), "pretended"),
     Part("masks", "One query over a masked span, and over a plain one", f"{HERE}.attention:masked_spans", 45),
     _engine("graph-compiled", "The graph engine, compiled", "graph", "compiled", limit=150),

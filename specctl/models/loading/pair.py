@@ -22,7 +22,7 @@ from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.cores import CoreTime
 from specctl.models.running.disco_head import DiscoHead
-from specctl.models.running.engines import EngineSettings, fixed_width, note_idle_stops, preparing_seconds
+from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.registered import RegisteredRunner
@@ -213,8 +213,7 @@ def load_pair(
     runners: list[Runner] = []
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
-            drafting = replace(settings, trees=settings.draft_trees)
-            asked = drafting if index else replace(settings, stop_on_device=False)
+            asked = replace(settings, trees=settings.draft_trees) if index else settings
             networks[index], runner = model_runner(
                 one, network, vocabulary, asked, keeps=torch_weights or index in needed
             )
@@ -223,7 +222,6 @@ def load_pair(
             from specctl.models.draft_heads.engines import build_head_runner
 
             runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
-    note_idle_stops(runners[1:], settings)
     target, bare = networks[0], runners[0]
     assert isinstance(target, LoadedModel), "the target is no draft head"
     if settings.deterministic:

@@ -10,9 +10,6 @@ import torch
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 """Runs a pass over fixed tensors; returns a function that runs it again and leaves its results in the same tensors."""
 
-Branch = Callable[[torch.Tensor, Callable[[], Any]], Any]
-"""Runs a part of a pass and gives what it gives; a replay runs it again only where ``()``, boolean, is true by then."""
-
 CAPTURE_ERRORS = range(900, 909)
 """CUDA's codes for what a capture does not allow."""
 
@@ -33,7 +30,6 @@ class CudaCapture:
         with torch.cuda.device(device):
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graph: torch.cuda.CUDAGraph | None = None  # the one that is being captured
 
     def __call__(self, step: Callable[[], Any]) -> Callable[[], Any]:
         """Capture a pass, which runs twice before.
@@ -46,7 +42,6 @@ class CudaCapture:
             self._warm_up(step)
             usual = torch.cuda.current_stream()
             graph = torch.cuda.CUDAGraph()
-            self._graph = graph
             try:
                 with warnings.catch_warnings():
                     # Of a pass that ran somewhere else and was not captured: its replays would do nothing.
@@ -60,33 +55,12 @@ class CudaCapture:
                 with suppress(AttributeError, RuntimeError):
                     torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 raise
-            finally:
-                self._graph = None
 
         def replay() -> Any:
             graph.replay()
             return results
 
         return replay
-
-    @staticmethod
-    def branches() -> bool:
-        """Whether this torch has conditional nodes (pytorch #168912); the driver must know them too, from CUDA 12.4."""
-        return hasattr(torch.cuda.CUDAGraph, "begin_capture_to_if_node")
-
-    def branch(self, go: torch.Tensor, part: Callable[[], Any]) -> Any:
-        """A `Branch` of the pass that is being captured, by a conditional node of its graph.
-
-        torch does not document how such nodes are made (2.13), so this is an experiment.
-        """
-        graph = self._graph
-        if graph is None:  # while it warms up
-            return part()
-        graph.begin_capture_to_if_node(go)  # type: ignore[no-untyped-call]
-        try:
-            return part()
-        finally:
-            graph.end_capture_to_conditional_node()  # type: ignore[no-untyped-call]
 
     def _warm_up(self, step: Callable[[], Any]) -> None:
         """Libraries initialise in their first calls, which cannot be captured; and a pass that waits is refused here,

@@ -1,6 +1,6 @@
 """The runner for a model and an engine setting."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +11,7 @@ from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
 from specctl.models.running.registered import RegisteredRunner
-from specctl.models.running.runner import AheadRunner, PreparedRunner, Runner
+from specctl.models.running.runner import PreparedRunner, Runner
 from specctl.models.running.token_rules import RuledRunner
 from specctl.models.running.weights import device_of
 from specctl.profile.schema import Engine, Profile
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specctl.models.running.compilation import Compiler
-    from specctl.models.running.cuda_capture import Branch, CudaCapture
 
 LONG_RUN = 50_000
 """Compiling pays from this many tokens to generate, even for small models."""
@@ -50,7 +49,6 @@ class EngineSettings:
         most_threads: how many threads an engine of its own may try on the CPU; None where it takes torch's number.
         in_step: whether other processes run the same passes with other shares of the model, so that a pass that can
             only be run in another way than theirs is an error.
-        stop_on_device: as in the profile.
     """
 
     engine: Engine = "auto"
@@ -64,7 +62,6 @@ class EngineSettings:
     most_threads: int | None = None
     draft_trees: bool = False
     in_step: bool = False
-    stop_on_device: bool = False
 
     @classmethod
     def of(
@@ -73,9 +70,7 @@ class EngineSettings:
         kinds = profile.engine, profile.compile, profile.deterministic, profile.check
         grows = profile.draft is not None and profile.draft.tree is not None
         trees = grows or (profile.draft is not None and profile.draft.leaves is not None)
-        return cls(
-            *kinds, expected_tokens, notice, progress, trees, draft_trees=grows, stop_on_device=profile.stop_on_device
-        )
+        return cls(*kinds, expected_tokens, notice, progress, trees, draft_trees=grows)
 
     @property
     def compiles(self) -> bool:
@@ -109,12 +104,10 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
             from specctl.models.running.graph import GraphRunner
 
             compiled = compiler if settings.compile is True else None
-            capture = CudaCapture(device)
             return GraphRunner(
                 model,
                 vocabulary,
-                capture,
-                branch=_branch(capture, name, settings),
+                CudaCapture(device),
                 name=name,
                 compiler=compiled,
                 notice=settings.notice,
@@ -124,22 +117,6 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
     if settings.engine == "auto" and compiler is None:
         return EagerRunner(model, vocabulary)
     return StaticRunner(model, vocabulary, compiler=compiler)
-
-
-def note_idle_stops(drafts: Sequence[Runner], settings: EngineSettings) -> None:
-    """Tell where devices are to stop and none of the drafts' can."""
-    if settings.stop_on_device and not any(isinstance(draft, AheadRunner) and draft.gates for draft in drafts):
-        settings.notice("stop_on_device has no effect: it takes a draft model on the graph engine")
-
-
-def _branch(capture: "CudaCapture", name: str, settings: EngineSettings) -> "Branch | None":
-    """What lets a model's device leave out steps behind a stop, if the settings ask for that and this torch has it."""
-    if not settings.stop_on_device:
-        return None
-    if not capture.branches():
-        settings.notice(f"{name} does not stop on the device: this torch has no conditional nodes, newer ones have")
-        return None
-    return capture.branch
 
 
 def engine_on(device: "torch.device", engine: Engine) -> Engine:

@@ -105,16 +105,6 @@ class FixedBufferRunner(ABC):
         self.length = min(self.length, length)
 
     @abstractmethod
-    def read(
-        self,
-        tokens: Sequence[Token],
-        reader: TokenReader,
-        uniform: float | None,
-        previous: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `FusedRunner`."""
-
-    @abstractmethod
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
         """A function of ids ``(1, T)``, positions ``(T,)``, slots ``(S,)`` from 0 on, and further arguments.
 

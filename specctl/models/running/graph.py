@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -10,12 +9,12 @@ import torch
 from torch import nn
 
 from specctl.models.running.compilation import Compiler
-from specctl.models.running.cuda_capture import Branch, Capture, prevents_capture, reason_of
+from specctl.models.running.cuda_capture import Capture, prevents_capture, reason_of
 from specctl.models.running.fixed_buffers import FixedBufferRunner, PassKind
 from specctl.models.running.masks import WIDEST, aligned
 from specctl.models.running.preparing import preparing
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.token_reader import Gate, Token, TokenReader
+from specctl.models.running.token_reader import Token
 from specctl.models.running.waiting import staged
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
@@ -42,15 +41,13 @@ class Captured:
 
     Attributes:
         given: ``(2 T + U,)`` float64, which holds ids, positions and numbers of the host alike: T ids, T positions
-            and U numbers, those of a gate last, in one copy from the host.
+            and U numbers, in one copy from the host.
         more: further arguments; None for those that are numbers of the host or missing.
-        before: as in `Gate`; None without one.
         replay: runs the pass; the next replay overwrites its results.
     """
 
     given: torch.Tensor
     more: tuple[torch.Tensor | None, ...]
-    before: torch.Tensor | None
     replay: Callable[[], Any]
 
 
@@ -66,8 +63,6 @@ class Capturing(FixedBufferRunner):
         network: the model or draft head, as the runner takes it that captures.
         vocabulary: as for `EagerRunner`.
         capture: a `CudaCapture` of its own, or a stand-in for it.
-        branch: of the capture, captures a part that replays run only where a number on the device says so; None where
-            the host alone is to decide what runs.
         name: the network's, in messages.
         compiler: compiles passes before they are captured; None to capture them uncompiled.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
@@ -82,7 +77,6 @@ class Capturing(FixedBufferRunner):
         vocabulary: int,
         capture: Capture,
         *,
-        branch: Branch | None = None,
         name: str = "the model",
         compiler: Compiler | None = None,
         notice: Callable[[str], None] = lambda _: None,
@@ -92,9 +86,7 @@ class Capturing(FixedBufferRunner):
         runner: Any = super()
         runner.__init__(network, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
         self._capture: Capture | None = capture
-        self._captured: dict[tuple[PassKind, int, bool], Captured] = {}
-        self._branch = branch
-        self._gate: Gate | None = None  # of the next pass
+        self._captured: dict[tuple[PassKind, int], Captured] = {}
         self._name, self._notice, self._progress = name, notice, progress
         self._seconds = 0.0
 
@@ -121,21 +113,6 @@ class Capturing(FixedBufferRunner):
         """Whether the next draft step may be started before the last one's numbers are read: a replay is one call."""
         return self.prepares
 
-    @property
-    def gates(self) -> bool:
-        """Whether the device may decide whether a pass runs."""
-        return self.prepares and self._branch is not None
-
-    def read_behind(
-        self, gate: Gate, reader: TokenReader, uniform: float | None, previous: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `AheadRunner`."""
-        self._gate = gate
-        try:
-            return self.read([gate.before[0]], reader, uniform, previous)
-        finally:
-            self._gate = None
-
     def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
         if self._capture is None or not self._layers[0].is_initialized:
             return super()._run(kind, tokens, *given)
@@ -144,21 +121,15 @@ class Capturing(FixedBufferRunner):
             kind = replace(kind, width=width)
         span = min(span_class(self.length + width), aligned(self.context) + WIDEST)
         self._reserve(span)
-        gate = self._gate
-        captured = self._captured.get((kind, span, gate is not None)) or self._new(kind, span, given, gate)
+        captured = self._captured.get((kind, span)) or self._new(kind, span, given)
         if captured is None:
             return super()._run(kind, tokens, *given)
         numbers = [value for value in given if isinstance(value, float)]
-        if gate is not None and captured.before is not None:
-            numbers += [gate.column, gate.least, gate.most]
         known = [0 if isinstance(token, torch.Tensor) else token for token in tokens]
         padded = [*known, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
         captured.given.copy_(staged(padded, self.device, torch.float64), non_blocking=True)
-        # What comes from the pass before has not been to the host.
-        if gate is not None and captured.before is not None:
-            captured.before.copy_(gate.before)
-        elif isinstance(tokens[0], torch.Tensor):
-            captured.given[0].copy_(tokens[0])
+        if isinstance(tokens[0], torch.Tensor):
+            captured.given[0].copy_(tokens[0])  # it has not been to the host
         for argument, value in zip(captured.more, given, strict=True):
             if argument is not None and isinstance(value, torch.Tensor):
                 filled = argument[: len(value)] if value.dim() else argument  # rows of padding stay as they are
@@ -170,12 +141,8 @@ class Capturing(FixedBufferRunner):
         # Read before the next replay, so that they need no copy.
         return [numbers_read, *(_copied(result, slice(None)) for result in others)]
 
-    def _new(
-        self, kind: PassKind, span: int, given: Sequence[torch.Tensor | float | None], gate: Gate | None
-    ) -> Captured | None:
+    def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | float | None]) -> Captured | None:
         """Capture a class of pass at the end of the sequence; None if that fails, and then for every later pass.
-
-        Where it fails with a gate, the class is captured without, and no pass has one any more.
 
         Raises:
             RuntimeError: for another reason than the capture, such as memory that has run out.
@@ -185,9 +152,7 @@ class Capturing(FixedBufferRunner):
         self._forget_readers(kind)
         self._progress(f"capturing {self._name} ({kind.width} tokens, {span} slots)")
         width, numbers = kind.width, [isinstance(value, float) for value in given]
-        packed = torch.zeros(
-            2 * width + sum(numbers) + (0 if gate is None else 3), dtype=torch.float64, device=self.device
-        )
+        packed = torch.zeros(2 * width + sum(numbers), dtype=torch.float64, device=self.device)
         packed[width : 2 * width].copy_(self._slots[self.length : self.length + width])
         more = [value.clone() if isinstance(value, torch.Tensor) else None for value in given]
         for number, rows in enumerate(more[: kind.rows]):
@@ -201,35 +166,25 @@ class Capturing(FixedBufferRunner):
             filled = [next(rest).clone() if number else value for value, number in zip(more, numbers, strict=True)]
             return self._best(kind, ids, positions, slots, *filled)
 
-        # A token that was not drawn has NaN for its id, which no embedding has a row for.
-        before = None if gate is None else gate.before.nan_to_num()  # (F,)
-        whole = step if before is None or self._branch is None else partial(_behind, before, packed, self._branch, step)
         began = perf_counter()
         try:
             with preparing():
-                replay = self._capture(whole)
+                replay = self._capture(step)
         except (RuntimeError, UserWarning) as error:
             if isinstance(error, RuntimeError) and not prevents_capture(error):
                 raise
-            if gate is None:
-                self._notice(f"{self._name} runs uncaptured from here on: {reason_of(error)}")
-                self._capture = None
-            else:
-                self._notice(f"{self._name} does not stop on the device: {reason_of(error)}")
-                self._branch = None
-            replay = None
+            self._notice(f"{self._name} runs uncaptured from here on: {reason_of(error)}")
+            self._capture = None
+            self._captured.clear()
+            return None
         finally:
             self._seconds += perf_counter() - began
-        if replay is None:
-            # The graph that failed is gone with its error, and has taken along what the others of its stream use.
-            self._captured.clear()
-            return None if gate is None else self._new(kind, span, given, None)
-        captured = self._captured[kind, span, gate is not None] = Captured(packed, tuple(more), before, replay)
+        captured = self._captured[kind, span] = Captured(packed, tuple(more), replay)
         return captured
 
     def _forget_readers(self, kind: PassKind) -> None:
         """Drop all passes where there are too many readers: a graph that goes alone takes what the others use along."""
-        readers = {known.reader for known, *_ in self._captured if known.reader is not None}
+        readers = {known.reader for known, _ in self._captured if known.reader is not None}
         if kind.reader is not None and kind.reader not in readers and len(readers) >= READERS:
             self._captured.clear()
 
@@ -237,30 +192,6 @@ class Capturing(FixedBufferRunner):
         if not self._holds(tokens):
             self._captured.clear()  # captured passes write to the old buffers
         super()._reserve(tokens)
-
-
-def _behind(before: torch.Tensor, packed: torch.Tensor, branch: Branch, step: Callable[[], Any]) -> Any:
-    """A pass behind a gate; its numbers are NaN where that does not let it run.
-
-    Args:
-        before: as in `Gate`.
-        packed: `Captured.given`, whose last numbers are the gate's column and bounds.
-        branch: runs a part of it where the gate lets it.
-        step: the pass.
-    """
-    packed[:1].copy_(before[:1])  # the id
-    column, least, most = packed[-3:]
-    found = before.index_select(0, column.long()[None])[0]
-    numbers = torch.full_like(before, torch.nan)
-
-    def passing() -> Any:
-        results = step()
-        numbers.copy_(results[0])
-        return results
-
-    # NaN lies between no two numbers: behind a token that was not drawn none is drawn.
-    _, *others = branch((found >= least) & (found <= most), passing)
-    return [numbers, *others]
 
 
 def _copied(result: Any, kept: slice) -> Any:

@@ -7,7 +7,7 @@ import torch
 
 from specctl.models.running.forward import Forward as Forward
 from specctl.models.running.forward import joined as joined
-from specctl.models.running.token_reader import Gate, Token, TokenReader
+from specctl.models.running.token_reader import Token, TokenReader
 from specctl.models.running.watching import States
 
 
@@ -128,22 +128,10 @@ class AheadRunner(FusedRunner, Protocol):
     Attributes:
         runs_ahead: whether starting a pass takes the host so little time that it is worth starting the next one, over
             the token that is on the device, before the numbers of the last are read.
-        gates: whether `read_behind` is there.
     """
 
     @property
     def runs_ahead(self) -> bool: ...
-
-    @property
-    def gates(self) -> bool: ...
-
-    def read_behind(
-        self, gate: Gate, reader: TokenReader, uniform: float | None, previous: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`read` of the token that a gate looks at, which the device does only if the gate lets it.
-
-        Otherwise the numbers are NaN, the distribution is any, and nothing is cached, though `length` counts it.
-        """
 
 
 @runtime_checkable

@@ -1,6 +1,5 @@
 """What reads a token's numbers within the pass that makes its logits."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,23 +8,6 @@ from specctl.models.running.foresight import Foresee
 
 Token = int | torch.Tensor
 """An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What tells a device whether to run the pass behind a token: one of the token's numbers lies between two others.
-
-    Attributes:
-        before: ``(F,)`` float64 on the device, the token's numbers as a `TokenReader` gives them; NaN of a token that
-            was not drawn because its own pass did not run.
-        column: which of them is compared.
-        least, most: with what, both included.
-    """
-
-    before: torch.Tensor
-    column: int
-    least: float
-    most: float
 
 
 class TokenReader(Protocol):
