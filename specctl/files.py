@@ -21,6 +21,9 @@ from specctl.printable import escaped
 
 T = TypeVar("T")
 
+SCHEMA_VERSION = 1
+"""What the first line says as ``schema_version``; files of another version are refused."""
+
 
 class Content(StrEnum):
     """What a file of JSON lines can hold, worded for messages."""
@@ -35,7 +38,6 @@ class Content(StrEnum):
 
 _KEYS = (
     ({"kind", "candidates"}, Content.RESULTS),
-    ({"kind", "entrants"}, Content.RESULTS),  # version 1
     ({"kind", "depth"}, Content.TRACE),
     ({"round", "steps"}, Content.ROUNDS),
     ({"id", "completion"}, Content.COMPLETIONS),
@@ -121,20 +123,19 @@ class LineFormat(Generic[T]):
 
     Args:
         content: what such a file holds.
-        version: the version that is written, as ``schema_version`` on the first line; all versions up to it are read.
         header: the dataclass of the first line.
         kinds: the dataclass of each other kind of line, alone or annotated with a validator of pydantic.
     """
 
-    def __init__(self, content: Content, version: int, header: type[T], kinds: Mapping[str, Any]) -> None:
-        self.content, self.version = content, version
+    def __init__(self, content: Content, header: type[T], kinds: Mapping[str, Any]) -> None:
+        self.content = content
         self._types = {"header": header, **kinds}
         self._kinds = {getattr(found, "__origin__", found): kind for kind, found in self._types.items()}
 
     def line(self, record: object) -> dict[str, Any]:
         """A record of one of the kinds as a dictionary of JSON values."""
         kind = self._kinds[type(record)]
-        version = {"schema_version": self.version} if kind == "header" else {}
+        version = {"schema_version": SCHEMA_VERSION} if kind == "header" else {}
         found: dict[str, Any] = self._writers[kind].dump_python(
             record, mode="json", by_alias=True, exclude_defaults=True
         )
@@ -181,7 +182,7 @@ class LineFormat(Generic[T]):
         """Yield the header, then every other record, each line read when its record is needed.
 
         Raises:
-            UsageError: the file cannot be read, holds something else, is of a later version, or a line is damaged; the
+            UsageError: the file cannot be read, holds something else, is of another version, or a line is damaged; the
                 message names the file and the line.
         """
         empty = True
@@ -199,10 +200,10 @@ class LineFormat(Generic[T]):
         if found is not self.content:
             raise UsageError(f"{path} holds {found}, not {self.content}")
         version = json.loads(line).get("schema_version")
-        if not isinstance(version, int) or not 1 <= version <= self.version:
+        if version != SCHEMA_VERSION:
             raise UsageError(
-                f"{path}:1: version {version} of {self.content} is unknown",
-                f"this specctl reads versions up to {self.version}",
+                f"{path}:1: schema_version {version} of {self.content}; this specctl reads {SCHEMA_VERSION}",
+                "make the file again, or read it with the specctl that wrote it",
             )
 
     @cached_property

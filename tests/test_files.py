@@ -1,4 +1,4 @@
-"""Files of JSON lines: those of version 1, those of another kind, and damaged ones."""
+"""Files of JSON lines: whole ones, those of another kind or version, and damaged ones."""
 
 import io
 import json
@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from specctl.analysis.verdicts import read_traces as read_verdicts
-from specctl.benchmark.cost_model import bare_model, bare_ms
 from specctl.errors import UsageError
-from specctl.files import content_of, write_line
+from specctl.files import write_line
 from specctl.jsonl import Finished, finished_rounds, read_records
 from specctl.observing.findings import Skipped
 from specctl.observing.results import RESULTS, read_results
 from specctl.outputs import Outputs
-from specctl.policies import POLICIES
-from specctl.replay.play import Level, Player, replay_levels
 from specctl.replay.trace_files import TRACES, read_traces
 
 DATA = Path(__file__).parent / "data"
@@ -26,8 +23,8 @@ READERS = {"results": read_results, "trace": read_traces, "rounds": lambda path:
 ALL = ["results", "results-hierarchy", "trace-sampled", "trace-hierarchy", "rounds"]
 
 
-def version_1(name: str) -> Path:
-    return DATA / f"{name}-v1.jsonl"
+def recorded(name: str) -> Path:
+    return DATA / f"{name}.jsonl"
 
 
 def read(name: str, path: Path) -> object:
@@ -36,7 +33,7 @@ def read(name: str, path: Path) -> object:
 
 def damaged(name: str, path: Path, line: int, *, key: str | None = None) -> Path:
     """A copy with a line that is cut short, or that lacks a key."""
-    lines = version_1(name).read_bytes().split(b"\n")
+    lines = recorded(name).read_bytes().split(b"\n")
     if key is None:
         lines[line - 1] = lines[line - 1][:-20]
     else:
@@ -47,74 +44,19 @@ def damaged(name: str, path: Path, line: int, *, key: str | None = None) -> Path
     return path
 
 
-def test_results_of_version_1_cost_what_they_did() -> None:
-    """The numbers are the ones that the release which wrote the files gave for them."""
-    results = read_results(version_1("results"))
-    assert results.costs is not None
-    bare = [bare_ms(run, results.costs, results.header.candidate(run.candidate)) for run in results.runs]
-    assert bare == pytest.approx([66.84969599882606, 62.255370999423576, 46.35230299935608, 66.84969599882606])
-    assert (bare_model(results.costs).draft_ms, bare_model(results.costs).target_ms) == (
-        0.8395319999863204,
-        8.356211999853258,
-    )
-    assert results.oracle.keys() == {"story-opening-01", "story-opening-02"}
-    assert results.signal_bound is not None
-    assert [run.tokens for run in results.runs] == [8, 8, 8, 8]
-
-
-def test_results_of_a_hierarchy_of_version_1_cost_what_they_did() -> None:
-    results = read_results(version_1("results-hierarchy"))
-    assert results.costs is not None
-    bare = {run.candidate: bare_ms(run, results.costs, results.header.candidate(run.candidate)) for run in results.runs}
-    assert bare == {
-        "none": pytest.approx(91.47546399981366),
-        "self-verify < self-verify": pytest.approx(76.6694080000434),
-        "constant@mid": pytest.approx(69.63154499908342),
-        "constant@draft": pytest.approx(76.64614200007236),
-    }
-    assert bare_model(results.costs).drafts_ms == (2.8366085000470775, 1.499297000009392)
-
-
-def test_traces_of_version_1_replay_as_they_did() -> None:
-    sampled = read_traces(version_1("trace-sampled"))
-    assert sampled.costs is not None
-    (found,) = replay_levels([Player(POLICIES["constant"](draft_length=4))], sampled.traces, {1})
-    assert (found.starts, found.accepted) == ([0, 1, 2, 3, 5, 8, 10, 11], [0, 0, 0, 1, 2, 1, 0, 0])
-    assert sampled.costs.milliseconds([found], {"entropy"}) == pytest.approx(119.3480153846154)
-    nested = read_traces(version_1("trace-hierarchy"))
-    assert nested.costs is not None
-    players = [Player(POLICIES["constant"](draft_length=4)) for _ in nested.costs.levels]
-    (found,) = replay_levels(players, nested.traces, {1})
-    assert found.inner == (Level([0, 1, 2, 3, 5, 6], [3, 2, 3, 2, 0, 0], [0, 2, 0, 1, 0, 0]),)
-    assert nested.costs.milliseconds([found], {"entropy"}, {"entropy"}) == pytest.approx(86.996)
-
-
-@pytest.mark.parametrize("name", ["trace-sampled", "trace-hierarchy"])
-def test_a_trace_is_the_same_once_it_is_written_anew(name: str, tmp_path: Path) -> None:
-    records = list(TRACES.read(version_1(name)))
+@pytest.mark.parametrize("name", ALL[:-1])
+def test_a_file_is_the_same_once_it_is_written_anew(name: str, tmp_path: Path) -> None:
+    kind = RESULTS if name.startswith("results") else TRACES
     with (tmp_path / "new.jsonl").open("w", encoding="utf-8") as stream:
-        for record in records:
-            TRACES.append(stream, record)
-    old, new = read_traces(version_1(name)), read_traces(tmp_path / "new.jsonl")
-    assert (old.header, old.traces, old.records, old.failures) == (new.header, new.traces, new.records, new.failures)
-    assert old.costs is not None
-    assert new.costs is not None
-    assert old.costs.as_record() == new.costs.as_record()
-    assert content_of(tmp_path / "new.jsonl") is TRACES.content
-
-
-@pytest.mark.parametrize("name", ["results", "results-hierarchy"])
-def test_results_are_the_same_once_they_are_written_anew(name: str, tmp_path: Path) -> None:
-    with (tmp_path / "new.jsonl").open("w", encoding="utf-8") as stream:
-        for record in RESULTS.read(version_1(name)):
-            RESULTS.append(stream, record)
-    assert read_results(tmp_path / "new.jsonl") == read_results(version_1(name))
+        for record in kind.read(recorded(name)):
+            kind.append(stream, record)
+    assert (tmp_path / "new.jsonl").read_bytes() == recorded(name).read_bytes()
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_torn_tail_is_ignored_and_left_where_it_is(name: str, tmp_path: Path) -> None:
     path = tmp_path / "torn.jsonl"
-    whole = version_1(name).read_bytes()
+    whole = recorded(name).read_bytes()
     path.write_bytes(whole + b'{"kind": "prompt", "prom')
     read(name, path)
     assert path.read_bytes() == whole + b'{"kind": "prompt", "prom'
@@ -133,7 +75,7 @@ def test_a_torn_tail_is_ignored_and_left_where_it_is(name: str, tmp_path: Path) 
 )
 def test_a_file_of_another_kind_is_called_what_it_is(name: str, other: str, tmp_path: Path) -> None:
     texts = {"prompts": '{"prompt": "x"}\n', "text": "nonsense\n", "nothing": "[1]\n"}
-    path = version_1(other)
+    path = recorded(other)
     if other in texts:
         path = tmp_path / "other.jsonl"
         path.write_text(texts[other])
@@ -165,7 +107,12 @@ def test_a_damaged_line_is_named_by_its_number(name: str, tmp_path: Path) -> Non
     [
         ("results", 3, "turns", r"copy\.jsonl:3: run\.turns: Field required"),
         ("results", 1, "suite", r"copy\.jsonl:1: header\.suite: Field required"),
-        ("results", 1, "schema_version", r"copy\.jsonl:1: version None of results of specctl bench is unknown"),
+        (
+            "results",
+            1,
+            "schema_version",
+            r"copy\.jsonl:1: schema_version None of results .*; this specctl reads 1",
+        ),
         ("trace-sampled", 2, "record", r"copy\.jsonl:2: prompt\.record: Field required"),
         ("trace-sampled", 2, "turns", r"copy\.jsonl:2: prompt\.turns: Field required"),
         ("trace-sampled", 3, "kind", r"copy\.jsonl:3: this line is not part of a trace of specctl calibrate"),
@@ -180,12 +127,14 @@ def test_a_line_that_lacks_a_key_is_named_with_the_key(
         read(name, damaged(name, tmp_path / "copy.jsonl", line, key=key))
 
 
-def test_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
-    text = version_1("results").read_text().replace('}, "schema_version": 1', '}, "schema_version": 9', 1)
-    text = text.replace('"oracle": true, "schema_version": 1', '"oracle": true, "schema_version": 9')
-    (tmp_path / "later.jsonl").write_text(text)
-    with pytest.raises(UsageError, match=r"later\.jsonl:1: version 9 .* is unknown"):
-        read_results(tmp_path / "later.jsonl")
+@pytest.mark.parametrize("version", [0, 2, "1"])
+@pytest.mark.parametrize("name", ["results", "trace-sampled"])
+def test_another_version_is_not_guessed_at(name: str, version: object, tmp_path: Path) -> None:
+    first, _, rest = recorded(name).read_text().partition("\n")
+    header = {**json.loads(first), "schema_version": version}
+    (tmp_path / "other.jsonl").write_text(f"{json.dumps(header)}\n{rest}")
+    with pytest.raises(UsageError, match=rf"other\.jsonl:1: schema_version {version} of .*; this specctl reads 1"):
+        read(name, tmp_path / "other.jsonl")
 
 
 ODD = [
@@ -203,7 +152,7 @@ ODD = [
 
 @pytest.mark.parametrize("text", ODD, ids=ascii)
 def test_results_keep_every_character(text: str, tmp_path: Path) -> None:
-    results = read_results(version_1("results"))
+    results = read_results(recorded("results"))
     run = replace(results.runs[0], prompt=text, category=text, turns=(replace(results.runs[0].turns[0], text=text),))
     with Outputs() as outputs:
         write = RESULTS.writing(outputs.file("output", tmp_path / "r.jsonl"), replace(results.header, argv=[text]))
@@ -217,7 +166,7 @@ def test_results_keep_every_character(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ODD, ids=ascii)
 def test_traces_keep_every_character(text: str, tmp_path: Path) -> None:
-    header, prompt, *_ = TRACES.read(version_1("trace-sampled"))
+    header, prompt, *_ = TRACES.read(recorded("trace-sampled"))
     prompt = replace(
         prompt,
         prompt=text,
@@ -234,7 +183,7 @@ def test_traces_keep_every_character(text: str, tmp_path: Path) -> None:
 def test_results_and_rounds_of_generate_keep_every_character(text: str, tmp_path: Path) -> None:
     line = json.dumps({"id": text, "prompt": text}).encode() + b"\n"
     (record,) = read_records(io.BytesIO(line))
-    round_ = json.loads(version_1("rounds").read_bytes().split(b"\n")[0])
+    round_ = json.loads(recorded("rounds").read_bytes().split(b"\n")[0])
     with Outputs() as outputs:
         out, trace = (outputs.file(name, tmp_path / name) for name in ("out", "trace"))
         write_line(trace, {**round_, "id": record.id, "turn": 0, "round": 0})
@@ -269,7 +218,7 @@ def put(value: object, at: tuple, new: object) -> object:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("new", [None, 5, "str", {}, [None]], ids=repr)
 def test_a_value_of_another_type_is_read_or_told(name: str, new: object, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in version_1(name).read_bytes().splitlines()]
+    lines = [json.loads(line) for line in recorded(name).read_bytes().splitlines()]
     kinds = {line.get("kind"): number for number, line in reversed(list(enumerate(lines)))}
     path, told = tmp_path / "copy.jsonl", set()
     for number in kinds.values():
@@ -290,7 +239,7 @@ def test_a_value_of_another_type_is_read_or_told(name: str, new: object, tmp_pat
 )
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_line_that_is_no_record_is_told(name: str, line: str, number: int, tmp_path: Path) -> None:
-    lines = version_1(name).read_text().splitlines()
+    lines = recorded(name).read_text().splitlines()
     lines[number - 1] = line
     path = tmp_path / "copy.jsonl"
     path.write_text("".join(f"{each}\n" for each in lines))
@@ -303,8 +252,8 @@ def test_a_line_that_is_no_record_is_told(name: str, line: str, number: int, tmp
 )
 def test_a_header_that_was_cut_short_is_written_again(content: str | None, continues: bool, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_bytes(version_1("results").read_bytes() if content is None else content.encode())
-    header = read_results(version_1("results")).header
+    path.write_bytes(recorded("results").read_bytes() if content is None else content.encode())
+    header = read_results(recorded("results")).header
     with Outputs() as outputs:
         output = outputs.file("output", path, resumed=True)
         assert RESULTS.continues(output) is continues
@@ -313,10 +262,10 @@ def test_a_header_that_was_cut_short_is_written_again(content: str | None, conti
 
 
 def test_both_kinds_of_trace_are_analysed() -> None:
-    rounds = read_verdicts([version_1("rounds")])
+    rounds = read_verdicts([recorded("rounds")])
     assert set(rounds.accepted) <= {0.0, 1.0}
-    texts = read_verdicts([version_1("trace-sampled"), version_1("trace-hierarchy")])
-    sampled, greedy = read_traces(version_1("trace-sampled")).traces, read_traces(version_1("trace-hierarchy")).traces
+    texts = read_verdicts([recorded("trace-sampled"), recorded("trace-hierarchy")])
+    sampled, greedy = read_traces(recorded("trace-sampled")).traces, read_traces(recorded("trace-hierarchy")).traces
     (first,), (second,) = sampled, greedy
     assert len(texts.accepted) == len(first.tokens) + len(second.tokens)
     assert texts.accepted[: len(first.tokens)].tolist() == first.draft.chances

@@ -7,7 +7,9 @@ from typing import Any
 from specctl.observing.candidate import Candidate, candidate_record
 from specctl.observing.results import Header, as_record
 
-NOT_COMPARED = frozenset({"created", "argv", "candidates", "oracle", "others_busy", "schema_version", "threads"})
+NOT_COMPARED = frozenset(
+    {"created", "argv", "candidates", "oracle", "others_busy", "papers", "schema_version", "threads"}
+)
 """Header fields that say nothing about how the runs were measured, or that others say too, as the devices do how many
 threads there were; candidates are compared one by one."""
 NOT_OF_THE_MODELS = frozenset({"sampling", "policy", "description", "provenance", "schema_version", "threads"})
@@ -30,9 +32,7 @@ def header_differences(a: Header, b: Header) -> Iterator[Difference]:
         {**as_record(header), "drafts": header.drafts, "sampling": _sampling(header, drawn=drawn)} for header in (a, b)
     )
     for name in ours:
-        # Files of earlier versions do not have all fields, and what is not known does not differ.
-        unknown = isinstance(ours[name], dict) and not (ours[name] and theirs[name])
-        if name not in NOT_COMPARED and not unknown:
+        if name not in NOT_COMPARED:
             yield from _differences(name, ours[name], theirs[name])
 
 
@@ -44,8 +44,8 @@ def setting_differences(pairs: Iterable[tuple[Candidate, Candidate]]) -> Iterato
 
 
 def _sampling(header: Header, *, drawn: bool) -> dict[str, Any]:
-    """The sampling table, ``verification`` where both files drew tokens; earlier versions verified token by token."""
-    table = {"verification": "token", **header.sampling}
+    """The sampling table, ``verification`` where both files drew tokens."""
+    table = header.sampling
     return table if drawn else {key: value for key, value in table.items() if key != "verification"}
 
 

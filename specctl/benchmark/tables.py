@@ -8,7 +8,8 @@ from specctl.benchmark.digest import Digest
 from specctl.benchmark.paper_table import paper_table
 from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
 from specctl.benchmark.verdict import verdict
-from specctl.observing.results import OF_HIERARCHIES, RESULTS, as_record
+from specctl.files import SCHEMA_VERSION
+from specctl.observing.results import OF_HIERARCHIES, as_record
 from specctl.reporting.plain import plain
 from specctl.reporting.table import UNKNOWN, Table
 
@@ -38,7 +39,7 @@ def tables(digest: Digest) -> list[Table]:
 def as_json(digest: Digest) -> dict[str, Any]:
     """Every number of the tables and its provenance, rounded to six decimals."""
     document: dict[str, Any] = {
-        "provenance": {**as_record(digest.results.header), "schema_version": RESULTS.version},
+        "provenance": {**as_record(digest.results.header), "schema_version": SCHEMA_VERSION},
         "verdict": verdict(digest),
         "runs": len(digest.results.runs),
         "expected_runs": digest.expected_runs,

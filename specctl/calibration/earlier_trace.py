@@ -53,7 +53,7 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
     if missing := [name for name in heads if name not in (recorded["draft"].get("head"), *header.heads)]:
         raise UsageError(f"{path} was recorded without the head {missing[0]}", "record a new trace")
     for key in _ENGINE_KEYS:
-        if recorded.get(key, "auto") != asked[key]:  # earlier versions had no threads
+        if recorded[key] != asked[key]:
             raise UsageError(
                 f"{path} was recorded with another {key}", "its measured costs do not apply: record a new trace"
             )

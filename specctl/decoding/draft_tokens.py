@@ -94,5 +94,4 @@ def predict_acceptance(
 
 def draft_token_generator(target: Runner, seed: int) -> torch.Generator:
     """A generator for draft tokens, independent of the one that drew the answer with the same seed."""
-    # "proposals" in the seed keeps draws as they were in data collected earlier.
     return torch.Generator(target.device).manual_seed(random.Random(f"proposals/{seed}").getrandbits(63))

@@ -111,7 +111,6 @@ def describe(profile: Profile, suite: Suite, kind: Kind = "specdec++") -> dict[s
     tables = {"target": profile.target, "draft": profile.draft}
     quantised = {f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None}
     drafting = {} if head is None else {"draft_head": head.kind.value}
-    read_by = {} if kind == "specdec++" else {KIND: kind}  # examples without a kind are older than the second one
     return {
         "target": profile.target.model,
         "draft": profile.draft.model,
@@ -122,7 +121,7 @@ def describe(profile: Profile, suite: Suite, kind: Kind = "specdec++") -> dict[s
         "policy": profile.draft.policy.model_dump(mode="json"),
         **quantised,
         **drafting,
-        **read_by,
+        KIND: kind,
     }
 
 

@@ -78,7 +78,7 @@ def open_examples(path: Path, profile: Profile, progress: Progress, kind: Kind =
                 f"{path} was collected with another draft ({folder.facts['draft']}) than {draft.model!r}",
                 "collect examples with this draft first",
             )
-        if (collected := folder.facts.get(KIND, "specdec++")) != kind:
+        if (collected := folder.facts[KIND]) != kind:
             raise UsageError(
                 f"{path} was collected for heads of the kind {collected}, not {kind}",
                 f"collect examples for this kind, or train with --kind {collected}",

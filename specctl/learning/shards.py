@@ -14,7 +14,7 @@ from safetensors.torch import save
 from specctl.errors import UsageError
 from specctl.outputs import naming, write_whole
 
-FORMAT_VERSION = 1
+SCHEMA_VERSION = 1
 INDEX = "index.json"
 DEV_EVERY = 10
 """One of this many prompts is used for development, the others for training."""
@@ -67,7 +67,7 @@ class ShardFolder(ABC, Generic[Item]):
             facts: models and settings that the data depend on.
             prompts: number of prompts to answer.
         """
-        folder = cls(path, {"format_version": FORMAT_VERSION, "facts": facts, "prompts": prompts, "shards": []})
+        folder = cls(path, {"schema_version": SCHEMA_VERSION, "facts": facts, "prompts": prompts, "shards": []})
         with naming(path):
             path.mkdir(parents=True, exist_ok=True)
         folder._write_index()
@@ -78,15 +78,15 @@ class ShardFolder(ABC, Generic[Item]):
         """An existing folder.
 
         Raises:
-            UsageError: the folder has no index of this format.
+            UsageError: the folder has no index of this version.
         """
         try:
             index = json.loads((path / INDEX).read_text(encoding="utf-8"))
-            version = index["format_version"]
+            version = index["schema_version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} holds no training data of specctl {cls.command} ({error})") from error
-        if version != FORMAT_VERSION:
-            raise UsageError(f"{path} holds data of format {version}; this specctl reads format {FORMAT_VERSION}")
+        if version != SCHEMA_VERSION:
+            raise UsageError(f"{path} holds data with schema_version {version}; this specctl reads {SCHEMA_VERSION}")
         return cls(path, index)
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
@@ -52,7 +52,7 @@ class Run:
             None without a draft; empty for other candidates.
     """
 
-    candidate: Annotated[str, Field(validation_alias=AliasChoices("candidate", "entrant"))]
+    candidate: str
     prompt: str
     category: str
     repeat: int
@@ -163,10 +163,7 @@ class Header(Facts):
         drafts: names of the loaded draft models; empty for a single draft.
     """
 
-    candidates: Annotated[
-        list[Annotated[Candidate, PlainValidator(candidate_of), PlainSerializer(candidate_record)]],
-        Field(validation_alias=AliasChoices("candidates", "entrants")),
-    ]
+    candidates: list[Annotated[Candidate, PlainValidator(candidate_of), PlainSerializer(candidate_record)]]
     repeats: int
     lengths: list[int]
     oracle: bool = False
@@ -237,7 +234,6 @@ class RunSet:
 
 RESULTS = LineFormat(
     Content.RESULTS,
-    2,
     Header,
     {
         "run": Run,

@@ -73,11 +73,11 @@ def read(path: Path) -> Document:
         raise ProfileError(f"{display(path)}: an integer has more than 64 bits")
     document = Document(path, table, key_lines(text))
     version = table.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    if isinstance(version, int) and version != SCHEMA_VERSION:
         raise ProfileError(
-            f"{document.place(('schema_version',))}: schema_version: {shown(version)} is newer than "
-            f"{SCHEMA_VERSION}, the latest this specctl reads",
-            "Update specctl to use this profile.",
+            f"{document.place(('schema_version',))}: schema_version {shown(version)}; this specctl reads "
+            f"{SCHEMA_VERSION}",
+            "Use the specctl that the profile was written for, or write it for this one.",
         )
     return document
 

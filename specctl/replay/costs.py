@@ -6,7 +6,7 @@ from functools import cache, cached_property
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from specctl.observing.results import PassTimes
 from specctl.policies import Signal
@@ -50,7 +50,7 @@ class CostTable:
     draft_ms: Times
     verify_ms: Times
     signal_ms: dict[str, float]
-    overhead_ms: Annotated[float, Field(validation_alias=AliasChoices("overhead_ms", "rest_ms"))]
+    overhead_ms: float
     below: "CostTable | None" = None
     reading_ms: dict[str, float] = field(default_factory=dict)
     head_ms: dict[str, float] = field(default_factory=dict)

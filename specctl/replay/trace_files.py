@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Any
 
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
@@ -108,31 +106,7 @@ class TraceSet:
                 self.costs = record
 
 
-def _from_earlier(line: Any) -> Any:
-    """A prompt of version 1, where the fields of the draft stood among those of `Trace` and the id only once, or of
-    version 2, where the draft's chances still did."""
-    try:
-        return {**line, "turns": [_turn({"prompt": line["prompt"], "draft": turn, **turn}) for turn in line["turns"]]}
-    except (KeyError, TypeError):
-        return line  # validation reports what is wrong
-
-
-def _turn(turn: dict[str, Any]) -> dict[str, Any]:
-    if "chances" not in turn:
-        return turn
-    return {**turn, "draft": {**turn["draft"], "chances": turn["chances"]}}
-
-
-TRACES = LineFormat(
-    Content.TRACE,
-    4,
-    TraceHeader,
-    {
-        "prompt": Annotated[TracedPrompt, BeforeValidator(_from_earlier)],
-        "failure": Skipped,
-        "costs": CostTable,
-    },
-)
+TRACES = LineFormat(Content.TRACE, TraceHeader, {"prompt": TracedPrompt, "failure": Skipped, "costs": CostTable})
 """The format of a trace file; `TraceSet.add` accepts every record after the header."""
 
 

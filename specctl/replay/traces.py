@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, TypeVar
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
@@ -51,8 +51,8 @@ class DraftAlong(RecordedRounds):
         disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
-    accepted: Annotated[list[bool], Field(validation_alias=AliasChoices("accepted", "kept"))]
-    along: Annotated[DraftSteps, Field(validation_alias=AliasChoices("along", "path"))]
+    accepted: list[bool]
+    along: DraftSteps
     branches: Mapping[int, DraftSteps]
     chances: list[float] | None = None
     below: "DraftAlong | DraftGrid | None" = None

@@ -101,7 +101,7 @@ def test_the_table_has_a_row_for_each_latency_and_candidate() -> None:
 
 
 def test_a_file_without_arrivals_has_all_but_the_gaps() -> None:
-    results = read_results(DATA / "results-v1.jsonl")
+    results = read_results(DATA / "results.jsonl")
     turns = [run.turns[0] for run in results.of("none")]
     found = latency(results.of("none"))
     assert found.itl_ms is None

@@ -89,7 +89,7 @@ def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None
         ({"threads": 1}, " Runs with 1 thread."),
         ({}, ""),
     ],
-    ids=["threads and load", "a system that tells no load", "a file of an earlier version"],
+    ids=["threads and load", "a system that tells no load", "nothing was recorded"],
 )
 def test_threads_and_load_are_in_the_file_and_below_the_speeds(
     known: dict[str, float], told: str, tmp_path: Path

@@ -47,7 +47,7 @@ def whole(folder: Path) -> tuple[Path, Any]:
 def test_a_head_and_its_evaluation(whole: tuple[Path, Any]) -> None:
     path, result = whole
     config = json.loads((path / "config.json").read_text())
-    assert (config["kind"], config["format_version"]) == ("disco", 1)
+    assert (config["kind"], config["schema_version"]) == ("disco", 1)
     assert "hidden_size" not in config
     assert config["training"]["depth"] is None
     assert config["training"]["epochs"] == 4

@@ -59,7 +59,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_head_and_its_evaluation(whole: tuple[Path, Any]) -> None:
     path, result = whole
     config = json.loads((path / "config.json").read_text())
-    assert (config["hidden_size"], config["depth"], config["format_version"]) == (16, 1, 1)
+    assert (config["hidden_size"], config["depth"], config["schema_version"]) == (16, 1, 1)
     assert len(config["draft_sha256"]) == 64
     assert config["sampling"]["temperature"] == 1
     assert config["sampling"]["top_k"] == 50

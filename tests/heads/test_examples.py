@@ -100,6 +100,6 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"shard-00001\.safetensors is damaged"):
         folder.split()
     index = tmp_path / "torn" / "index.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "format_version": 9}))
-    with pytest.raises(UsageError, match="format 9"):
+    index.write_text(json.dumps({**json.loads(index.read_text()), "schema_version": 9}))
+    with pytest.raises(UsageError, match="schema_version 9; this specctl reads 1"):
         DataFolder.open(tmp_path / "torn")

@@ -83,7 +83,7 @@ def test_a_saved_head_comes_back(tmp_path: Path, reads_signals: bool) -> None:
     hidden, signals = torch.randn(7, WIDTH), torch.rand(7, 3)
     assert torch.equal(head(hidden, signals), loaded(hidden, signals))
     config = json.loads((tmp_path / CONFIG).read_text())
-    assert (config["format_version"], config["depth"], config["hidden_size"]) == (1, 2, WIDTH)
+    assert (config["schema_version"], config["depth"], config["hidden_size"]) == (1, 2, WIDTH)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -131,9 +131,9 @@ def broken(folder: Path, how: str) -> None:
         case "no config":
             (folder / CONFIG).unlink()
         case "torn config":
-            (folder / CONFIG).write_text('{"format_version": 1,')
-        case "later format":
-            (folder / CONFIG).write_text('{"format_version": 2}')
+            (folder / CONFIG).write_text('{"schema_version": 1,')
+        case "another version":
+            (folder / CONFIG).write_text('{"schema_version": 2}')
         case "gone":
             shutil.rmtree(folder)
 
@@ -148,7 +148,7 @@ def broken(folder: Path, how: str) -> None:
         ("integers", "of dtype torch.int64"),
         ("no config", "no config.json"),
         ("torn config", "damaged config.json"),
-        ("later format", "reads format 1"),
+        ("another version", "has schema_version 2; this specctl reads 1"),
         ("gone", "there is no such folder"),
     ],
 )

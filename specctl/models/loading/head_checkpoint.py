@@ -30,7 +30,7 @@ KIND_SIGNALS: Mapping[Kind, Literal["accept_prob", "own_accept_prob"]] = {
 }
 """The signal that a head of each kind computes."""
 KIND = "kind"
-FORMAT_VERSION = 1
+SCHEMA_VERSION = 1
 WEIGHTS, CONFIG, CARD = "head.safetensors", "config.json", "README.md"
 PUBLISHED_WEIGHTS = "model.safetensors"
 _EMBEDDED = "embedded:"
@@ -56,12 +56,12 @@ class HeadCheckpoint:
     @property
     def published(self) -> bool:
         """Whether it has the layout of SpecDec++'s released heads, which contain no hash of their draft's weights."""
-        return "format_version" not in self.config
+        return "schema_version" not in self.config
 
     @property
     def kind(self) -> Kind:
-        """Published heads, and those without a kind, are older than the second one."""
-        return "specdec++" if self.published else KINDS[KINDS.index(self.config.get(KIND, "specdec++"))]
+        """Published heads are SpecDec++'s."""
+        return "specdec++" if self.published else KINDS[KINDS.index(self.config[KIND])]
 
     @property
     def draft_sha256(self) -> str | None:
@@ -143,12 +143,12 @@ def locate_head(name: str) -> HeadCheckpoint:
         raise _damaged(name, path, str(error)) from error
     if not isinstance(config, dict):
         raise _damaged(name, path, "it is not an object")
-    if (version := config.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
+    if (version := config.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
         raise ModelError(
-            f"The acceptance head {name!r} is of format {version}; this specctl reads format {FORMAT_VERSION}.",
-            "Update specctl, or train the head again.",
+            f"The acceptance head {name!r} has schema_version {version}; this specctl reads {SCHEMA_VERSION}.",
+            "Train the head again, or read it with the specctl that wrote it.",
         )
-    if "format_version" in config and (kind := config.get(KIND, "specdec++")) not in KINDS:
+    if "schema_version" in config and (kind := config.get(KIND)) not in KINDS:
         raise ModelError(
             f"The acceptance head {name!r} is of the kind {kind!r}; this specctl knows {' and '.join(KINDS)}.",
             "Update specctl, or train the head again.",
@@ -200,7 +200,12 @@ def mismatch(head: HeadCheckpoint, draft: Checkpoint) -> str | None:
 
 def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card: str) -> None:
     """Write the files of a head on hidden states; see `save_weights`."""
-    shape = {"hidden_size": head.hidden_size, "depth": head.depth, "reads_signals": head.reads_signals}
+    shape = {
+        KIND: "specdec++",
+        "hidden_size": head.hidden_size,
+        "depth": head.depth,
+        "reads_signals": head.reads_signals,
+    }
     save_weights(folder, head.state_dict(), {**shape, **config}, card)
 
 
@@ -212,4 +217,4 @@ def save_weights(folder: Path, weights: "Mapping[str, torch.Tensor]", config: di
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / WEIGHTS, save({name: weight.contiguous().cpu() for name, weight in weights.items()}))
     write_whole(folder / CARD, card)
-    write_whole(folder / CONFIG, json.dumps({"format_version": FORMAT_VERSION, **config}, indent=1) + "\n")
+    write_whole(folder / CONFIG, json.dumps({"schema_version": SCHEMA_VERSION, **config}, indent=1) + "\n")
