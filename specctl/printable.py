@@ -1,4 +1,4 @@
-"""Text from models and files, made safe to show in a terminal."""
+"""Text from models and files, made safe to show in a terminal; sizes for people to read."""
 
 import json
 import unicodedata
@@ -68,3 +68,12 @@ def harmless(text: str) -> str:
 def escaped(document: str) -> str:
     """The same JSON with what `harmless` would change written as escapes; line feeds between values stay."""
     return "".join(char if harmless(char) == char else json.dumps(char)[1:-1] for char in document)
+
+
+def gib(size: float) -> str:
+    """A number of bytes with a unit, for messages."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -4,7 +4,7 @@ import sys
 import pytest
 from hostile import HOSTILE, commands
 
-from specctl.printable import escaped, harmless, one_line, printable
+from specctl.printable import escaped, gib, harmless, one_line, printable
 
 EVERY = "".join(map(chr, range(sys.maxunicode + 1)))
 
@@ -32,3 +32,11 @@ def test_escaping_leaves_a_document_the_same_document(indent):
     assert json.loads(shown) == json.loads(document)
     assert commands(shown) <= {"\u200d"}
     assert "木" in shown
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(5, "5 B"), (2048, "2 KiB"), (3 * 2**20, "3 MiB"), (1.5 * 2**30, "1.5 GiB"), (3000 * 2**30, "3000.0 GiB")],
+)
+def test_sizes_for_people(size, text):
+    assert gib(size) == text

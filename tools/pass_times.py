@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.memory import gib, load_config
+from specctl.models.loading.memory import load_config
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.models.loading.skeleton import skeleton
@@ -32,6 +32,7 @@ from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.observing.timing import fill, ordinary_tokens
+from specctl.printable import gib
 from specctl.profile.schema import ModelTable, Profile
 
 WIDTHS = (1, 2, 4, 6, 8)

@@ -21,11 +21,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.loading.memory import gib
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.waiting import wait
 from specctl.observing.timing import fill, ordinary_tokens
+from specctl.printable import gib
 from tools.synthetic.shapes import SHAPES, Shape
 
 DRAFT_VOCABULARY = 32000

@@ -7,7 +7,7 @@ from specctl.analysis.verdicts import verdicts
 from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.observing.answering import answer_each
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored

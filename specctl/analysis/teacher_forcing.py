@@ -13,8 +13,8 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_toke
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.observing.answering import answer_each
 from specctl.observing.findings import Skipped

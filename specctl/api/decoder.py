@@ -15,8 +15,9 @@ from specctl.decoding.text import TextStream, shown_length
 from specctl.decoding.warming import warm_up
 from specctl.errors import RecordError, UsageError
 from specctl.jsonl import Record
-from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.pair import load_pair
 from specctl.models.running.engines import EngineSettings
+from specctl.models.running.pair import Pair
 from specctl.profile import ResolvedProfile, parse_policy, resolve
 from specctl.profile.schema import PolicyTable, SamplingTable
 from specctl.records import Completion, Round

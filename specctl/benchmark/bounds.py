@@ -6,7 +6,7 @@ import torch
 
 from specctl.benchmark.cost_model import bare_model, fit
 from specctl.decoding.along import read_along
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.observing.findings import OraclePasses, Stretches
 from specctl.observing.results import BASELINE, Run, RunSet

@@ -10,7 +10,7 @@ from specctl.benchmark.plan import Plan
 from specctl.benchmark.run import Watch, header_of
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.observing.field import Field
 from specctl.observing.findings import Failed
 from specctl.observing.identity import compare

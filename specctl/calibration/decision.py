@@ -6,7 +6,7 @@ from specctl.calibration.contest import Contest
 from specctl.calibration.live_check import Measured, check_live, doubts
 from specctl.calibration.search import Calibration, search
 from specctl.errors import UsageError
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
 from specctl.profile.schema import Profile
 from specctl.replay.costs import CostTable

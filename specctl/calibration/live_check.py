@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.models.running.trained_heads import TrainedHead
 from specctl.observing.facts import gather
 from specctl.observing.field import Field, field_of

@@ -7,7 +7,7 @@ from specctl.calibration.live_check import decode_speed, run_field
 from specctl.calibration.search import Calibration
 from specctl.calibration.tables import speedup_cells, times
 from specctl.errors import UsageError
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.observing.field import Field, field_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE

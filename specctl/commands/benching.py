@@ -10,7 +10,7 @@ from specctl.outputs import OutputFile
 
 if TYPE_CHECKING:
     from specctl.benchmark.plan import Plan
-    from specctl.models.loading.pair import Pair
+    from specctl.models.running.pair import Pair
     from specctl.observing.field import Field
     from specctl.observing.results import RunSet
     from specctl.profile import Profile

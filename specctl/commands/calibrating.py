@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
     from specctl.export.exports import Exports, Order
-    from specctl.models.loading.pair import Pair
+    from specctl.models.running.pair import Pair
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable

@@ -209,7 +209,7 @@ def _head_line(facts: "ModelFacts") -> str:
 
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
-    from specctl.models.loading.memory import gib
+    from specctl.printable import gib
 
     if facts.without_files:
         rows = _model_rows(report.models[0], report)
@@ -234,7 +234,7 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
 
 
 def _device_rows(report: "Diagnosis") -> dict[str, Facts]:
-    from specctl.models.loading.memory import gib
+    from specctl.printable import gib
 
     rows = {}
     for device in report.devices:

@@ -10,7 +10,7 @@ from specctl.policies import NONE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specctl.models.loading.pair import Pair
+    from specctl.models.running.pair import Pair
     from specctl.policies.trees import TreeSize
     from specctl.profile import Profile
     from specctl.profile.schema import ModelTable

@@ -74,7 +74,7 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
 
 def sections(found: Devices) -> Iterator[Section]:
     """What is shown, in order: the cards, each device, each model, and what drafts can bring."""
-    from specctl.models.loading.memory import gib
+    from specctl.printable import gib
 
     yield "NVIDIA cards", dict(_cards(found.graphics))
     for room in found.rooms:
@@ -98,7 +98,7 @@ def sections(found: Devices) -> Iterator[Section]:
 
 
 def _cards(graphics: "Graphics") -> Iterator[tuple[str, str]]:
-    from specctl.models.loading.memory import gib
+    from specctl.printable import gib
 
     built = "without CUDA" if graphics.built_for is None else f"for CUDA {graphics.built_for}"
     oldest = graphics.oldest_driver
@@ -119,7 +119,7 @@ def _cards(graphics: "Graphics") -> Iterator[tuple[str, str]]:
 
 
 def _model(model: "Expectation", found: Devices) -> Iterator[tuple[str, str]]:
-    from specctl.models.loading.memory import gib
+    from specctl.printable import gib
 
     yield "engine", f"{model.choice.engine} ({model.choice.why})"
     if found.outlook is None or not model.reads:

@@ -13,7 +13,7 @@ from specctl.decoding.session import Session
 from specctl.decoding.text import decode_after
 from specctl.errors import RecordError, SpecctlError, UsageError
 from specctl.metrics import Metrics
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.outputs import Outputs
 from specctl.profile import Profile, changed, parse_policy
 from specctl.profile.schema import PolicyTable, PromptTable, SamplingTable, Table

@@ -10,9 +10,9 @@ from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
-from specctl.models.loading.pair import Pair
 from specctl.models.running.foresight import foresight_of
 from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of
 from specctl.models.running.trees import tree_obstacle, tree_runner

@@ -12,7 +12,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import UsageError
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.models.running.preparing import working_seconds
 from specctl.models.running.waiting import wait
 from specctl.profile.schema import SamplingTable

@@ -5,12 +5,12 @@ import torch
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.engines import engine_name
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import WIDEST
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trained_heads import signal_of
 from specctl.models.running.trees import tree_obstacle, tree_runner

@@ -30,18 +30,19 @@ from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.loading.block_writing import write_block
-from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.draft_head import HeadKind
 from specctl.models.loading.eagle_writing import write_eagle1, write_eagle3
 from specctl.models.loading.glide_layout import write_glide
 from specctl.models.loading.mtp_writing import write_mtp
-from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
 from specctl.profile.model_table import require_whole
 from specctl.profile.schema import Profile, SamplingTable
 from specctl.prompts.suites import Suite
 from specctl.replicas.replica import Replicas
+from specctl.versions import versions
 
 ANSWERS, RESULTS, CARD, CONFIG = "answers", "evaluation.json", "README.md", "config.json"
 OUTPUT = OutputFolder("train-draft", ANSWERS, ends=(CONFIG,), others=(RESULTS,))

@@ -10,7 +10,7 @@ from specctl.export.engine import Engine, Names, Sampled
 from specctl.export.rereading import Reading, reading_of, traces_as
 from specctl.export.rule_space import rule_space
 from specctl.export.search import Exported, search_rule
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Progress
 from specctl.profile.schema import Profile
 from specctl.replay.costs import CostTable

@@ -11,7 +11,7 @@ from specctl.decoding.text import decode_after
 from specctl.errors import UsageError
 from specctl.export.engine import Acceptance, Confidence, Engine
 from specctl.jsonl import Record
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.collecting import answerer_of

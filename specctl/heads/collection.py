@@ -24,8 +24,9 @@ from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import KIND, Kind
-from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.pair import load_pair
 from specctl.models.loading.stored_weights import files_hash, stored_weights
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import StateReader
 from specctl.observing.answering import Answered
 from specctl.policies import Setting

@@ -23,7 +23,6 @@ from specctl.learning.collecting import Lesson
 from specctl.learning.output_folder import STATE, OutputFolder
 from specctl.learning.replicated_shards import collect
 from specctl.learning.shards import INDEX
-from specctl.models.loading.diagnosis import versions
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_head, save_weights
 from specctl.models.loading.model import load_model
@@ -34,6 +33,7 @@ from specctl.profile.model_table import require_whole
 from specctl.profile.schema import DraftTable, Profile
 from specctl.prompts.suites import Suite
 from specctl.replicas.replica import Replicas
+from specctl.versions import versions
 
 EXAMPLES, SWEEP = "examples", "sweep.json"
 OUTPUT = OutputFolder("train-head", EXAMPLES, ends=(CONFIG, SWEEP), others=(WEIGHTS, SWEEP))

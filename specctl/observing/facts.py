@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import engine_report
+from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
 from specctl.observing.results import Facts, of_request
 from specctl.profile import Profile

@@ -5,9 +5,9 @@ from time import perf_counter
 
 import torch
 
-from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.waiting import wait
 from specctl.observing.results import PassTimes

@@ -11,8 +11,8 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
-from specctl.models.loading.pair import Pair
 from specctl.models.running.masks import WIDEST
+from specctl.models.running.pair import Pair
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped
 from specctl.observing.identity import compare

@@ -9,10 +9,10 @@ import torch
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import Pair, runs_model
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import engine_name
+from specctl.models.running.pair import Pair, runs_model
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import timed
 from specctl.models.running.waiting import wait

@@ -13,7 +13,7 @@ from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.found import find_head
 from specctl.models.loading.hushing import hushed
 from specctl.models.loading.memory import load_config
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.models.sharding.leader import is_sharded
 from specctl.peers.completion import completion_of
 from specctl.peers.names import ASSISTED, MOVING

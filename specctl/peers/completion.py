@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.records import Completion, FinishReason
 
 

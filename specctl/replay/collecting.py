@@ -14,7 +14,7 @@ from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.models.running.trained_heads import disco_heads
 from specctl.observing.answering import Answered, answer_each
 from specctl.observing.facts import gather

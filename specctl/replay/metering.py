@@ -12,8 +12,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
-from specctl.models.loading.pair import Pair
 from specctl.models.running.foresight import foresight_of
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import StateReader
 from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of, state_heads
 from specctl.models.running.waiting import wait

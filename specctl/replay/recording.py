@@ -8,8 +8,8 @@ import torch
 from specctl.decoding.along import read_along
 from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
 from specctl.errors import UsageError
-from specctl.models.loading.pair import Pair
 from specctl.models.running.branches import continue_branches
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS

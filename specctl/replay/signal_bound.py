@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specctl.decoding.sampling import Sampling
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.observing.findings import SignalBound
 from specctl.replay.bound import LONGEST, play_best
 from specctl.replay.costs import CostTable

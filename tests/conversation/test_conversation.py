@@ -12,7 +12,8 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError, SpecctlError, UsageError
 from specctl.jsonl import Record
-from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.pair import Pair
 from specctl.profile import Profile, resolve
 from specctl.records import FinishReason
 

@@ -22,9 +22,9 @@ from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, signals
 from specctl.heads.training import weighted_loss
 from specctl.models.draft_heads.engines import build_head_runner
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.states import last_hidden_states
 from specctl.models.running.trees import tree_runner

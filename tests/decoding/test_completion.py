@@ -8,7 +8,7 @@ from toys import Script
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
 from specctl.profile.schema import SamplingTable
 from specctl.records import FinishReason

@@ -13,10 +13,11 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.pair import load_pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting

@@ -41,10 +41,10 @@ from specctl.decoding.leaves import LeafDrafter, LeafTree, likeliest_others
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, prefill, verified_round
 from specctl.decoding.sampling import Sampling
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.masks import WIDEST
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules

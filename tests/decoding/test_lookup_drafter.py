@@ -25,9 +25,9 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.confidence import ConfidentPrefix

@@ -8,7 +8,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES, Setting, StoppingPolicy
 from specctl.policies.base import Rule, Signal
 from specctl.policies.constant import Constant, NoDraft

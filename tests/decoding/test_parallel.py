@@ -45,9 +45,9 @@ from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.metrics import Metrics
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import Setting
 from specctl.policies.constant import Constant

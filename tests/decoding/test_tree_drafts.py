@@ -60,11 +60,11 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.masks import LARGEST_TREE, WIDEST
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules

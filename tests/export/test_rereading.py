@@ -10,7 +10,7 @@ from traced import pair_of
 
 from specctl.decoding.sampling import Sampling
 from specctl.export.rereading import GREEDY, Reading, traces_as
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.replay.play import rounds
 from specctl.replay.recording import read_sequence

@@ -17,8 +17,8 @@ from specctl.export.engine import Names, Sampled
 from specctl.export.engines import ENGINES
 from specctl.export.pricing import score_in
 from specctl.export.rule_space import UNCAPPED
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.pair import Pair
 from specctl.peers import assisted
 from specctl.peers.assisted import AssistedPeer
 from specctl.policies import Setting

@@ -20,8 +20,8 @@ from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.loading.pair import Pair
 from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import NONE, Setting
 from specctl.records import Round

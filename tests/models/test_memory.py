@@ -8,7 +8,7 @@ from transformers import Gemma2Config, GPTNeoXConfig, Qwen2Config
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate, gib
+from specctl.models.loading.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate
 from specctl.models.loading.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
 
@@ -137,14 +137,6 @@ def test_only_gpus_that_a_model_may_go_to_are_touched(
     found = device_memory(names)
     assert touched == asked
     assert [one.name for one in found] == [*(f"cuda:{index}" for index in asked), "cpu"]
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(5, "5 B"), (2048, "2 KiB"), (3 * 2**20, "3 MiB"), (1.5 * GIB, "1.5 GiB"), (3000 * GIB, "3000.0 GiB")],
-)
-def test_sizes_for_people(size: float, text: str) -> None:
-    assert gib(size) == text
 
 
 def test_auto_takes_the_first_gpu_in_the_checkpoint_dtype() -> None:

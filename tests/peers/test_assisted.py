@@ -10,8 +10,8 @@ from checkpoints import tiny_tokenizer
 from toys import noisy_copy, random_model
 from transformers.generation import candidate_generator
 
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.pair import Pair
 from specctl.observing import facts
 from specctl.peers.assisted import AssistedPeer
 from specctl.profile.schema import SamplingTable

@@ -16,8 +16,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.records import DraftStep, StopReason

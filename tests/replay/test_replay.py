@@ -23,8 +23,8 @@ from specctl.decoding import round as one_round
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict
 from specctl.errors import UsageError
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.static import StaticRunner
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken

@@ -18,8 +18,8 @@ from specctl.decoding.block_chances import kept_in_turn
 from specctl.decoding.host import array
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.verification import Verdict
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
 from specctl.outputs import Outputs
 from specctl.policies import NONE, POLICIES, Setting

@@ -35,9 +35,9 @@ from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_buffers import PIECE
+from specctl.models.running.pair import Pair
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import StopReason
 from specctl.replay import starts

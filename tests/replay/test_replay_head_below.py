@@ -31,7 +31,7 @@ from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.policies import POLICIES
 from specctl.records import Round
 from specctl.replay import starts

@@ -27,8 +27,8 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.models.loading.pair import Pair
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.trained_heads import first_for
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round

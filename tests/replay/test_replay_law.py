@@ -20,7 +20,7 @@ from toys import EOS, StateTable, TableRunner, ToyDraftHead, related_table, tabl
 from traced import pair_of, trace_of
 
 from specctl.decoding.sampling import Sampling
-from specctl.models.loading.pair import Pair
+from specctl.models.running.pair import Pair
 from specctl.records import Round, StopReason
 from specctl.replay import block_coupling, block_recording, grid_recording, tails
 from specctl.replay.block_coupling import InBlocks, Unkept

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings, build_runner, preparing_seconds
+from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable

@@ -9,8 +9,8 @@ import torch
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import Pair
 from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion

@@ -4,10 +4,11 @@ import torch
 
 from specctl.models.loading.bandwidth import MOST, measured, published
 from specctl.models.loading.cards import graphics
-from specctl.models.loading.diagnosis import versions
-from specctl.models.loading.memory import device_memory, gib
+from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import load_model
+from specctl.printable import gib
 from specctl.profile.schema import ModelTable
+from specctl.versions import versions
 from tools.gpu_report.record import Recorder
 from tools.gpu_report.stage import Stage
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from specctl.models.loading.pair import Pair
     from specctl.models.running.engines import EngineSettings
+    from specctl.models.running.pair import Pair
     from tools.gpu_report.record import Recorder
 
 TESTS = Path(__file__).parents[2] / "tests"
@@ -127,8 +127,8 @@ class Stage:
 
     def pair(self, settings: "EngineSettings") -> "Pair":
         """Runners of `models`; their texts end at the limit only."""
-        from specctl.models.loading.pair import Pair
         from specctl.models.running.engines import build_runner
+        from specctl.models.running.pair import Pair
         from tools.synthetic_pair import tokenizer
 
         models = self.models()

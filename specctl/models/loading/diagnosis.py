@@ -1,6 +1,5 @@
 """Facts and problems of a profile's models, found without loading their weights. Sizes are bytes."""
 
-import platform
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -9,10 +8,11 @@ from specctl.errors import ModelError
 from specctl.models.loading.architecture import generation_config, require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.draft_head_diagnosis import examine_draft_head
+from specctl.models.loading.dtypes import ITEM_BYTES
 from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.found import find_head
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, on_hub, require_kind
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, device_memory, gib, load_config
+from specctl.models.loading.memory import DeviceMemory, Estimate, device_memory, load_config
 from specctl.models.loading.model import load_tokenizer, model_tables
 from specctl.models.loading.placement import Placement, after, dtype_on, kind_of_device
 from specctl.models.loading.preparation import placed, weighed
@@ -26,7 +26,9 @@ from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
 from specctl.models.running.token_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
+from specctl.printable import gib
 from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,24 +111,6 @@ def diagnose(profile: Profile) -> Diagnosis:
         if isinstance(table, DraftTable) and table.head is not None:
             _examine_head(key, table, verifier, table.head, report)
     return report
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and the libraries, for bug reports."""
-    import huggingface_hub
-    import torch
-    import transformers
-
-    import specctl
-
-    return {
-        "specctl": specctl.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "huggingface_hub": huggingface_hub.__version__,
-        "cuda": torch.version.cuda or "none",
-    }
 
 
 def _examine(

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.draft_head_loading import BUILDERS, needed
+from specctl.models.loading.dtypes import ITEM_BYTES
 from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.found import require_head_settings
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, load_config
+from specctl.models.loading.memory import DeviceMemory, load_config
 from specctl.models.loading.placement import dtype_on, kind_of_device, place
 from specctl.models.loading.preparation import weighed
 from specctl.models.loading.skeleton import skeleton

@@ -11,9 +11,10 @@ from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.loading.block_formats import build_block
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, HeadKind
+from specctl.models.loading.dtypes import ITEM_BYTES
 from specctl.models.loading.eagle_formats import build_eagle1, build_eagle3
 from specctl.models.loading.glide_layout import build_glide
-from specctl.models.loading.memory import ITEM_BYTES, Estimate, device_memory
+from specctl.models.loading.memory import Estimate, device_memory
 from specctl.models.loading.mtp_formats import build_mtp
 from specctl.models.loading.placement import place
 from specctl.profile.schema import ModelTable

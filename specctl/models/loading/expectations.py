@@ -10,10 +10,11 @@ from specctl.models.loading.checkpoint import locate
 from specctl.models.loading.diagnosis import Diagnosis
 from specctl.models.loading.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.draft_head_loading import BUILDERS, needed
+from specctl.models.loading.dtypes import ITEM_BYTES
 from specctl.models.loading.engine_choice import EngineChoice, engine_choice, head_choice
 from specctl.models.loading.facts import ModelFacts
 from specctl.models.loading.found import find_head
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, load_config
+from specctl.models.loading.memory import DeviceMemory, Estimate, load_config
 from specctl.models.loading.model import model_tables
 from specctl.models.loading.preparation import weighed
 from specctl.models.loading.reads import WeightReads

@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.pair import Pair
 from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import Runner
 from specctl.profile.schema import ModelTable
-
-if TYPE_CHECKING:
-    from specctl.models.loading.pair import Pair
 
 
 def runner_without_files(table: ModelTable, vocabulary: int) -> Runner:
@@ -46,7 +43,7 @@ class Places:
         numbers = {index: number for number, index in enumerate(self.loaded)}
         return [None if (upper := above[index]) is None else numbers[upper] for index in self.loaded]
 
-    def filled(self, pair: "Pair", above: Sequence[int | None], vocabulary: int) -> "Pair":
+    def filled(self, pair: Pair, above: Sequence[int | None], vocabulary: int) -> Pair:
         """The pair of the drafts that are loaded, with a runner for each draft without files at its place.
 
         Args:

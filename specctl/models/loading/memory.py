@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint, WeightHeaders
+from specctl.models.loading.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from specctl.models.loading.failures import explained
 from specctl.models.loading.skeleton import skeleton
 
 if TYPE_CHECKING:
     from specctl.models.loading.quantization import Quantization
-
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-SAFETENSORS_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +147,6 @@ def cached_values(config: Any) -> int:
     head_size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
     key_value_heads: int = getattr(text, "num_key_value_heads", None) or heads
     return 2 * layers * key_value_heads * head_size
-
-
-def gib(size: float) -> str:
-    """A number of bytes with a unit, for messages."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def _meant_dtype(config: Any, headers: WeightHeaders | None) -> str:

@@ -1,14 +1,13 @@
 """A target and its drafts, loaded, with matching vocabularies."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from specctl.errors import ModelError, RecordError
+from specctl.errors import ModelError
 from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.found import Found, load_found
@@ -22,110 +21,17 @@ from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.cores import CoreTime
 from specctl.models.running.disco_head import DiscoHead
-from specctl.models.running.engines import EngineSettings, fixed_width, preparing_seconds
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.engines import EngineSettings, fixed_width
+from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.recurrent_state import untested
-from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.threads import Threads, choose, share_of
+from specctl.models.running.threads import choose, share_of
 from specctl.models.running.token_rules import TokenRules, ruled
 from specctl.models.running.trained_heads import TrainedHead
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 if TYPE_CHECKING:
     from specctl.models.loading.draft_head_loading import LoadedHead
-
-
-def runs_model(draft: Runner) -> bool:
-    """Whether a draft is one of the models of `Pair.models`: neither a draft head nor a draft without files."""
-    return not isinstance(draft, StateReader | LookupRunner | RegisteredRunner)
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Runners of a target and its drafts, over one shared vocabulary.
-
-    Attributes:
-        target: runner of the target model.
-        drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
-            loaded. In a benchmark, the drafts of several profiles in a row. Runners of draft heads are `StateReader`,
-            those of drafts that copy from the text `LookupRunner`, of registered drafters `RegisteredRunner`.
-        tokenizer: the target's tokenizer.
-        eos: ids that end a sequence.
-        context: the longest sequence that every model can hold, in tokens.
-        models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
-            are none. Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
-        named_heads: for each draft its trained heads by name, on the draft's device; the first is the default.
-        above: for each draft the index of the draft whose states it may read, None for the target; empty where each
-            draft reads those of the model before it.
-        threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
-    """
-
-    target: Runner
-    drafts: tuple[Runner, ...]
-    tokenizer: PreTrainedTokenizerBase
-    eos: frozenset[int]
-    context: int
-    models: tuple[PreTrainedModel, ...]
-    named_heads: tuple[Mapping[str, TrainedHead], ...] = ()
-    above: tuple[int | None, ...] = ()
-    threads: Threads | None = None
-
-    @property
-    def thread_count(self) -> int:
-        """With how many threads the target's passes on the CPU run."""
-        return torch.get_num_threads() if self.threads is None else self.threads.number
-
-    @property
-    def heads(self) -> tuple[TrainedHead | None, ...]:
-        """The first head of each draft; None for a draft without one."""
-        return tuple(next(iter(heads.values()), None) for heads in self.named_heads)
-
-    @property
-    def verifiers(self) -> tuple[int | None, ...]:
-        """`above`, never empty but without drafts."""
-        return self.above or in_a_row(len(self.drafts))
-
-    @property
-    def head(self) -> TrainedHead | None:
-        """The first head of the first draft; None without a draft or head."""
-        return self.heads[0] if self.named_heads else None
-
-    @property
-    def lower(self) -> "Pair":
-        """The pair in which the first draft is the target of the drafts below it."""
-        return replace(self, target=self.drafts[0], drafts=self.drafts[1:], named_heads=self.named_heads[1:], above=())
-
-    def devices(self, draft: int | None) -> frozenset[str]:
-        """The devices on which the weights of a draft are, or of the target for None."""
-        runner = self.target if draft is None else self.drafts[draft]
-        found = {str(runner.device)}
-        if draft is None or runs_model(runner):
-            place = 0 if draft is None else 1 + sum(map(runs_model, self.drafts[:draft]))
-            # What onnxruntime runs has no weights in torch.
-            weights = [weight for model in self.models[place : place + 1] for weight in model.parameters()]
-            found |= {str(weight.device) for weight in weights if not weight.is_meta}
-        return frozenset(found)
-
-    @property
-    def preparing_seconds(self) -> float | None:
-        """Wall time in seconds that the runners have spent on compiling or capturing; None if no runner does either."""
-        spent = [
-            seconds for runner in (self.target, *self.drafts) if (seconds := preparing_seconds(runner)) is not None
-        ]
-        return sum(spent) if spent else None
-
-    def room(self, prompt: Sequence[int]) -> int:
-        """How many tokens may follow a prompt; raises RecordError if the prompt leaves no room for a token."""
-        room = self.context - len(prompt)
-        if room < 1:
-            raise RecordError("prompt_too_long", f"the prompt has {len(prompt)} tokens; the models hold {self.context}")
-        return room
-
-
-def in_a_row(drafts: int) -> tuple[int | None, ...]:
-    """For each draft of a hierarchy the index of the draft above it, None for the target."""
-    return (None, *range(drafts - 1))[:drafts]
 
 
 def load_pair(

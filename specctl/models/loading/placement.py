@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from specctl.errors import ModelError
-from specctl.models.loading.memory import DeviceMemory, Estimate, gib
+from specctl.models.loading.memory import DeviceMemory, Estimate
+from specctl.printable import gib
 from specctl.profile.schema import ModelTable
 
 STRATEGIES = ("balanced", "balanced_low_0", "sequential")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.memory import ITEM_BYTES
+from specctl.models.loading.dtypes import ITEM_BYTES
 from specctl.profile.schema import Engine, ModelTable
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specctl.models.loading.memory import ITEM_BYTES, Estimate
+from specctl.models.loading.dtypes import ITEM_BYTES
+from specctl.models.loading.memory import Estimate
 
 if TYPE_CHECKING:
     from torch import nn

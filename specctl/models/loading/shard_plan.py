@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.memory import ITEM_BYTES, DeviceMemory, Estimate, gib, load_config
+from specctl.models.loading.dtypes import ITEM_BYTES
+from specctl.models.loading.memory import DeviceMemory, Estimate, load_config
 from specctl.models.loading.placement import ROOM_FOR_WORK, Placement, dtype_on
 from specctl.models.loading.skeleton import skeleton
 from specctl.models.loading.split_families import SPLIT, STAGED
+from specctl.printable import gib
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.eagle_writing import write_eagle3
-from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.pair import load_pair
+from specctl.models.running.pair import Pair
 from specctl.policies import Setting, nested
 from specctl.profile.schema import Profile
 

@@ -13,10 +13,11 @@ from specctl.decoding.session import Session
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.eagle_writing import write_eagle3
 from specctl.models.loading.glide_layout import write_glide
-from specctl.models.loading.pair import Pair, load_pair
+from specctl.models.loading.pair import load_pair
 from specctl.models.onnx import automatic
 from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX
 from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.pair import Pair
 from specctl.models.running.trees import tree_obstacle
 from specctl.profile.schema import Profile
 
