@@ -97,9 +97,9 @@ def test_the_readme_is_short() -> None:
     assert 10_000 <= README.stat().st_size <= 12_288
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_pages_use_the_terms_of_the_field(page: Path) -> None:
-    assert re.findall(DIALECT, prose(page), re.I) == []
+def test_pages_use_the_terms_of_the_field() -> None:
+    pages = (*PAGES, ROOT / "CHANGELOG.md")
+    assert [f"{page.name}: {word}" for page in pages for word in re.findall(DIALECT, prose(page), re.I)] == []
 
 
 # Commands that are run
@@ -166,63 +166,83 @@ def _pattern(shown: list[str]) -> str:
     )
 
 
-@pytest.mark.parametrize("block", marked("help"), ids=lambda block: f"{block.page.stem}: {block.argument}")
-def test_help_excerpts_are_those_of_the_command(block: Marked) -> None:
-    assert block.argument is not None
-    for line in block.text.splitlines():
-        assert " ".join(line.split()) in help_of(block.argument)
+def test_help_excerpts_are_those_of_the_command() -> None:
+    wrong = [
+        f"{block.page.name}: {block.argument}: {line}"
+        for block in marked("help")
+        for line in block.text.splitlines()
+        if " ".join(line.split()) not in help_of(block.argument or "")
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_flags_exist(page: Path) -> None:
+def test_commands_and_flags_exist() -> None:
+    assert [f"{page.name}: {wrong}" for page in PAGES for wrong in unknown_commands(page)] == []
+
+
+def unknown_commands(page: Path) -> Iterator[str]:
+    """The commands of a page, and flags of its commands, that there are not."""
     text = page.read_text("utf-8").replace("\\\n", " ")
     written = re.findall(r"`specctl ([^`\n]+)`", text) + re.findall(r"^\$ (?:cat \S+ \| )?specctl (.+)$", text, re.M)
     for words in map(str.split, written):
         if words[0].startswith("-"):
             continue
-        assert words[0] in COMMANDS, words
         command = tuple(words[:2]) if words[0] == "profiles" and words[1:] else tuple(words[:1])
-        assert words[0] != "profiles" or command[1:] == () or command[1] in SUBCOMMANDS, words
-        for flag in words:
-            if flag.startswith("--") and flag != "--":
-                assert f" {flag} " in help_of(*command), f"{' '.join(command)} has no {flag}"
+        if words[0] not in COMMANDS or (len(command) > 1 and command[1] not in SUBCOMMANDS):
+            yield " ".join(command)
+            continue
+        flags = [flag for flag in words if flag.startswith("--") and flag != "--"]
+        yield from (f"{' '.join(command)} has no {flag}" for flag in flags if f" {flag} " not in help_of(*command))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_quoted_flag_is_some_commands(page: Path) -> None:
+def test_every_quoted_flag_is_some_commands() -> None:
     known = " ".join(map(help_of, COMMANDS))
-    for span in quoted(prose(page)):
-        if span.startswith(("--", *COMMANDS)):
-            for flag in re.findall(r"(?:^| )(--[\w-]+)", span):
-                assert f" {flag} " in known, span
+    wrong = [
+        f"{page.name}: {span}"
+        for page in PAGES
+        for span in quoted(prose(page))
+        if span.startswith(("--", *COMMANDS))
+        for flag in re.findall(r"(?:^| )(--[\w-]+)", span)
+        if f" {flag} " not in known
+    ]
+    assert wrong == []
 
 
 # What is named exists
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose(page)):
-        if target.startswith("http"):
-            continue
-        other = page.parent / target if target else page
-        assert other.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", other.read_text("utf-8"), re.M)
-            assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
+def test_links_lead_somewhere() -> None:
+    found = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+    links = [(page, *link) for page in PAGES for link in found.findall(prose(page))]
+    lost = [f"{page.name}: {target}#{anchor}" for page, target, anchor in links if not leads(page, target, anchor)]
+    assert links
+    assert lost == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_and_modules_exist(page: Path) -> None:
+def leads(page: Path, target: str, anchor: str) -> bool:
+    """Whether a link of a page leads to a heading or file that is there; of the net nothing is known."""
+    if target.startswith("http"):
+        return True
+    other = page.parent / target if target else page
+    if not other.exists():
+        return False
+    headings = re.findall(r"^#+ (.+)$", other.read_text("utf-8"), re.M) if anchor else []
+    return not anchor or anchor in [re.sub(r"[^\w\- ]", "", one).lower().replace(" ", "-") for one in headings]
+
+
+def test_files_and_modules_exist() -> None:
+    named = [(page.name, name) for page in PAGES for name in files_of(page) if not name.startswith("my-")]
+    assert [one for one in named if not any((at / one[1]).exists() for at in (ROOT, ROOT / "specctl"))] == []
+
+
+def files_of(page: Path) -> list[str]:
+    """The files that a page names, and those of the modules that it names."""
     text = page.read_text("utf-8")
     files = re.findall(r"`([\w-]+/[\w./-]+\.(?:py|md|toml))`", prose(page)) + re.findall(
         r"python (tests/[\w/]+\.py)", text
     )
     files += [f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (tools\.[\w.]+\w)", text)]
-    files += [f"{name}.py" for name in re.findall(r"# ([\w/]+)\.py: ", text)]
-    for name in files:
-        if not name.startswith("my-"):
-            assert (ROOT / name).exists() or (ROOT / "specctl" / name).exists(), name
+    return files + [f"{name}.py" for name in re.findall(r"# ([\w/]+)\.py: ", text)]
 
 
 def tables(page: Path) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -50,26 +50,37 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize(("name", "tensor"), [(name, tensor) for name in (*EAGLE3, *EAGLE1) for tensor in stored(name)])
-def test_a_missing_tensor_is_refused_by_name(name: str, tensor: str) -> None:
-    data = reference(name)
-    del data.weights[tensor]
-    with pytest.raises(ModelError) as error:
+def complaint(data: Reference) -> str:
+    """What building a head says of its files; nothing where it is built."""
+    try:
         data.build()
-    message = "lacks d2t, " if tensor == "d2t" else f"lacks tensors: {tensor}."
-    assert message in error.value.message
+    except ModelError as error:
+        return error.message
+    return ""
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [(name, tensor) for name in (*EAGLE3, *EAGLE1) for tensor in UNKNOWN if tensor not in stored(name)],
-)
-def test_an_unknown_tensor_is_refused_by_name(name: str, tensor: str) -> None:
-    data = reference(name)
-    data.weights[tensor] = torch.zeros(32)
-    with pytest.raises(ModelError) as error:
-        data.build()
-    assert f"holds unknown tensors: {tensor}." in error.value.message
+@pytest.mark.parametrize("name", [*EAGLE3, *EAGLE1])
+def test_every_missing_tensor_is_told_by_name(name: str) -> None:
+    untold = []
+    for tensor in stored(name):
+        data = reference(name)
+        del data.weights[tensor]
+        if ("lacks d2t, " if tensor == "d2t" else f"lacks tensors: {tensor}.") not in complaint(data):
+            untold.append(tensor)
+    assert stored(name)
+    assert not untold
+
+
+@pytest.mark.parametrize("name", [*EAGLE3, *EAGLE1])
+def test_every_unknown_tensor_is_told_by_name(name: str) -> None:
+    unknown, untold = set(UNKNOWN) - set(stored(name)), []
+    for tensor in unknown:
+        data = reference(name)
+        data.weights[tensor] = torch.zeros(32)
+        if f"holds unknown tensors: {tensor}." not in complaint(data):
+            untold.append(tensor)
+    assert unknown
+    assert not untold
 
 
 def test_copies_of_the_verifiers_weights_and_rotary_buffers_are_no_part_of_a_head() -> None:
