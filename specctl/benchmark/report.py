@@ -42,10 +42,11 @@ def _provenance(digest: Digest) -> dict[str, str]:
         "Command": shlex.join(header.argv),
         "Started": header.created,
         "Prompts": _pairs(header.suite),
-        "Runs": f"{len(digest.results.runs)}{expected}, repeats {header.repeats}, "
+        "Runs": f"{digest.finished}{expected}, repeats {header.repeats}, "
         f"length limits {', '.join(map(str, header.lengths)) or 'of the profile'}",
         "Sampling": _pairs(header.sampling),
         "Devices": _pairs(header.devices),
+        "Engines": _pairs(header.engines),
         "Versions": _pairs(header.versions),
         "Candidates": "; ".join(
             f"{candidate.label} ({_pairs(candidate.values)})" if candidate.values else candidate.label

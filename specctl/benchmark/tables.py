@@ -8,6 +8,7 @@ from specctl.benchmark.digest import Digest
 from specctl.benchmark.paper_table import paper_table
 from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
 from specctl.benchmark.verdict import verdict
+from specctl.observing.engines import engine_of
 from specctl.observing.results import OF_HIERARCHIES, RESULTS, as_record
 from specctl.reporting.plain import plain
 from specctl.reporting.table import UNKNOWN, Table
@@ -40,7 +41,8 @@ def as_json(digest: Digest) -> dict[str, Any]:
     document: dict[str, Any] = {
         "provenance": {**as_record(digest.results.header), "schema_version": RESULTS.version},
         "verdict": verdict(digest),
-        "runs": len(digest.results.runs),
+        "engines": {one.label: engine_of(digest.results.header, one.label) for one in digest.results.header.candidates},
+        "runs": digest.finished,
         "expected_runs": digest.expected_runs,
         "overall": digest.overall,
         "by_category": digest.by_category,
