@@ -7,6 +7,7 @@ from typing import Any
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.figures import draw_all
 from specctl.benchmark.tables import tables
+from specctl.benchmark.verdict import verdict
 from specctl.errors import UsageError
 from specctl.reporting.document import write_document
 from specctl.reporting.style import Picture
@@ -30,6 +31,8 @@ def write_report(digest: Digest, folder: Path) -> list[Path]:
         [picture for _, picture in found if isinstance(picture, Picture)],
         _provenance(digest),
         folder,
+        command="bench",
+        verdict=verdict(digest),
         remarks=[f"{title}: not drawn, {reason}." for title, reason in found if not isinstance(reason, Picture)],
         profile=digest.results.header.profile,
     )

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from specctl.benchmark.cost_tables import cost_table, level_table, parallel_table
+from specctl.benchmark.cost_tables import cost_table, level_table, parallel_table, pass_table
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.paper_table import paper_table
 from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
@@ -28,6 +28,7 @@ def tables(digest: Digest) -> list[Table]:
         *([part_table("By length limit", "length", digest.by_length)] if len(digest.by_length) > 1 else []),
         *([level_table(digest)] if digest.levels else []),
         cost_table(digest),
+        *pass_table(digest),
         *([parallel_table(digest)] if digest.simulated else []),
         _differences(digest),
         *([_skipped(digest)] if digest.results.skipped else []),
