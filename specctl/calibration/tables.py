@@ -33,7 +33,7 @@ def verdict(found: Calibration) -> str:
     if constant is not None and constant is not winner:
         ratio = winner.score.speedup(constant.score)
         level = "" if is_clear(ratio) or ratio.low is None else ", level with it"
-        parts.append(f"best constant {times(constant.speedup)} ({constant.score.setting.label}){level}")
+        parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label}){level}")
     parts.append(f"oracle {found.oracle.speedup.value:.2f}x")
     return "; ".join(parts)
 
