@@ -1,6 +1,7 @@
 """The figures of an analysis. Matplotlib is imported when a figure is drawn."""
 
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,18 +74,23 @@ def acceptance_by_signal(analysis: Analysis, judged: Judged) -> Picture:
         f"What to see: a steep, monotone curve is a signal worth stopping by; {SIGNAL_NAMES[best]} separates accepted "
         f"and rejected tokens best. Points are equally many tokens, lines {within}. AUROC: 1 is perfect, 0.5 useless; "
         f"{_n(analysis)}.",
-        3.0,
+        2.8 * -(-len(analysis.predictors) // 3) + 0.2,
     )
-    grid = picture.figure.subplots(1, len(analysis.predictors), squeeze=False, sharey=True)[0]
-    for axes, (name, found) in zip(grid, analysis.predictors.items(), strict=True):
+    columns = 2 if len(analysis.predictors) == 4 else min(3, len(analysis.predictors))
+    rows = -(-len(analysis.predictors) // columns)
+    grid = picture.figure.subplots(rows, columns, squeeze=False, sharey=True).ravel().tolist()
+    for left_over in grid[len(analysis.predictors) :]:
+        left_over.remove()
+    for axes, (name, found) in zip(grid, analysis.predictors.items(), strict=False):
         x = [one.middle for one in found.bins]
         axes.vlines(x, [one.lower for one in found.bins], [one.upper for one in found.bins], color=BLUE, linewidth=1.5)
         axes.plot(x, [one.value for one in found.bins], "o-", color=BLUE, markersize=4, linewidth=1)
-        axes.set_title(f"{SIGNAL_NAMES[name]}: AUROC {_shown(found.auroc)}")
+        axes.set_title(f"{fill(SIGNAL_NAMES[name], 34)}:\nAUROC {_shown(found.auroc)}")
         axes.set_xlabel("nats" if name == "entropy" else "probability")
         axes.set_ylim(0, 1.03)
         axes.grid()
-    grid[0].set_ylabel("accepted / judged" if judged.certain else "acceptance probability")
+    for leftmost in grid[: len(analysis.predictors) : columns]:
+        leftmost.set_ylabel("accepted / judged" if judged.certain else "acceptance probability")
     return picture
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specctl.api.decoder import Decoder, load
-from specctl.calibration.calibrated import calibrated_profile, facts_of
+from specctl.calibration.calibrated import calibrated_profile, facts_of, profile_text
 from specctl.calibration.contest import computed_by, contest, recordable
 from specctl.calibration.decision import decide
 from specctl.calibration.live_check import Measured
@@ -56,11 +56,9 @@ class Calibrated:
         Raises:
             OutputError: the file cannot be written.
         """
-        import tomli_w
-
         output = Path(path)
         profile = calibrated_profile(self._resolved, self.found, self.costs, self._facts, output)
-        write_whole(output, tomli_w.dumps(profile))
+        write_whole(output, profile_text(profile, self.found))
         return output
 
 

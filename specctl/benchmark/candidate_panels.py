@@ -46,6 +46,11 @@ def note_right(axes: "Axes", row: int, text: str) -> None:
     axes.text(1.01, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
 
 
+def note_after(axes: "Axes", across: float, row: int, text: str) -> None:
+    """Write a text behind what a row has drawn up to ``across``, inside of the panel, where no neighbour takes it."""
+    axes.annotate(text, (across, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+
+
 def drafting_rounds(run: Run) -> list[RoundSummary]:
     """The rounds of a run in which a draft ran."""
     return [round_ for round_ in run.rounds if round_.stop is not None]

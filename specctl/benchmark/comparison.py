@@ -14,7 +14,8 @@ from specctl.observing.candidate import Candidate
 from specctl.observing.results import BASELINE, Header, Run, RunSet, read_results
 from specctl.observing.speedup import Speedup, paired, speed_figures, speed_ratio, speedup
 from specctl.records import CompletionSummary
-from specctl.statistics.intervals import Floats, Interval, bootstrap
+from specctl.reporting.placing import times
+from specctl.statistics.intervals import Floats, Interval, bootstrap, is_clear
 
 
 class Texts(NamedTuple):
@@ -29,11 +30,6 @@ class Sides(NamedTuple):
 
     a: float
     b: float
-
-
-def is_clear(ratio: Interval) -> bool:
-    """Whether a ratio has an interval, and 1 is outside."""
-    return ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +61,16 @@ class Compared:
     @property
     def verdict(self) -> str:
         """One line: how fast B is, and whether it writes the same."""
-        value, low, high = self.ratio.of_totals
-        interval = "one prompt, no interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
-        unclear = low is not None and not is_clear(self.ratio.of_totals)
-        speed = f"B is {value:.2f}x ({interval}) as fast{', no clear difference' * unclear}"
+        ratio = self.ratio.of_totals
+        if ratio.low is None:
+            who = "one prompt cannot tell which is faster"
+        elif is_clear(ratio):
+            who = f"{'B' if ratio.value > 1 else 'A'} is faster"
+        else:
+            who = "A and B are level"
         compared, differing = self.texts
         same = f"texts differ in {differing} of {compared} runs" if differing else "texts identical"
-        return f"{self.name}: {speed}; {same if compared else 'texts not compared'}"
+        return f"{self.name}: {who}, B at {times(ratio)} of A; {same if compared else 'texts not compared'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import numpy as np
 
 from specctl.benchmark.summaries import Summary
 from specctl.observing.candidate import Candidate
+from specctl.observing.engines import engine_of
 from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
@@ -216,7 +217,7 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
     counted = (
         passes
         and (any(drafted) or summary.mean_acceptance_length is not None)
-        and candidate.way is None
+        and _fitted_engine(results, candidate)
         and candidate.takes_turns_in_chains
     )
     passes_share, time_share, signal_share = _bound_shares(results, summary.candidate, model)
@@ -230,6 +231,14 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
         time_share=time_share,
         signal_share=signal_share,
     )
+
+
+def _fitted_engine(results: RunSet, candidate: Candidate) -> bool:
+    """Whether its passes ran on the engine of the profile, and so took the times of the fit."""
+    if candidate.way is not None or candidate.engine is not None:
+        return False
+    own = results.header.engines.get("target")
+    return candidate.peer is None or own is None or engine_of(results.header, candidate.label) == own
 
 
 def _latency(model: CostModel | None, summary: Summary) -> float | None:
@@ -249,7 +258,7 @@ def _bound_shares(
     if not runs or not passes or of.drafts[0] != 0 or of.parallel:
         return None, None, None
     tokens, wall = sum(run.tokens for run in runs), sum(run.decode_ms for run in runs)
-    if model is None or not wall or of.way is not None:
+    if model is None or not wall or not _fitted_engine(results, of):
         return best / passes, None, None
     speed = signal_speed(results, model)
     signal_share = 1e3 * tokens / speed / wall if speed else None

@@ -57,6 +57,20 @@ def cost_table(digest: Digest) -> Table:
     return Table("Cost model", columns, rows, note=" ".join(_cost_notes(digest)))
 
 
+def pass_table(digest: Digest) -> list[Table]:
+    """Bare forward times, one row for each width that was timed; nothing where none were."""
+    costs = digest.results.costs
+    if costs is None:
+        return []
+    names = [short_name(name) for name in digest.results.header.drafts] or ["draft"]
+    models: list[Mapping[int, float]] = [*(costs.drafts or ({1: costs.draft},)), costs.target]
+    widths = sorted({width for times in models for width in times})
+    rows = tuple((str(width), *(number(times.get(width), 3) for times in models)) for width in widths)
+    columns = ("tokens in a pass", *(f"{name} ms{DOWN}" for name in names), f"target ms{DOWN}")
+    note = "" if costs.head is None else f"The draft's head adds {costs.head:.3f} ms to a draft step."
+    return [Table("Bare forward times", columns, rows, labels=0, note=note)]
+
+
 def parallel_table(digest: Digest) -> Table:
     """What a second device would bring, simulated from the stretches of the baseline's texts."""
     alone = digest.simulated_baseline_ms
@@ -100,13 +114,6 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
         yield f"Fit over {model.runs} runs: {drafts}t_target {model.target_ms:.3f} ms, {fitted}."
     else:
         yield "No fit: these runs do not separate the cost of a draft step from the cost of a target pass."
-    if costs := digest.results.costs:
-        bare = [f"draft {costs.draft:.3f} ms"]
-        if costs.drafts:
-            bare = [f"{name} {_by_width(times)}" for name, times in zip(names, costs.drafts, strict=True)]
-        yield f"Bare forward times: {', '.join(bare)}, target {_by_width(costs.target)}."
-        if costs.head is not None:
-            yield f"The draft's head adds {costs.head:.3f} ms to a draft step."
     if oracle := digest.oracle:
         counts = f"{oracle.passes} target passes for {oracle.tokens:.0f} tokens on {oracle.prompts} prompts"
         yield f"Oracle: {counts}{_by_the_fit(oracle.tokens_per_second)}."
@@ -120,10 +127,6 @@ def _pays(found: CandidateLevels) -> str:
         return "never" if found.nested else UNKNOWN
     low, high = found.pays_ms
     return f"from {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
-
-
-def _by_width(times: Mapping[int, float]) -> str:
-    return ", ".join(f"{times[width]:.3f} ms at width {width}" for width in sorted(times))
 
 
 def _by_the_fit(tokens_per_second: float | None) -> str:

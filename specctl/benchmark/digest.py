@@ -1,6 +1,6 @@
 """Everything that tables, JSON and figures show, computed once from the results."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specctl.benchmark.cost_model import (
     CandidateCost,
@@ -25,6 +25,8 @@ class Digest:
     """The results with everything computed from them.
 
     Attributes:
+        results: of an unfinished benchmark, those of complete rounds.
+        finished: how many runs there are, those of incomplete rounds too.
         overall, by_category, by_length: one summary for each candidate with runs in that part.
         model: cost model fitted to the runs, or None.
         bare: cost model from bare forward times, or None if they were not measured.
@@ -37,6 +39,7 @@ class Digest:
     """
 
     results: RunSet
+    finished: int
     overall: list[Summary]
     by_category: dict[str, list[Summary]]
     by_length: dict[int, list[Summary]]
@@ -60,11 +63,38 @@ class Digest:
     @property
     def expected_runs(self) -> int | None:
         """Number of runs of the whole benchmark; None if the header does not contain the number of prompts."""
-        header, count = self.results.header, self.results.header.suite.get("count")
-        if not isinstance(count, int):
+        return expected_runs(self.results)
+
+    @property
+    def unfinished(self) -> str | None:
+        """How much of the benchmark there is, in words; None if that is all of it, or not known."""
+        expected, shown = self.expected_runs, len(self.results.runs)
+        if expected is None or self.finished >= expected:
             return None
-        count -= len(self.results.skipped)
-        return count * len(header.candidates) * header.repeats * max(1, len(header.lengths))
+        part = f", of which the {shown} in complete rounds count" if shown < self.finished else ""
+        return f"unfinished: {self.finished} of {expected} runs{part}"
+
+
+def expected_runs(results: RunSet) -> int | None:
+    """Number of runs of the whole benchmark; None if the header does not contain the number of prompts."""
+    header, count = results.header, results.header.suite.get("count")
+    if not isinstance(count, int):
+        return None
+    count -= len(results.skipped)
+    return count * len(header.candidates) * header.repeats * max(1, len(header.lengths))
+
+
+def complete_rounds(results: RunSet) -> RunSet:
+    """The results without the runs of rounds in which a candidate is missing, so that all ran the same prompts.
+
+    A round is one prompt to one length. Candidates without any run, and peers that failed, are not waited for.
+    """
+    rounds: dict[tuple[str, int, int], set[str]] = {}
+    for run in results.runs:
+        rounds.setdefault((run.prompt, run.repeat, run.length), set()).add(run.candidate)
+    awaited = {run.candidate for run in results.runs}
+    runs = [run for run in results.runs if rounds[run.prompt, run.repeat, run.length] >= awaited]
+    return replace(results, runs=runs)
 
 
 def digest(results: RunSet, sync_ms: float = 0.0) -> Digest:
@@ -75,15 +105,20 @@ def digest(results: RunSet, sync_ms: float = 0.0) -> Digest:
         sync_ms: milliseconds that two devices are assumed to take in each step to synchronise, where drafting in
             parallel is simulated.
     """
+    everything = results
+    expected = expected_runs(results)
+    if expected is not None and len(results.runs) < expected:
+        results = complete_rounds(results)
     labels = [candidate.label for candidate in results.header.candidates]
     lengths = sorted({run.length for run in results.runs})
     overall = summarise(results.runs, labels)
     model = fit(results)
     bare = bare_model(results.costs) if results.costs else None
     greedy = not results.header.sampling.get("temperature")
-    compared = compare(results) if greedy else []
+    compared = compare(everything) if greedy else []
     return Digest(
         results=results,
+        finished=len(everything.runs),
         overall=overall,
         by_category={
             category: summarise([run for run in results.runs if run.category == category], labels)

@@ -5,7 +5,7 @@ import numpy as np
 from specctl.benchmark.candidate_panels import (
     candidate_panel,
     drafting_rounds,
-    note_right,
+    note_after,
     panel_columns,
     panel_height,
     parts_of,
@@ -29,7 +29,7 @@ def lengths_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
         "Drafted and accepted tokens per round, and the acceptance rate",
         f"What to see: the dark part of a bar was accepted, the pale part was discarded; "
         f"{keenest.candidate} wastes least, {keenest.acceptance_rate:.0%} accepted overall. Means over rounds; the "
-        "percentage at the right is accepted / drafted.",
+        "percentage behind a bar is accepted / drafted.",
         panel_height(parts, names),
     )
     for axes, (name, summaries) in zip(
@@ -42,7 +42,8 @@ def lengths_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
                 row, colour = names.index(summary.candidate), look[summary.candidate].colour
                 axes.barh(row, summary.draft_length.mean, 0.7, color=tint(colour, 0.65))
                 axes.barh(row, summary.accepted_length.mean, 0.7, color=colour)
-                note_right(axes, row, f"{summary.acceptance_rate:.0%}")
+                note_after(axes, summary.draft_length.mean, row, f"{summary.acceptance_rate:.0%}")
+    axes.margins(x=0.16)
     axes.set_xlim(left=0)
     return picture
 

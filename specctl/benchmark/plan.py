@@ -32,12 +32,15 @@ def require_same(old: Header, profile: Profile, field: Field, suite: Suite, plan
     """Raise UsageError if a results file belongs to another benchmark."""
     wanted = {
         **of_request(profile, suite),
-        "candidates": field.candidates,
+        "candidates": [one for one in field.candidates if one.engine is None],
         "lengths": list(plan.lengths),
         "repeats": plan.repeats,
     }
+    # Whether a candidate runs eagerly beside the others is known when the models are loaded; the file's run on.
+    found = {name: getattr(old, name) for name in wanted}
+    found["candidates"] = [one for one in old.candidates if one.engine is None]
     for name, value in wanted.items():
-        if getattr(old, name) != value:
+        if found[name] != value:
             raise UsageError(
                 f"{path} holds another benchmark: its {name} differs",
                 "resume with the same options, or start a new file",

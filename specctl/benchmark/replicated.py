@@ -57,7 +57,6 @@ def run_by_replicas(
     replicas: Callable[[], AbstractContextManager[Replicas]],
     suite: Suite,
     plan: Plan,
-    candidates: int,
     output: OutputFile | None,
     watch: Watch,
     earlier: RunSet | None = None,
@@ -67,14 +66,12 @@ def run_by_replicas(
     Args:
         replicas: starts replicas that answer as `benchmarking` says, each on devices of its own.
         suite, plan, output, watch, earlier: as in `run_benchmark`.
-        candidates: how many there are.
 
     Raises:
         UsageError: the replicas, or those of the earlier benchmark, run on unlike devices.
         ReplicaError: no replica survived a prompt, or none is left.
     """
-    total = len(suite.prompts) * candidates * len(plan.lengths) * plan.repeats
-    tasks = _tasks(suite, plan, candidates, earlier)
+    tasks = _tasks(suite, plan, earlier)
     if not tasks:
         assert earlier is not None, "a suite has prompts"
         return earlier
@@ -83,6 +80,7 @@ def run_by_replicas(
         first = next(answers)
         header: Header = first["header"]
         results = earlier or RunSet(header)
+        total = len(suite.prompts) * len(results.header.candidates) * len(plan.lengths) * plan.repeats
         write = RESULTS.writing(output, header)
         with watch(results, total) as watcher:
             for answer in chain([first], answers):
@@ -97,7 +95,7 @@ def run_by_replicas(
     return results
 
 
-def _tasks(suite: Suite, plan: Plan, candidates: int, earlier: RunSet | None) -> list[Task[str]]:
+def _tasks(suite: Suite, plan: Plan, earlier: RunSet | None) -> list[Task[str]]:
     """What is left to ask, in the order of one process."""
     done: dict[tuple[str, int], list[Run]] = {}
     for run in earlier.runs if earlier is not None else ():
@@ -108,6 +106,7 @@ def _tasks(suite: Suite, plan: Plan, candidates: int, earlier: RunSet | None) ->
             there = done.get((prompt.id, repeat), [])
             if earlier is not None and prompt.id in earlier.skipped:
                 continue
+            candidates = 1 if earlier is None else len(earlier.header.candidates)
             if len(there) < candidates * len(plan.lengths) or (earlier is not None and _uncompared(earlier, there)):
                 tasks.append(Task(prompt.id, {"number": number, "repeat": repeat, "done": there}))
     return tasks

@@ -7,6 +7,7 @@ from typing import Any
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.figures import draw_all
 from specctl.benchmark.tables import tables
+from specctl.benchmark.verdict import verdict
 from specctl.errors import UsageError
 from specctl.reporting.document import write_document
 from specctl.reporting.style import Picture
@@ -30,6 +31,8 @@ def write_report(digest: Digest, folder: Path) -> list[Path]:
         [picture for _, picture in found if isinstance(picture, Picture)],
         _provenance(digest),
         folder,
+        command="bench",
+        verdict=verdict(digest),
         remarks=[f"{title}: not drawn, {reason}." for title, reason in found if not isinstance(reason, Picture)],
         profile=digest.results.header.profile,
     )
@@ -42,10 +45,11 @@ def _provenance(digest: Digest) -> dict[str, str]:
         "Command": shlex.join(header.argv),
         "Started": header.created,
         "Prompts": _pairs(header.suite),
-        "Runs": f"{len(digest.results.runs)}{expected}, repeats {header.repeats}, "
+        "Runs": f"{digest.finished}{expected}, repeats {header.repeats}, "
         f"length limits {', '.join(map(str, header.lengths)) or 'of the profile'}",
         "Sampling": _pairs(header.sampling),
         "Devices": _pairs(header.devices),
+        "Engines": _pairs(header.engines),
         "Versions": _pairs(header.versions),
         "Candidates": "; ".join(
             f"{candidate.label} ({_pairs(candidate.values)})" if candidate.values else candidate.label

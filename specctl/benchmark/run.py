@@ -11,6 +11,7 @@ import torch
 from specctl.benchmark.bounds import find_bounds
 from specctl.benchmark.plan import Plan
 from specctl.decoding.prompt_format import PromptFormat
+from specctl.models.loading.eager_pair import is_eager
 from specctl.models.running.pair import Pair
 from specctl.observing.facts import SCIKIT_LEARN, device_name, gather, scikit_learn
 from specctl.observing.field import Field
@@ -76,7 +77,7 @@ def run_benchmark(
             peers[label] = MeasuredPeer(pair, launch, processes[label])
     header = header_of(pair, profile, field, suite, plan, peers)
     results = earlier or RunSet(header)
-    total = len(suite.prompts) * len(field.candidates) * len(plan.lengths) * plan.repeats
+    total = len(suite.prompts) * len(results.header.candidates) * len(plan.lengths) * plan.repeats
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
     write = RESULTS.writing(output, header)
     with watch(results, total) as watcher:
@@ -103,7 +104,10 @@ def header_of(
     plan: Plan,
     peers: Mapping[str, MeasuredPeer] = MappingProxyType({}),
 ) -> Header:
-    """The header of a benchmark that begins now; ``peers`` are those in processes of their own, by label."""
+    """The header of a benchmark that begins now; ``peers`` are those in processes of their own, by label.
+
+    A candidate that is to run eagerly beside others is left out where all do.
+    """
     facts = gather(pair, profile, suite)
     for label, peer in peers.items():
         facts.versions[field.launches[label].setting.peer] = peer.version
@@ -112,7 +116,7 @@ def header_of(
         facts.versions[SCIKIT_LEARN] = scikit_learn()
     return Header(
         **asdict(facts),
-        candidates=field.candidates,
+        candidates=[one for one in field.candidates if one.engine is None or not is_eager(pair)],
         repeats=plan.repeats,
         lengths=list(plan.lengths),
         oracle=plan.oracle,

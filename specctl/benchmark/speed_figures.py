@@ -1,9 +1,19 @@
 """Figures of how fast each candidate was and where its time went. Matplotlib is imported when a figure is drawn."""
 
-from specctl.benchmark.candidate_panels import ROW, candidate_panel, note_right, panel_columns, panel_height, parts_of
+from specctl.benchmark.candidate_panels import (
+    ROW,
+    candidate_panel,
+    note_after,
+    note_right,
+    panel_columns,
+    panel_height,
+    parts_of,
+)
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.looks import Look
+from specctl.benchmark.verdict import standings
 from specctl.observing.results import BASELINE
+from specctl.reporting.placing import placing
 from specctl.reporting.style import (
     BASELINE_COLOUR,
     FAINT,
@@ -15,7 +25,6 @@ from specctl.reporting.style import (
     panels,
     shorten,
 )
-from specctl.reporting.table import show_interval
 
 
 def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
@@ -26,13 +35,12 @@ def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
     names = [name for name in parts[0][1] if name != BASELINE]
     if not names:
         raise MissingDataError("no candidate shares a prompt with none")
-    fastest, speed = max(((name, parts[0][1][name]) for name in names), key=lambda entry: entry[1].of_totals.value)
     picture = page(
         "speedup-by-category",
         "Speedup over target-only decoding",
-        f"What to see: over {speed.prompts} prompts {fastest} is fastest at {show_interval(speed.of_totals)} times the "
-        "speed of target-only decoding. Points are ratios of total tokens/s, lines 95% bootstrap intervals over "
-        "prompts; right of the grey line is faster than target-only decoding.",
+        f"What to see: {placing(standings(digest))}. Points are ratios of total tokens/s, lines 95% bootstrap "
+        "intervals over prompts; right of the grey line is faster. Lines that overlap may still be of "
+        "candidates that differ: they ran the same prompts.",
         panel_height(parts, names),
     )
     for axes, (name, speeds) in zip(
@@ -47,7 +55,8 @@ def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
                 if low is not None and high is not None:
                     axes.plot([low, high], [row, row], color=look[candidate].colour, linewidth=2, solid_capstyle="butt")
                 axes.plot(value, row, look[candidate].marker, color=look[candidate].colour, markersize=6)
-                note_right(axes, row, f"{value:.2f}")
+                note_after(axes, value if high is None else high, row, f"{value:.2f}")
+        axes.margins(x=0.16)
     return picture
 
 

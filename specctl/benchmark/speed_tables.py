@@ -6,7 +6,9 @@ from typing import Any
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.peer_thresholds import threshold_note
 from specctl.benchmark.summaries import Spread, Summary
+from specctl.observing.engines import engine_of
 from specctl.records import StopReason
+from specctl.reporting.placing import listed
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent, show_interval
 
 
@@ -15,6 +17,7 @@ def speed_table(digest: Digest) -> Table:
     rows = tuple(
         (
             summary.candidate,
+            engine_of(digest.results.header, summary.candidate) or UNKNOWN,
             str(summary.prompts),
             str(summary.runs),
             f"{summary.tokens_per_second:.1f}",
@@ -27,6 +30,7 @@ def speed_table(digest: Digest) -> Table:
     )
     columns = (
         "candidate",
+        "engine",
         "prompts",
         "runs",
         f"tokens/s{UP}",
@@ -38,10 +42,27 @@ def speed_table(digest: Digest) -> Table:
     note = DEFINITIONS
     if digest.results.header.synthetic:
         note = f"SYNTHETIC pair: random weights; how often target and draft agree was chosen, not trained. {note}"
-    expected, done = digest.expected_runs, len(digest.results.runs)
-    if expected is not None and done < expected:
-        note += f" Unfinished: {done} of {expected} runs."
-    return Table("Speed", columns, rows, note=f"{note}{_machine(digest)}{threshold_note(digest.results)}")
+    if digest.unfinished is not None:
+        note += f" {digest.unfinished[0].upper()}{digest.unfinished[1:]}."
+    more = f"{_machine(digest)}{_counterparts(digest)}{threshold_note(digest.results)}"
+    return Table("Speed", columns, rows, note=f"{note}{more}")
+
+
+def _counterparts(digest: Digest) -> str:
+    """How to read candidates that run eagerly beside others; empty where there are none, or nothing else."""
+    header = digest.results.header
+    eager = [one.candidate for one in digest.overall if engine_of(header, one.candidate) == "eager"]
+    faster = {engine_of(header, one.candidate) for one in digest.overall if one.candidate not in eager} - {None}
+    peers = [one.label for one in header.candidates if one.label in eager and one.peer is not None]
+    if not peers or not faster:
+        return ""
+    ours = [one for one in eager if one not in peers]
+    compare = f"compare {listed(peers)} with {listed(ours)}" if ours else "run one of ours with --engine eager"
+    others = listed(sorted(map(str, faster)))
+    return (
+        f" {listed(peers)} ran eagerly, as transformers runs models, and others on {others}; to see what the algorithm "
+        f"brings, {compare}."
+    )
 
 
 def _machine(digest: Digest) -> str:

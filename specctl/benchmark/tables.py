@@ -3,12 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
-from specctl.benchmark.cost_tables import cost_table, level_table, parallel_table
+from specctl.benchmark.cost_tables import cost_table, level_table, parallel_table, pass_table
 from specctl.benchmark.digest import Digest
 from specctl.benchmark.paper_table import paper_table
 from specctl.benchmark.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
 from specctl.benchmark.verdict import verdict
 from specctl.files import SCHEMA_VERSION
+from specctl.observing.engines import engine_of
 from specctl.observing.results import OF_HIERARCHIES, as_record
 from specctl.reporting.plain import plain
 from specctl.reporting.table import UNKNOWN, Table
@@ -28,6 +29,7 @@ def tables(digest: Digest) -> list[Table]:
         *([part_table("By length limit", "length", digest.by_length)] if len(digest.by_length) > 1 else []),
         *([level_table(digest)] if digest.levels else []),
         cost_table(digest),
+        *pass_table(digest),
         *([parallel_table(digest)] if digest.simulated else []),
         _differences(digest),
         *([_skipped(digest)] if digest.results.skipped else []),
@@ -41,7 +43,8 @@ def as_json(digest: Digest) -> dict[str, Any]:
     document: dict[str, Any] = {
         "provenance": {**as_record(digest.results.header), "schema_version": SCHEMA_VERSION},
         "verdict": verdict(digest),
-        "runs": len(digest.results.runs),
+        "engines": {one.label: engine_of(digest.results.header, one.label) for one in digest.results.header.candidates},
+        "runs": digest.finished,
         "expected_runs": digest.expected_runs,
         "overall": digest.overall,
         "by_category": digest.by_category,

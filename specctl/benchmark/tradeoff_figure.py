@@ -21,6 +21,7 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
         (summary.candidate, summary.discard_rate, summary.verification_rate)
         for summary in digest.overall
         if summary.candidate in candidates
+        and candidates[summary.candidate].engine is None  # another engine changes no rate
         and summary.draft_length
         and summary.discard_rate is not None
         and summary.verification_rate is not None

@@ -1,27 +1,73 @@
 """The outcome of a benchmark in one line, which can be searched for in a log."""
 
+from collections.abc import Iterable
+
 from specctl.benchmark.digest import Digest
+from specctl.observing.engines import engine_of
 from specctl.observing.results import BASELINE
+from specctl.observing.speedup import speedup
+from specctl.peers.names import ASSISTED
+from specctl.reporting.placing import Placed, level, placing
 from specctl.statistics.intervals import Interval
 
 
 def verdict(digest: Digest) -> str:
-    """Which candidate was fastest, how sure that is, and whether it gave the baseline's tokens."""
-    return "; ".join(filter(None, (f"verdict: {_fastest(digest)}", _identity(digest), _unfinished(digest))))
+    """Who was fastest as far as the runs tell, on which engine, and whether all gave the baseline's tokens."""
+    said = (f"verdict: {_fastest(digest)}", _same_engine(digest), _identity(digest), _unfinished(digest))
+    return "; ".join(filter(None, said))
+
+
+def standings(digest: Digest, labels: Iterable[str] | None = None) -> list[Placed]:
+    """The candidates that share a prompt with the baseline and with the fastest of them, the fastest first.
+
+    Args:
+        digest: of the results.
+        labels: of some candidates; None for all, the baseline included.
+    """
+    known = {one.candidate: one.speedup.of_totals for one in digest.overall if one.speedup is not None}
+    order = sorted(known.keys() if labels is None else known.keys() & set(labels), key=lambda one: -known[one].value)
+    if not order:
+        return []
+    runs = digest.results.of(order[0])
+    found = []
+    for label in order:
+        # Paired: what makes a prompt quick or slow for all does not count.
+        behind = speedup(runs, digest.results.of(label))
+        if behind is not None:
+            own = Interval(1.0) if label == BASELINE else known[label]
+            found.append(Placed(label, own, behind.of_totals))
+    return found
 
 
 def _fastest(digest: Digest) -> str:
-    speedups = {
-        summary.candidate: summary.speedup.of_totals
-        for summary in digest.overall
-        if summary.speedup is not None and summary.candidate != BASELINE
-    }
-    if not speedups:
+    placed = standings(digest)
+    if all(one.name == BASELINE for one in placed):
         return f"no candidate shares a prompt with {BASELINE}"
-    name, speedup = max(speedups.items(), key=lambda entry: entry[1].value)
-    if speedup.value <= 1:
-        return f"{BASELINE} is fastest, before {name}: {_times(speedup)}"
-    return f"{name} is fastest: {_times(speedup)}"
+    # A label that names its engine says so itself.
+    engines = {
+        one.name: engine
+        for one in placed
+        if (engine := engine_of(digest.results.header, one.name)) is not None and engine not in one.name
+    }
+    leading = {engines.get(one.name) for one in level(placed)}
+    if len(leading) == 1:
+        engine = leading.pop()
+        return placing(placed, f" on {engine}" if engine is not None else "")
+    return placing(
+        [one._replace(name=f"{one.name} on {engines[one.name]}") if one.name in engines else one for one in placed]
+    )
+
+
+def _same_engine(digest: Digest) -> str:
+    """Our policy against transformers' loops where both ran eagerly and the other candidates did not."""
+    header = digest.results.header
+    ours = [one.label for one in header.candidates if one.engine is not None]
+    theirs = [one.label for one in header.candidates if one.peer in ASSISTED]
+    placed = standings(digest, [*ours, *theirs])
+    names = {one.name for one in placed}
+    if not names & {*ours} or not names & {*theirs}:
+        return ""
+    return f"of those that ran eagerly, {placing(placed)}"
 
 
 def _identity(digest: Digest) -> str:
@@ -35,11 +81,4 @@ def _identity(digest: Digest) -> str:
 
 
 def _unfinished(digest: Digest) -> str:
-    expected, done = digest.expected_runs, len(digest.results.runs)
-    return f"unfinished: {done} of {expected} runs" if expected is not None and done < expected else ""
-
-
-def _times(speedup: Interval) -> str:
-    if speedup.low is None or speedup.high is None:
-        return f"{speedup.value:.2f}x"
-    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
+    return digest.unfinished or ""

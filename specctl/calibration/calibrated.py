@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from specctl.calibration.search import Calibration
 from specctl.calibration.tables import verdict
 from specctl.policies import NONE, Setting
+from specctl.printable import one_line
 from specctl.profile import ResolvedProfile
 from specctl.profile.schema import Engine
 from specctl.replay.costs import CostTable
@@ -32,7 +35,7 @@ def calibrated_profile(
     winner = found.winner
     table: dict[str, Any] = {
         "schema_version": 1,
-        "description": f"{resolved.profile.description or resolved.name}, calibrated: {verdict(found)}",
+        "description": f"{resolved.name}, calibrated: {winner.score.setting.label}",
     }
     if resolved.source is not None:
         table["extends"] = _parent(resolved, resolved.source, output)
@@ -67,6 +70,28 @@ def calibrated_profile(
         "costs": costs.as_record(),
     }
     return table
+
+
+def profile_text(table: Mapping[str, Any], found: Calibration) -> str:
+    """A calibrated profile as TOML: the verdict in a comment, and the costs last, a line for each list."""
+    provenance = dict(table["provenance"])
+    costs = provenance.pop("costs")
+    lines = [f"{_key(name)} = {_inline(value)}" for name, value in costs.items()]
+    text = tomli_w.dumps({**table, "provenance": provenance})
+    return "\n".join([f"# {one_line(verdict(found))}", f"{text}", "[provenance.costs]", *lines, ""])
+
+
+def _inline(value: Any) -> str:
+    """A value of TOML on one line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(name)} = {_inline(each)}' for name, each in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_inline, value))}]"
+    return tomli_w.dumps({"x": value}).partition(" = ")[2].rstrip("\n")
+
+
+def _key(name: str) -> str:
+    return tomli_w.dumps({name: 0}).rpartition(" = ")[0]
 
 
 def facts_of(traces: TraceSet, command: str) -> dict[str, Any]:

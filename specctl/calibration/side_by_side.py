@@ -1,11 +1,11 @@
 """Drafts of several profiles on one target, each calibrated, then run live in turn to say which to use."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specctl.calibration.live_check import decode_speed, run_field
 from specctl.calibration.search import Calibration
-from specctl.calibration.tables import speedup_cells, times
+from specctl.calibration.tables import speedup_cells
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
 from specctl.observing.field import Field, field_of
@@ -16,6 +16,7 @@ from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.trace_files import TraceSet
+from specctl.reporting.placing import Placed, level, listed, times
 from specctl.reporting.table import UNKNOWN, UP, Table
 from specctl.statistics.intervals import Interval
 
@@ -50,11 +51,13 @@ class Standing:
         entrant: whose it is.
         measured: tokens/s after the prompt, live; None if it was not run.
         speedup: over target-only decoding: measured, the time of the prompt included, or else predicted.
+        behind: the speed of the first over its own, by the same prompts.
     """
 
     entrant: Entrant
     measured: float | None
     speedup: Interval
+    behind: Interval
 
 
 def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
@@ -76,8 +79,15 @@ def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
 
 def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
     """The standings by prediction, fastest first."""
-    found = [Standing(one, None, one.found.winner.speedup) for one in entrants]
-    return sorted(found, key=lambda one: -one.speedup.value)
+    order = sorted(entrants, key=lambda one: -one.found.winner.speedup.value)
+    first = order[0].found
+    found = []
+    for one in order:
+        # Of different prompts, which left-out ones may make them, no ratio is paired.
+        same = one.found.reported_on == first.reported_on
+        behind = first.winner.score.speedup(one.found.winner.score) if same else Interval(1.0)
+        found.append(Standing(one, None, one.found.winner.speedup, behind))
+    return found
 
 
 def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Progress = SILENT) -> list[Standing]:
@@ -101,8 +111,13 @@ def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Pr
         speed = speedup(runs, results.of(BASELINE)) if runs else None
         if speed is None:
             continue
-        found.append(Standing(one, decode_speed(runs), speed.of_totals))
-    return sorted(found, key=lambda one: -one.speedup.value)
+        found.append((Standing(one, decode_speed(runs), speed.of_totals, Interval(1.0)), runs))
+    found.sort(key=lambda one: -one[0].speedup.value)
+    ratios = [speedup(found[0][1], runs) for _, runs in found]
+    return [
+        replace(one, behind=Interval(1.0) if ratio is None else ratio.of_totals)
+        for (one, _), ratio in zip(found, ratios, strict=True)
+    ]
 
 
 def standings_table(standings: Sequence[Standing]) -> Table:
@@ -139,11 +154,7 @@ def verdict_of(standings: Sequence[Standing]) -> str:
         return "use none: no draft here is faster than target-only decoding"
     parts = [f"use {best.entrant.name} with {best.entrant.setting.label}: {times(best.speedup)}"]
     parts += [f"{one.entrant.name} {times(one.speedup)}" for one in others]
-    line = "; ".join(parts)
-    if others and _overlap(best.speedup, others[0].speedup):
-        line += "; the first two are too close to tell on these prompts"
-    return line
-
-
-def _overlap(one: Interval, other: Interval) -> bool:
-    return None in (one.low, other.high) or (one.low or 0.0) < (other.high or 0.0)
+    leading = level([Placed(one.entrant.name, one.speedup, one.behind) for one in standings])
+    if len(leading) > 1:
+        parts.append(f"{listed([one.name for one in leading])} are level on these prompts")
+    return "; ".join(parts)

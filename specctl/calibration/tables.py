@@ -9,8 +9,9 @@ from specctl.calibration.search import Calibration, Ranked
 from specctl.policies import NONE
 from specctl.policies.specdec import implied_threshold
 from specctl.replay.costs import CostTable, signal_key
+from specctl.reporting.placing import times
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
-from specctl.statistics.intervals import Interval
+from specctl.statistics.intervals import Interval, is_clear
 
 SHOWN_NEAR = 5
 _SHOWN_VALUES = 16
@@ -27,8 +28,12 @@ def verdict(found: Calibration) -> str:
         other = f"; the best other setting is {best.score.setting.label}: {times(best.speedup)}" if best else ""
         return f"use none: target-only decoding is the right choice here{other}"
     parts = [f"use {winner.score.setting.label}: {times(winner.speedup)}"]
+    if not is_clear(winner.speedup) and winner.speedup.low is not None:
+        parts.append("level with none")
     if constant is not None and constant is not winner:
-        parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label})")
+        ratio = winner.score.speedup(constant.score)
+        level = "" if is_clear(ratio) or ratio.low is None else ", level with it"
+        parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label}){level}")
     parts.append(f"oracle {found.oracle.speedup.value:.2f}x")
     return "; ".join(parts)
 
@@ -99,8 +104,16 @@ def _ranking(found: Calibration) -> Table:
         rows,
         note=f"{DEFINITIONS} Predicted on {len(found.reported_on)} {where}; {found.candidates} settings were replayed "
         f"on {len(found.chosen_on)}{_VERIFIED[found.verification]}. The chosen setting (*) was within the noise of the "
-        f"fastest in {found.choice.share:.0%} of resamples.",
+        f"fastest in {found.choice.share:.0%} of resamples.{_beyond(bounds, found)}",
     )
+
+
+def _beyond(entries: Sequence[Ranked], found: Calibration) -> str:
+    """What is to be thought of a speed above the oracle's."""
+    fastest = max(entry.score.tokens_per_second for entry in (*entries, *found.ranking))
+    if fastest <= found.oracle.score.tokens_per_second * 1.005:
+        return ""
+    return " No policy can beat the oracle: more than 100% of it is noise in the measured costs."
 
 
 def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
@@ -263,10 +276,3 @@ def speedup_cells(speedup: Interval | None) -> tuple[str, str]:
         return UNKNOWN, UNKNOWN
     interval = UNKNOWN if speedup.low is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
     return f"{speedup.value:.2f}", interval
-
-
-def times(interval: Interval) -> str:
-    """A speedup with its interval, for a sentence."""
-    if interval.low is None:
-        return f"{interval.value:.2f}x"
-    return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"

@@ -210,7 +210,12 @@ def _show(
         from specctl.reporting.document import write_document
 
         for path in write_document(
-            "Draft signals and acceptance", shown, draw_analysis(analysis, judged, readings), sources, report
+            "Draft signals and acceptance",
+            shown,
+            draw_analysis(analysis, judged, readings),
+            sources,
+            report,
+            command="analyze",
         ):
             if not quiet:
                 tell(f"wrote {path}")

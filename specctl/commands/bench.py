@@ -1,7 +1,7 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,6 +38,9 @@ from specctl.commands.options import (
 from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
+
+if TYPE_CHECKING:
+    from specctl.observing.results import RunSet
 
 
 def bench(
@@ -102,6 +105,14 @@ def bench(
             "onnxruntime-genai, adaptive:2.",
         ),
     ] = None,
+    counterpart: Annotated[
+        bool,
+        typer.Option(
+            "--counterpart/--no-counterpart",
+            help="With transformers' peers, where our passes run on a faster engine than theirs: measure the first "
+            "policy eagerly too, as they run. Default: yes.",
+        ),
+    ] = True,
     peer_models: Annotated[
         list[str] | None,
         typer.Option(
@@ -194,7 +205,7 @@ def bench(
 
         from specctl.benchmark.lineup import lineup
         from specctl.benchmark.plan import Plan
-        from specctl.observing.field import competing_drafts, field_of
+        from specctl.observing.field import competing_drafts, field_of, with_counterpart
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer
         from specctl.policies.leaves import parse_leaves
@@ -225,6 +236,8 @@ def bench(
         folders = paths_by_peer("--peer-models", peer_models or [], peers)
         programs = paths_by_peer("--peer-program", peer_program or [], peers)
         field = field_of(competing, peers, launches(peers, folders, programs))
+        if counterpart:
+            field = with_counterpart(field)
         if field.launches and profiles[0].sampling.temperature:
             raise UsageError(
                 f"{next(iter(field.launches))} is measured only in greedy decoding", "leave it out, or add -t 0"
@@ -247,10 +260,23 @@ def bench(
         open_report(outputs, report)
         outputs.folder("answers", spec_bench_out, ANSWER_FILES)
         shown = TerminalProgress(Console(stderr=True, quiet=quiet), progress)
-        results = run_field(
-            profiles[0], field, prompts, plan, file, shown, foreign_head=foreign_head, replication=replication
+
+        def show(results: "RunSet") -> None:
+            show_results(results, report, spec_bench_out, json_, quiet, sync_ms)
+
+        show(
+            run_field(
+                profiles[0],
+                field,
+                prompts,
+                plan,
+                file,
+                shown,
+                foreign_head=foreign_head,
+                stopped=show,
+                replication=replication,
+            )
         )
-        show_results(results, report, spec_bench_out, json_, quiet, sync_ms)
 
 
 def _require_alone(ctx: typer.Context, option: str, *allowed: str) -> None:

@@ -1,5 +1,6 @@
 """Loads the models and peers of a benchmark and runs it. Torch is imported when a function runs."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,12 +32,42 @@ def run_field(
     progress: "TerminalProgress",
     *,
     foreign_head: bool,
+    stopped: "Callable[[RunSet], None]",
     replication: Replication | None = None,
 ) -> "RunSet":
     """Load the models of all candidates and run the benchmark, with a table that fills in as runs finish.
 
-    With ``replication``, replicas load them, and each prompt runs on one of these.
+    With ``replication``, replicas load them, and each prompt runs on one of these. After Ctrl-C ``stopped`` gets the
+    runs that are there, if there are any, before KeyboardInterrupt goes on.
     """
+    from specctl.terminal.loading import note
+
+    begun: list[RunSet] = []
+    try:
+        return _run_field(
+            profile, field, suite, plan, output, progress, begun, foreign_head=foreign_head, replication=replication
+        )
+    except KeyboardInterrupt:
+        if output is None:
+            note(progress.console, "interrupted")
+        if begun and begun[0].runs:
+            stopped(begun[0])
+        raise
+
+
+def _run_field(
+    profile: "Profile",
+    field: "Field",
+    suite: "Suite",
+    plan: "Plan",
+    output: OutputFile | None,
+    progress: "TerminalProgress",
+    begun: "list[RunSet]",
+    *,
+    foreign_head: bool,
+    replication: Replication | None,
+) -> "RunSet":
+    """`run_field`, which notes in ``begun`` the results that fill."""
     from specctl.benchmark.lineup import left_out_lines
     from specctl.benchmark.plan import require_same
     from specctl.observing.results import BASELINE, RESULTS, read_results
@@ -54,6 +85,7 @@ def run_field(
         note(console, line)
 
     def watch(results: "RunSet", total: int) -> BenchProgress:
+        begun.append(results)
         labels = [candidate.label for candidate in results.header.candidates]
         return BenchProgress(progress, labels, BASELINE, total, results.runs, not profile.sampling.temperature)
 
@@ -63,7 +95,7 @@ def run_field(
         setup = {"field": field, "suite": suite, "plan": plan, "foreign_head": foreign_head}
         start = partial(replication.start, profile, REPLICA, setup, progress, expected, exclusive=True)
         with resumable(console, output and output.path):
-            return run_by_replicas(start, suite, plan, len(field.candidates), output, watch, earlier)
+            return run_by_replicas(start, suite, plan, output, watch, earlier)
     with ExitStack() as stack:
         processes = {
             label: stack.enter_context(PeerProcess(label, launch.command)) for label, launch in field.launches.items()

@@ -163,6 +163,8 @@ def _show(
         from specctl.reporting.document import write_document
 
         together = [standings_table(standings), *(shown[0] for shown in tables.values())]
-        paths = write_document("Calibration", together, {}, {"Verdict": verdict_of(standings), **facts}, report)
+        paths = write_document(
+            "Calibration", together, {}, facts, report, command="calibrate", verdict=verdict_of(standings)
+        )
         for path in paths if not quiet else []:
             tell(f"wrote {path}")

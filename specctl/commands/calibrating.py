@@ -107,11 +107,9 @@ def write_calibrated(
     quiet: bool,
 ) -> None:
     """Write the calibrated profile, and unless quiet say how to use it."""
-    import tomli_w
+    from specctl.calibration.calibrated import calibrated_profile, profile_text
 
-    from specctl.calibration.calibrated import calibrated_profile
-
-    output.replace(tomli_w.dumps(calibrated_profile(resolved, found, costs, facts, output.path)))
+    output.replace(profile_text(calibrated_profile(resolved, found, costs, facts, output.path), found))
     if not quiet:
         tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
 
@@ -174,7 +172,7 @@ def show_calibration(
         from specctl.reporting.document import write_document
 
         paths = write_document(
-            "Calibration", shown, draw_calibration(found), {"Verdict": verdict(found), **facts}, report
+            "Calibration", shown, draw_calibration(found), facts, report, command="calibrate", verdict=verdict(found)
         )
         for path in paths if not quiet else []:
             tell(f"wrote {path}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from specctl.policies import NONE, Setting
 from specctl.policies.trees import TreeSize
@@ -19,6 +19,7 @@ class Candidate:
         drafts: for each level of the setting, the index of its draft in `Header.drafts`.
         peer: name of a peer; None for a setting.
         peer_settings: the peer's arguments; ``draft`` is how one that runs in a process of its own drafts.
+        engine: of a setting that runs eagerly where the others run on another engine; None for the profile's.
     """
 
     label: str
@@ -26,6 +27,7 @@ class Candidate:
     drafts: tuple[int, ...] = (0,)
     peer: str | None = None
     peer_settings: Mapping[str, Any] = field(default_factory=dict)
+    engine: Literal["eager"] | None = None
 
     @property
     def name(self) -> str:
@@ -55,16 +57,22 @@ class Candidate:
     @property
     def takes_turns_in_chains(self) -> bool:
         """Whether its passes come one after the other, each of the draft's over one token, and so can be priced."""
-        return not self.drafts_trees and not self.parallel
+        return not self.drafts_trees and not self.parallel and self.engine is None
 
     @property
     def family(self) -> str:
         """A name shared by all candidates with the same policies on the same models, whatever their values."""
         if self.setting is None:
             return f"{self.name}:{self.way}" if self.way is not None else self.name
+        family = self.setting.family if self.engine is None else f"{self.setting.family}, {self.engine}"
         if self.drafts == (0,):
-            return self.setting.family
-        return f"{self.setting.family} on drafts {', '.join(map(str, self.drafts))}"
+            return family
+        return f"{family} on drafts {', '.join(map(str, self.drafts))}"
+
+    @property
+    def eagerly(self) -> "Candidate":
+        """The same setting as a candidate that runs eagerly."""
+        return replace(self, label=f"{self.label} (eager)", engine="eager")
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
@@ -75,6 +83,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "kind": "policy" if candidate.peer is None else "peer",
         "name": candidate.name,
         "settings": dict(candidate.values),
+        **({"engine": candidate.engine} if candidate.engine is not None else {}),
     }
     levels = candidate.setting.levels if candidate.setting is not None else ()
     if (
@@ -120,4 +129,5 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
             tree=TreeSize(level["tree"], level["tree_beams"]) if "tree" in level else None,
             parallel=level.get("parallel"),
         )
-    return Candidate(record["label"], setting, tuple(level["draft"] for level in records))
+    drafts = tuple(level["draft"] for level in records)
+    return Candidate(record["label"], setting, drafts, engine=record.get("engine"))

@@ -8,8 +8,8 @@ from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import BASELINE
 from specctl.peers.launch import Launch
-from specctl.peers.names import PeerSetting
-from specctl.policies import Setting, nested
+from specctl.peers.names import ASSISTED, PeerSetting
+from specctl.policies import NONE, Setting, nested
 from specctl.policies.leaves import Leaves
 from specctl.policies.trees import TreeSize
 from specctl.profile.lookup import require_offered
@@ -105,6 +105,26 @@ def field_of(
         [None if (upper := above[key]) is None else indices[upper] for key in drafts],
         launches,
     )
+
+
+def with_counterpart(field: Field) -> Field:
+    """The field with one more candidate where transformers' own loop takes part: ours, run eagerly as that runs.
+
+    It is the first that drafts with the first draft alone and in turns. Without it, what another engine brings would
+    look like what another algorithm brings.
+    """
+    first = next((index for index, one in enumerate(field.candidates) if one.peer in ASSISTED), None)
+    ours = next(
+        (
+            one
+            for one in field.candidates
+            if one.setting not in (None, NONE) and one.drafts == (0,) and not one.parallel
+        ),
+        None,
+    )
+    if first is None or ours is None:
+        return field
+    return replace(field, candidates=[*field.candidates[:first], ours.eagerly, *field.candidates[first:]])
 
 
 def competing_drafts(

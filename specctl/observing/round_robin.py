@@ -11,6 +11,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
+from specctl.models.loading.eager_pair import eager_pair
 from specctl.models.running.masks import WIDEST
 from specctl.models.running.pair import Pair
 from specctl.observing.candidate import Candidate
@@ -74,7 +75,8 @@ class RoundRobin:
         if candidate.setting is None:
             peer = self._peers.get(candidate.label) or AssistedPeer(self._pair, candidate.name)
             return _Lane(candidate, Answerer(peer, self._format, self._settings), peer)
-        session = Session(self._pair, build_drafter(self._pair, candidate.setting, drafts=candidate.drafts))
+        pair = self._pair if candidate.engine is None else eager_pair(self._pair)
+        session = Session(pair, build_drafter(pair, candidate.setting, drafts=candidate.drafts))
         return _Lane(candidate, Answerer(session, self._format, self._settings), None)
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:

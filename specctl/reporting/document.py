@@ -3,7 +3,7 @@
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +17,8 @@ from markdown_it.utils import OptionsDict
 from specctl.outputs import naming, write_whole
 from specctl.printable import escaped
 from specctl.reporting.style import Picture, style
-from specctl.reporting.table import Table, as_markdown, inert
+from specctl.reporting.table import DEFINITIONS, Table, as_markdown, inert
+from specctl.reporting.words import READING, meanings
 
 REPORT_FILES = ("report.md", "report.html", "*.png", "*.svg")
 """Patterns of the names that `write_document` writes."""
@@ -69,6 +70,8 @@ def write_document(
     provenance: Mapping[str, Any],
     folder: Path,
     *,
+    command: str,
+    verdict: str = "",
     remarks: Sequence[str] = (),
     profile: Mapping[str, Any] | None = None,
 ) -> list[Path]:
@@ -80,6 +83,8 @@ def write_document(
         pictures: drawn one at a time.
         provenance: where the numbers come from, by name.
         folder: made if it is missing.
+        command: whose tables these are; the page says what their columns mean.
+        verdict: the outcome in a sentence, which stands first.
         remarks: lines below the figures.
         profile: the resolved profile; the page shows it folded.
 
@@ -89,9 +94,10 @@ def write_document(
     """
     figures = [render(picture) for picture in pictures]
     parts = [
-        _Part(f"# {inert(title)}", "<header>", "</header>"),
+        _Part(f"# {inert(title)}" + f"\n\n**{inert(verdict)}**" * bool(verdict), "<header>", "</header>"),
         *map(_table_part, sorted(shown, key=lambda table: not table.alarm)),
         _Part("\n\n".join(["## Figures", *map(_image, figures), *map(inert, remarks)])),
+        *_meanings(command, shown),
         _Part("## Where the numbers come from\n\n" + "\n".join(_item(*pair) for pair in provenance.items())),
     ]
     if profile is not None:
@@ -127,7 +133,19 @@ def render(picture: Picture) -> _Drawn:
 
 def _table_part(table: Table) -> _Part:
     opening = '<section class="alarm">' if table.alarm else "<section>"
+    # A page that is sent on has the meanings inside, and no docs beside it.
+    table = replace(table, note=table.note.replace(DEFINITIONS, "").strip())
     return _Part(f"## {inert(table.title)}\n\n{as_markdown(table)}", opening)
+
+
+def _meanings(command: str, shown: Sequence[Table]) -> list[_Part]:
+    """What the columns mean, and the rows that have a name of their own, in a list; none where none is defined."""
+    named = {row[0] for table in shown if table.labels for row in table.rows}
+    names = [*(name for table in shown for name in table.columns), *sorted(named)]
+    known = meanings(command, names)
+    if not known:
+        return []
+    return [_Part("\n\n".join(["## What the columns mean", READING, "\n".join(_item(*one) for one in known.items())]))]
 
 
 def _image(figure: _Drawn) -> str:

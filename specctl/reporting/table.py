@@ -21,7 +21,7 @@ _JOINED = "\N{NO-BREAK SPACE}"
 """Keeps an arrow on the line of its heading's last word."""
 _MARKUP = re.compile(r"[\\`*|]|<(?=[\w/!?])|\](?=[(:])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])|#$")
 """Characters that would begin or end code, emphasis, a cell, a heading, HTML, a link or an entity."""
-_BLOCK_START = re.compile(r"^(\d*)([-#+=~.)>])")
+_BLOCK_START = re.compile(r"^(\d+(?=[.)](?:\s|$))|)([-#+=~.)>])")
 """What could make a paragraph a list, a heading, a quotation or a fence."""
 
 

@@ -23,6 +23,11 @@ class Interval(NamedTuple):
     high: float | None = None
 
 
+def is_clear(ratio: Interval) -> bool:
+    """Whether a ratio has an interval, and 1 is outside."""
+    return ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
+
+
 def bootstrap(statistic: Callable[[Floats], Floats], prompts: int, resamples: int = RESAMPLES) -> Interval:
     """Percentile interval of a statistic under resampling of prompts; the same prompts are drawn at every call.
 

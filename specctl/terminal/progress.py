@@ -39,7 +39,8 @@ class BenchProgress:
     """A table that fills in as runs finish, with the time left; a context manager.
 
     It draws only when a run begins or is added, so that drawing does not slow the measured runs. It disappears at the
-    end, and stays after an error or an interrupt. Where there is no terminal, it writes a line every few seconds.
+    end and after an interrupt, when tables of the results follow, and stays after an error. Where there is no terminal,
+    it writes a line every few seconds.
 
     Args:
         progress: shows it.
@@ -83,8 +84,8 @@ class BenchProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # The result tables will not come; what has been measured so far must not disappear.
-        self._display.stop(keep=error is not None)
+        # After an error no result tables come; what has been measured so far must not disappear.
+        self._display.stop(keep=error is not None and not isinstance(error, KeyboardInterrupt))
         self._lines.close()
         for text in self._failures:
             tell(text, "warning")

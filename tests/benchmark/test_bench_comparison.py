@@ -61,8 +61,8 @@ def test_the_same_file_twice_is_as_fast_as_itself() -> None:
     assert (found.candidates_left_out, found.prompts_left_out) == ({}, {})
     assert found.none_differs is None
     assert [one.verdict for one in found.candidates] == [
-        "none: B is 1.00x (1.00 to 1.00) as fast, no clear difference; texts identical",
-        "svip: B is 1.00x (1.00 to 1.00) as fast, no clear difference; texts identical",
+        "none: A and B are level, B at 1.00x (1.00 to 1.00) of A; texts identical",
+        "svip: A and B are level, B at 1.00x (1.00 to 1.00) of A; texts identical",
     ]
 
 
@@ -76,7 +76,7 @@ def test_ratios_by_hand() -> None:
     assert svip.tpot == constant(0.5)
     assert svip.against_none == constant((59 / 32) / (95 / 50))
     assert svip.texts == Texts(4, 0)
-    assert svip.verdict == "svip: B is 1.84x (1.84 to 1.84) as fast; texts identical"
+    assert svip.verdict == "svip: B is faster, B at 1.84x (1.84 to 1.84) of A; texts identical"
     assert found.none_differs == constant(95 / 50)
 
 
@@ -114,7 +114,9 @@ def test_intervals_are_of_a_bootstrap_over_prompts_paired_by_prompt() -> None:
 
 def test_one_prompt_has_no_interval() -> None:
     found = compared(results(some_runs("a")), results(some_runs("a", slower=0.5)))
-    assert found.candidates[1].verdict == "svip: B is 1.84x (one prompt, no interval) as fast; texts identical"
+    assert (
+        found.candidates[1].verdict == "svip: one prompt cannot tell which is faster, B at 1.84x of A; texts identical"
+    )
     assert found.none_differs is None
 
 
@@ -188,7 +190,7 @@ def test_another_label_is_said() -> None:
     b = results(runs, [candidate("none"), candidate("svip:0.5", "svip", threshold=0.5), candidate("adaedl")])
     a = results([*some_runs(), *[plain_run("a", 9, "constant")]], [*CANDIDATES, candidate("constant")])
     found = compared(a, b)
-    assert found.candidates[1].verdict.startswith("svip (A), svip:0.5 (B): B is 1.84x")
+    assert found.candidates[1].verdict.startswith("svip (A), svip:0.5 (B): B is faster, B at 1.84x")
     assert found.candidates_left_out == {"constant": "only in A"}, "adaedl has no run in B"
 
 
@@ -294,8 +296,8 @@ def test_two_files_are_compared_and_not_changed(tmp_path: Path) -> None:
     before = a.read_bytes(), b.read_bytes()
     lines = run("--compare", a, b).splitlines()
     assert lines[-2:] == [
-        "none: B is 1.90x (1.90 to 1.90) as fast; texts identical",
-        "svip: B is 1.84x (1.84 to 1.84) as fast; texts identical",
+        "none: B is faster, B at 1.90x (1.90 to 1.90) of A; texts identical",
+        "svip: B is faster, B at 1.84x (1.84 to 1.84) of A; texts identical",
     ]
     assert json.loads(run("--compare", a, b, "--json"))["b"] == {
         "file": str(b),
@@ -308,7 +310,7 @@ def test_two_files_are_compared_and_not_changed(tmp_path: Path) -> None:
 
 def test_a_file_is_compared_with_itself() -> None:
     old = DATA / "results.jsonl"
-    assert "svip: B is 1.00x (1.00 to 1.00) as fast" in run("--compare", old, old)
+    assert "svip: A and B are level, B at 1.00x (1.00 to 1.00) of A" in run("--compare", old, old)
 
 
 @pytest.mark.parametrize(

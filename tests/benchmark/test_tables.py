@@ -38,9 +38,9 @@ def titled(results: RunSet, title: str) -> Table:
 
 def test_speed_in_one_line_per_candidate() -> None:
     assert titled(run_set(CANDIDATES, some_runs()), "Speed").rows == (
-        ("none", "4", "4", "94.7", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]", "15.0", "0"),
-        ("svip", "4", "4", "152.5", "1.61 [1.61, 1.61]", "1.61 [1.61, 1.61]", "25.0", "0"),
-        ("hf", "4", "4", "180.0", "1.90 [1.90, 1.90]", "1.90 [1.90, 1.90]", "50.0", "0"),
+        ("none", "-", "4", "4", "94.7", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]", "15.0", "0"),
+        ("svip", "-", "4", "4", "152.5", "1.61 [1.61, 1.61]", "1.61 [1.61, 1.61]", "25.0", "0"),
+        ("hf", "hf", "4", "4", "180.0", "1.90 [1.90, 1.90]", "1.90 [1.90, 1.90]", "50.0", "0"),
     )
 
 
@@ -52,7 +52,7 @@ def test_unknown_values_are_a_dash() -> None:
 
 def test_a_single_prompt_has_values_without_intervals_and_no_tables_of_parts() -> None:
     results = run_set(CANDIDATES, some_runs("a"))
-    assert [row[4] for row in titled(results, "Speed").rows] == ["1.00", "1.61", "1.90"]
+    assert [row[5] for row in titled(results, "Speed").rows] == ["1.00", "1.61", "1.90"]
     assert not {"By category", "By length limit"} & {table.title for table in tables(results)}
 
 
@@ -74,9 +74,47 @@ def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None
     path = tmp_path / "results.jsonl"
     path.write_text("".join(lines) + '{"kind": "run", "entr', encoding="utf-8")
     speed = titled(read_results(path), "Speed")
-    assert [row[1] for row in speed.rows] == ["2", "2", "1"]
-    assert speed.rows[2][4] == "1.90"
-    assert speed.note.endswith("Unfinished: 5 of 12 runs.")
+    assert [row[2] for row in speed.rows] == ["1", "1", "1"], "of the second prompt a candidate is missing"
+    assert speed.rows[2][5] == "1.90"
+    assert speed.note.endswith("Unfinished: 5 of 12 runs, of which the 3 in complete rounds count.")
+
+
+def test_rounds_without_a_failed_peer_are_complete() -> None:
+    whole = run_set(CANDIDATES, [run for run in some_runs() if run.candidate != "hf" or run.prompt == "a"], prompts=4)
+    assert [row[2] for row in titled(whole, "Speed").rows] == ["1", "1", "1"]
+    whole.failed["hf"] = "it ended"
+    assert [row[2] for row in titled(whole, "Speed").rows] == ["4", "4", "1"]
+
+
+def test_the_engine_of_each_candidate() -> None:
+    field = [
+        candidate("none"),
+        candidate("svip", "svip"),
+        candidate("svip", "svip").eagerly,
+        *map(peer, ("hf-heuristic", "openvino")),
+    ]
+    runs = [plain_run("a", 6, one.label) for one in field]
+    results = run_set(field, runs)
+    results.header.engines.update({"target": "onnx", "draft": "onnx (why)"})
+    engines = ["onnx", "onnx", "eager", "eager", "openvino"]
+    assert [row[1] for row in titled(results, "Speed").rows] == engines
+    assert list(as_json(results)["engines"].values()) == engines
+    assert titled(results, "Speed").note.endswith(
+        "hf-heuristic ran eagerly, as transformers runs models, and others on onnx and openvino; to see what the "
+        "algorithm brings, compare hf-heuristic with svip (eager)."
+    )
+    results.header.engines["draft"] = "eager"
+    assert titled(results, "Speed").rows[1][1] == "target onnx, draft eager"
+    assert titled(results, "Speed").rows[0][1] == "onnx", "it has no draft"
+
+
+def test_where_all_ran_eagerly_nothing_needs_a_counterpart() -> None:
+    field = [candidate("none"), candidate("svip", "svip"), peer("hf-heuristic")]
+    results = run_set(field, [plain_run("a", 6, one.label) for one in field])
+    results.header.engines.update({"target": "eager", "draft": "eager"})
+    assert "eagerly" not in titled(results, "Speed").note
+    results.header.engines.update({"target": "graph", "draft": "graph"})
+    assert titled(results, "Speed").note.endswith("run one of ours with --engine eager.")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +262,7 @@ def test_progress_fills_in_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt(), ValueError()])
-def test_progress_stays_on_the_terminal_after_an_interrupt_or_an_error(error: BaseException | None) -> None:
+def test_progress_stays_on_the_terminal_after_an_error_alone(error: BaseException | None) -> None:
     out = io.StringIO()
     expected = nullcontext() if error is None else pytest.raises(type(error))
     console = Console(file=out, force_terminal=True, color_system=None)
@@ -233,7 +271,7 @@ def test_progress_stays_on_the_terminal_after_an_interrupt_or_an_error(error: Ba
         if error is not None:
             raise error
     left = out.getvalue().rpartition("\x1b[?1049l")[2]
-    assert ("1 of 2 runs" in left) == (error is not None)
+    assert ("1 of 2 runs" in left) == isinstance(error, ValueError), "tables follow an interrupt"
 
 
 def test_progress_is_silent_without_a_terminal() -> None:

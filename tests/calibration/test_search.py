@@ -1,3 +1,4 @@
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -6,13 +7,17 @@ from made_traces import ALL_SIGNALS, LENGTH, SIGNALS, flat_costs, trace, traces
 from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space
+from specctl.calibration.calibrated import calibrated_profile, profile_text
 from specctl.calibration.grids import grid
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
 from specctl.calibration.tables import as_document, calibration_tables, curve, verdict
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Setting
+from specctl.profile import resolve
+from specctl.replay.bound import _linear
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Replay
+from specctl.statistics.intervals import Interval
 
 
 def test_costs_are_interpolated_and_held():
@@ -53,6 +58,22 @@ def test_the_best_threshold_stops_where_the_draft_turns_unsure():
     assert winner.tokens_per_second <= found.oracle.score.tokens_per_second
     assert found.held_out
     assert set(found.chosen_on).isdisjoint(found.reported_on)
+
+
+def test_the_speed_that_is_reported_is_that_of_the_other_half():
+    """The prompts that choose are easy, the others hard, and both parts are equally large."""
+    easy = [trace(f"easy{n}", [position % 12 != 11 for position in range(LENGTH)]) for n in range(4)]
+    hard = [trace(f"hard{n}", [position % 3 != 2 for position in range(LENGTH)]) for n in range(4)]
+    both = [each for pair in zip(easy, hard, strict=True) for each in pair]
+    known, costs = replace(traces(6), traces=both), flat_costs(1, 10)
+    found = search(known, grid("svip", "paper", SIGNALS), Setting("svip"), costs)
+    assert (found.chosen_on, found.reported_on) == ([f"easy{n}" for n in range(4)], [f"hard{n}" for n in range(4)])
+    setting = found.winner.score.setting
+    speeds = [score(setting, known, half, costs) for half in (found.chosen_on, found.reported_on)]
+    assert speeds[0].tokens_per_second > 1.3 * speeds[1].tokens_per_second
+    assert found.winner.score.tokens_per_second == speeds[1].tokens_per_second
+    alone = score(NONE, known, found.reported_on, costs)
+    assert found.winner.speedup == speeds[1].speedup(alone)
 
 
 def test_a_setting_no_better_than_the_noise_loses_to_a_simpler_one():
@@ -158,3 +179,62 @@ def test_tables_and_document_tell_the_same():
     knob, points = curve(found)
     assert knob == "threshold"
     assert [value for value, _ in points] == sorted(value for value, _ in points)
+
+
+def test_more_than_the_oracle_is_said_to_be_noise():
+    costs = flat_costs(1, 10)
+    found = search(traces(6), grid("svip", "paper", SIGNALS), Setting("constant"), costs)
+    assert "noise" not in calibration_tables(found, costs, [])[0].note.replace("within the noise", "")
+    found.oracle = replace(found.oracle, score=replace(found.oracle.score, ms=1.2 * found.ranking[0].score.ms))
+    assert calibration_tables(found, costs, [])[0].note.endswith(
+        " No policy can beat the oracle: more than 100% of it is noise in the measured costs."
+    )
+
+
+def test_the_verdict_says_where_the_setting_is_level_with_others():
+    found = search(traces(6), grid("svip", "dense", SIGNALS), Setting("constant"), flat_costs(1, 10))
+    assert "level" not in verdict(found)
+    constant = found.ranked("constant")
+    found.winner.score.ms[:] = constant.score.ms
+    assert "(constant:" in verdict(found) or "(constant)" in verdict(found)
+    assert ", level with it; oracle" in verdict(found)
+    found.winner = replace(found.winner, speedup=Interval(1.01, 0.97, 1.04))
+    assert "1.01x (0.97 to 1.04); level with none; best constant" in verdict(found)
+
+
+def test_a_head_adds_its_own_time_in_place_of_the_first_ones():
+    costs = replace(
+        flat_costs(1, 10),
+        signal_ms={"none": 0.0, "accept_prob": 0.5, "accept_prob+entropy": 0.7, "entropy": 0.2},
+        head_ms={"small": 0.5, "large": 0.9, "tiny": 0.1},
+    )
+    assert costs.of_head("large").signal_ms == pytest.approx(
+        {"none": 0.0, "accept_prob": 0.9, "accept_prob+entropy": 1.1, "entropy": 0.2}
+    )
+    assert costs.of_head("tiny").signal_ms["accept_prob+entropy"] == pytest.approx(0.3)
+    assert costs.of_head("small").signal_ms == pytest.approx(costs.signal_ms)
+    assert costs.of_head("unknown") is costs
+
+
+def test_the_signal_bound_is_priced_in_the_middle_of_the_text():
+    """Times grow with the context: a step takes 1 ms at first and 3 ms at 100 tokens, a pass 10 and 30."""
+    lengths = np.array([0.0, 1.0, 2.0])
+    growing = np.array([[1.0], [3.0]])
+    costs = CostTable(np.array([0.0, 100.0]), lengths, growing * lengths, 10 * growing * np.ones(3), {}, 0.0)
+    step, beginning, target = _linear([trace("p", [True] * LENGTH)], costs)
+    assert (step, beginning, target) == (pytest.approx(2.0), pytest.approx(0.0), pytest.approx(20.0)), "20 + 60 / 2"
+
+
+def test_a_calibrated_profile_is_short_and_reads_back(tmp_path):
+    costs = flat_costs(1, 10)
+    found = search(traces(6), grid("svip", "dense", SIGNALS), Setting("constant"), costs)
+    table = calibrated_profile(resolve("embedded"), found, costs, {"suite": {"name": "made"}}, tmp_path / "own.toml")
+    text = profile_text(table, found)
+    assert tomllib.loads(text) == table
+    assert text.startswith(f"# {verdict(found)}\n")
+    assert table["description"] == f"embedded, calibrated: {found.winner.score.setting.label}"
+    below = replace(costs, below=costs, signal_ms={"a+b": 0.5})
+    record = {**table, "provenance": {**table["provenance"], "costs": below.as_record()}}
+    text = profile_text(record, found)
+    assert tomllib.loads(text) == record
+    assert len(text[text.index("[provenance.costs]") :].splitlines()) == 1 + len(below.as_record())

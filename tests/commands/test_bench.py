@@ -15,7 +15,8 @@ PROMPTS = [
     {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700},
     {"id": "talk", "category": "stories", "turns": ["Who are you?", "And then?"]},
 ]
-OPTIONS = ["-n", "12", "--policy", "constant:draft_length=3", "--policy", "svip", "--peer", "hf-constant", "--oracle"]
+OPTIONS = ["-n", "12", "--policy", "constant:draft_length=3", "--policy", "svip", "--peer", "hf-constant", "--oracle",
+           "--no-counterpart"]  # fmt: skip
 
 
 bench = partial(invoke, "bench")
@@ -217,3 +218,40 @@ def test_trees_are_compared_with_chains(prompts, tmp_path):
     table = bench("--from", results).stdout
     assert "svip(tree=12)" in table
     assert "nodes" in table
+
+
+def test_ours_runs_eagerly_too_beside_transformers_own_loop(prompts, tmp_path):
+    asked = ["-i", prompts, "--limit", "1", "-n", "8", "--policy", "svip", "--peer", "hf-constant", "-q"]
+    path = tmp_path / "static.jsonl"
+    shown = bench(*asked, "--engine", "static", "-o", path).stdout
+    results = read_results(path)
+    assert [one.label for one in results.header.candidates] == ["none", "svip", "svip (eager)", "hf-constant"]
+    first, *others = ([turn.tokens for turn in run.turns] for run in results.runs)
+    assert len(others) == 3
+    assert all(tokens == first for tokens in others)
+    rounds = {run.candidate: [(one.drafted, one.accepted) for one in run.rounds] for run in results.runs}
+    assert rounds["svip (eager)"] == rounds["svip"] != []
+    assert "compare hf-constant with svip (eager)" in shown
+    speed = next(line for line in shown.splitlines() if line.startswith("svip (eager)"))
+    assert speed.split()[1:3] == ["(eager)", "eager"]
+    whole = path.read_bytes()
+    bench(*asked, "--engine", "static", "-o", path, "--resume")
+    assert path.read_bytes() == whole, "nothing is missing"
+
+    assert "svip (eager)" not in bench(*asked, "--engine", "static", "--no-counterpart").stdout
+    assert "svip (eager)" not in bench(*asked, "--engine", "eager").stdout, "all run eagerly"
+
+
+def test_an_interrupt_shows_the_rounds_that_are_complete(prompts, monkeypatch):
+    ended = []
+
+    def interrupt(_, run):
+        ended.append(run)
+        if len(ended) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("specctl.terminal.progress.BenchProgress.add", interrupt)
+    found = bench("-i", prompts, "-n", "4", "--policy", "svip", "--policy", "constant", code=130)
+    assert "Unfinished: 4 of 12 runs, of which the 3 in complete rounds count." in found.stdout
+    assert found.stdout.splitlines()[-1].endswith("; unfinished: 4 of 12 runs, of which the 3 in complete rounds count")
+    assert "interrupted" in found.stderr

@@ -58,7 +58,7 @@ def options(folder):
 def whole(folder, options):
     """A finished results file and its printed tables."""
     path = folder / "results.jsonl"
-    return path, bench(*options, "--oracle", "--peer", "hf-constant", "-o", path)
+    return path, bench(*options, "--oracle", "--peer", "hf-constant", "--no-counterpart", "-o", path)
 
 
 def test_every_profile_brings_its_drafts_and_each_model_is_loaded_once(whole):
@@ -106,7 +106,7 @@ def test_a_killed_benchmark_continues_where_it_stopped(whole, folder, options):
     path = folder / "half.jsonl"
     lines = whole[0].read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(lines[:6]) + lines[6][:50], encoding="utf-8")
-    bench(*options, "--oracle", "--peer", "hf-constant", "-o", path, "--resume")
+    bench(*options, "--oracle", "--peer", "hf-constant", "--no-counterpart", "-o", path, "--resume")
     assert [run.tokens for run in read_results(path).runs] == [run.tokens for run in read_results(whole[0]).runs]
 
 

@@ -27,7 +27,7 @@ def prompts(tmp_path_factory):
 def whole(prompts):
     """A finished results file and what was printed."""
     path = prompts.with_name("results.jsonl")
-    return path, bench("--papers", "-i", prompts, "-n", "10", "-o", path)
+    return path, bench("--papers", "--no-counterpart", "-i", prompts, "-n", "10", "-o", path)
 
 
 def rows(text):
@@ -90,7 +90,7 @@ def test_a_pair_that_transformers_cannot_run_after_all_fails_alone(prompts, tmp_
 
     monkeypatch.setattr(GenerationMixin, "generate", generate)
     path = tmp_path / "results.jsonl"
-    options = ["--policy", "svip", "--peer", "hf-constant", "-i", prompts, "-n", "4", "-o", path]
+    options = ["--policy", "svip", "--peer", "hf-constant", "--no-counterpart", "-i", prompts, "-n", "4", "-o", path]
     found = bench(*options)
     results = read_results(path)
     assert list(results.failed) == ["hf-constant"]

@@ -18,7 +18,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.pair import load_pair
+from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.engines import eager_twin, engine_name
+from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.token_rules import RuledRunner, TokenRules, rules_in, unsupported_in
 from specctl.policies.constant import Constant
@@ -152,3 +155,18 @@ def test_settings_without_effect_are_no_rules() -> None:
     config = GenerationConfig(repetition_penalty=1.0, no_repeat_ngram_size=0, num_beams=1, temperature=0.6, top_p=0.9)
     assert not rules_in(config)
     assert not unsupported_in(config)
+
+
+def test_an_eager_twin_follows_the_same_rules_over_a_cache_of_its_own() -> None:
+    model = random_model("llama", seed=1)
+    vocabulary = model.config.vocab_size
+    rules = TokenRules.of(GenerationConfig(repetition_penalty=1.5), frozenset(), vocabulary, "cpu")
+    ruled = RuledRunner(EagerRunner(model, vocabulary), rules)
+    ruled.extend(list(PROMPT), keep=0)
+    twin = eager_twin(CheckedRunner(ruled, lambda: None, "target"), model, vocabulary)  # type: ignore[arg-type]
+    assert (twin.length, engine_name(twin)) == (0, "eager")
+    found = twin.extend(list(PROMPT), keep=1).logits
+    assert torch.equal(found, RuledRunner(EagerRunner(model, vocabulary), rules).extend(list(PROMPT), keep=1).logits)
+    assert not torch.equal(found, EagerRunner(model, vocabulary).extend(list(PROMPT), keep=1).logits)
+    blocks = eager_twin(FixedWidthRunner(EagerRunner(model, vocabulary), 4), model, vocabulary)
+    assert engine_name(blocks) == "eager, blocks of 4"

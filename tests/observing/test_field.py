@@ -2,7 +2,7 @@ import pytest
 
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.candidate import candidate_of, candidate_record
-from specctl.observing.field import competing_drafts, field_of
+from specctl.observing.field import competing_drafts, field_of, with_counterpart
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
 from specctl.policies.trees import TreeSize
@@ -159,3 +159,26 @@ def test_a_results_file_knows_who_was_parallel(parallel: bool | str) -> None:
     assert candidate_of(candidate_record(found)) == found
     assert found.setting is not None
     assert found.setting.parallel == parallel
+
+
+def test_ours_runs_eagerly_too_beside_transformers_own_loop() -> None:
+    plain = field_of([draft("a", policy="svip"), draft("a")], [parse_peer("openvino")])
+    assert with_counterpart(plain) is plain
+    field = with_counterpart(
+        field_of([draft("a", policy="svip"), draft("a")], [*map(parse_peer, ("openvino", "hf-constant"))])
+    )
+    assert [one.label for one in field.candidates] == [
+        "none",
+        "svip",
+        "constant",
+        "openvino:constant:5",
+        "svip (eager)",
+        "hf-constant",
+    ]
+    eager = field.candidates[4]
+    assert (eager.setting, eager.engine) == (field.candidates[1].setting, "eager")
+    assert candidate_of(candidate_record(eager)) == eager
+    assert eager.family != field.candidates[1].family, "files are not compared across engines"
+    assert not eager.takes_turns_in_chains, "its passes take other times than those that were measured"
+    nested_alone = field_of([draft("a", "b")], [parse_peer("hf-constant")])
+    assert with_counterpart(nested_alone) is nested_alone, "transformers drafts with one model"

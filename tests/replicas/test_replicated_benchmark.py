@@ -57,9 +57,8 @@ def unwatched(*_):
 
 def run(asked, output=None, earlier=None, replicas=InProcess):
     job = Job("specctl.commands.benching:replica", {**vars(asked), "foreign_head": False, "expected_tokens": 0})
-    candidates = len(asked.field.candidates)
     start = lambda: replicas(job)  # noqa: E731
-    return run_by_replicas(start, asked.suite, asked.plan, candidates, output, unwatched, earlier)
+    return run_by_replicas(start, asked.suite, asked.plan, output, unwatched, earlier)
 
 
 def outcomes(results):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -6,7 +7,8 @@ import pytest
 
 from specctl.reporting.document import write_document
 from specctl.reporting.style import page
-from specctl.reporting.table import Table
+from specctl.reporting.table import DEFINITIONS, UP, Table, inert
+from specctl.reporting.words import meanings
 
 HOSTILE = [
     "<b>bold</b> <script>alert(1)</script>",
@@ -46,7 +48,15 @@ class Page(HTMLParser):
 
 
 def written(tmp_path: Path, **changes: object) -> Page:
-    arguments = {"title": "Title", "shown": [], "pictures": [], "provenance": {}, "folder": tmp_path, **changes}
+    arguments = {
+        "title": "Title",
+        "shown": [],
+        "pictures": [],
+        "provenance": {},
+        "folder": tmp_path,
+        "command": "bench",
+        **changes,
+    }
     write_document(**arguments)  # type: ignore[arg-type]
     return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
 
@@ -104,3 +114,33 @@ def test_figures_are_inside_the_page_with_their_text(tmp_path: Path) -> None:
     alt = "A &quot;title&quot; &lt;b&gt;. What_to see: *x*"
     assert f'<img alt="{alt}" src="data:image/png;base64,' in html
     assert "](one.png)" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_verdict_is_first_and_the_columns_are_explained_inside(tmp_path: Path) -> None:
+    table = Table("Speed", ("candidate", f"tokens/s{UP}", "big passes/token", "unheard of"), (("none", "1", "2", "3"),))
+    table = replace(table, note=f"{DEFINITIONS} Runs with 1 thread.")
+    html = written(tmp_path, shown=[table], verdict="constant and svip are level")
+    shown = [block.strip() for block in html.texts if block.strip()]
+    assert shown[0].endswith("Title")
+    assert shown[1] == "constant and svip are level"
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "docs/words.md" not in text
+    assert "\n\nRuns with 1 thread.\n" in text
+    assert "- **tokens/s**: Generated tokens over wall time, the prompt's own time included.\n" in text
+    assert "- **NAME passes/token**: Forward passes of that draft" in text
+    assert "unheard of**" not in text
+
+
+def test_each_command_means_its_own_by_a_word() -> None:
+    assert meanings("bench", ["engine"])["engine"].startswith("Which engine ran the passes;")
+    assert meanings("calibrate", ["engine"])["engine"].startswith("With --export")
+    assert meanings("calibrate", [f"acceptance rate{UP}"]) == {"acceptance rate": "accepted / drafted."}
+    assert list(meanings("calibrate", ["target, 9 tokens", "target, 1 tokens"])) == ["target, N tokens"]
+    assert meanings("analyze", ["KL(q||p)"]) == {"KL(q||p)": "Mean divergence, H_{q,p} - H_q."}
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"), [("2026-11-23", "2026-11-23"), ("1. one", "1\\. one"), ("- a", "\\- a"), ("3.5x", "3.5x")]
+)
+def test_only_what_would_begin_a_list_is_escaped(text: str, markdown: str) -> None:
+    assert inert(text) == markdown

@@ -144,6 +144,23 @@ def checked(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str
     return CheckedRunner(runner, lambda: EagerRunner(model, vocabulary), name)
 
 
+def eager_twin(runner: Runner, model: "PreTrainedModel", vocabulary: int) -> Runner:
+    """A runner of the eager engine with a cache of its own, under the same rules and widths as another one.
+
+    Args:
+        runner: of the same model.
+        model: with its weights.
+        vocabulary: the pair's shared vocabulary.
+    """
+    if isinstance(runner, RuledRunner):
+        return RuledRunner(eager_twin(runner.runner, model, vocabulary), runner.rules)
+    if isinstance(runner, FixedWidthRunner):
+        return FixedWidthRunner(eager_twin(runner.runner, model, vocabulary), runner.width)
+    if isinstance(runner, CheckedRunner):
+        return eager_twin(runner.runner, model, vocabulary)
+    return EagerRunner(model, vocabulary)
+
+
 def engine_name(runner: Runner) -> str:
     """A runner's engine, for reports."""
     if isinstance(runner, FixedWidthRunner):

@@ -157,7 +157,7 @@ class RuledRunner:
         self.runner = runner
         self.device = runner.device
         self.context = runner.context
-        self._rules = rules
+        self.rules = rules
         self._text: list[int] = []
         self._tree: Sequence[int] = ()
         self._parents: list[int] = []
@@ -169,7 +169,7 @@ class RuledRunner:
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         self._text += tokens
         found = self.runner.extend(tokens, keep, hidden=hidden)
-        return Forward(self._rules.apply(found.logits, self._text), found.hidden, found.states)
+        return Forward(self.rules.apply(found.logits, self._text), found.hidden, found.states)
 
     @property
     def no_trees(self) -> str | None:
@@ -182,7 +182,7 @@ class RuledRunner:
         self._tree = grown_tree(self._tree, self._text, tokens, before)
         self._parents = [*(self._parents if before > 1 else ()), *parents]
         rows = [
-            self._rules.apply(
+            self.rules.apply(
                 row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])]
             )
             for token, row in enumerate(found.logits, start=before)

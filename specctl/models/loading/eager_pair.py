@@ -1,0 +1,33 @@
+"""The models of a loaded pair, run eagerly, as other code that calls them runs them."""
+
+from dataclasses import replace
+
+from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.running.engines import eager_twin, engine_name
+from specctl.models.running.pair import Pair, runs_model
+
+
+def is_eager(pair: Pair) -> bool:
+    """Whether the target and the drafts with a model of their own run eagerly already."""
+    return all(engine_name(runner) == "eager" for runner in (pair.target, *filter(runs_model, pair.drafts)))
+
+
+def eager_pair(pair: Pair) -> Pair:
+    """The same models with runners of the eager engine, over caches of their own; weights are shared.
+
+    Draft heads, lookups and registered drafters keep their runners.
+
+    Args:
+        pair: loaded with ``torch_weights``, of whole models.
+    """
+    models = iter(pair.models)
+    target = next(models)
+    rows = target.config.get_text_config().vocab_size
+    vocabulary = check_vocabulary(pair.tokenizer, pair.tokenizer, rows, rows)
+    return replace(
+        pair,
+        target=eager_twin(pair.target, target, vocabulary),
+        drafts=tuple(
+            eager_twin(draft, next(models), vocabulary) if runs_model(draft) else draft for draft in pair.drafts
+        ),
+    )

@@ -1,0 +1,64 @@
+"""Who is fastest, said only as far as paired intervals tell, in one wording for all commands."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specctl.statistics.intervals import Interval, is_clear
+
+MOST_NAMED = 4
+"""Of candidates that are level, how many are named."""
+
+
+class Placed(NamedTuple):
+    """One of those that are compared.
+
+    Attributes:
+        name: in words.
+        speedup: over target-only decoding.
+        behind: the speed of the fastest over its own, from the runs of both on the same prompts.
+    """
+
+    name: str
+    speedup: Interval
+    behind: Interval
+
+
+def times(interval: Interval) -> str:
+    """E.g. ``1.31x (1.16 to 1.65)``; the value alone without an interval."""
+    value, low, high = interval
+    return f"{value:.2f}x" if low is None or high is None else f"{value:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def level(placed: Sequence[Placed]) -> list[Placed]:
+    """The first, which is the fastest, and the others whose distance from it may be chance."""
+    return [one for number, one in enumerate(placed) if number == 0 or not is_clear(one.behind)]
+
+
+def placing(placed: Sequence[Placed], where: str = "") -> str:
+    """Which one is fastest, or which are level, with their speedups.
+
+    Args:
+        placed: at least one, the fastest first.
+        where: stands behind the names, as `` on onnx``.
+    """
+    first, *others = placed
+    leading = level(placed)
+    if others and others[0].behind.low is None:
+        shown = ", ".join(f"{one.name} {times(one.speedup)}" for one in leading[:MOST_NAMED])
+        return f"one prompt cannot tell who is fastest{where}: {shown}"
+    if len(leading) == 1:
+        after = f", {times(others[0].behind)} as fast as {others[0].name}" if others else ""
+        return f"{first.name} is fastest{where}: {times(first.speedup)}{after}"
+    return f"{_all(leading)} are level{where}: {listed([times(one.speedup) for one in leading[:MOST_NAMED]])}"
+
+
+def _all(leading: Sequence[Placed]) -> str:
+    names = [one.name for one in leading[:MOST_NAMED]]
+    hidden = len(leading) - len(names)
+    return listed([*names, f"{hidden} more"] if hidden else names)
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last

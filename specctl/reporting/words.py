@@ -1,0 +1,71 @@
+"""What the columns of tables mean, as docs/words.md defines them; it ships with the program."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from specctl.reporting.table import DOWN, UP
+
+READING = (
+    "Brackets hold 95% bootstrap intervals over prompts. - is a value that cannot be known. An arrow behind a heading "
+    "says whether higher (↑) or lower (↓) is better."
+)
+"""What holds for all tables."""
+_PACKAGE = Path(__file__).parent.parent
+_ROW = re.compile(r"^\| (.+?) \| (.+) \|$")
+_PLACEHOLDER = re.compile(r"\b(?:NAME|N)\b")
+
+
+def meanings(command: str, headings: Iterable[str]) -> dict[str, str]:
+    """The meaning of each heading that is defined, in their order.
+
+    Args:
+        command: whose tables they head; words that it does not define mean what they mean to other commands.
+        headings: with their arrows.
+    """
+    sections = _sections()
+    order = [sections.get(command, {}), *(words for name, words in sections.items() if name != command)]
+    found: dict[str, str] = {}
+    for heading in headings:
+        name = heading.removesuffix(UP).removesuffix(DOWN)
+        for words in order:
+            known = next((word for word in words if word == name), None) or next(
+                (word for word in words if _placeholders(word).fullmatch(name)), None
+            )
+            if known is not None:
+                # What a placeholder stands for is told once.
+                found[known] = words[known]
+                break
+    return found
+
+
+def _placeholders(word: str) -> "re.Pattern[str]":
+    return re.compile(".+".join(map(re.escape, _PLACEHOLDER.split(word))))
+
+
+@cache
+def _sections() -> Mapping[str, Mapping[str, str]]:
+    """By command, the meaning of each column and of each row with a name."""
+    installed = _PACKAGE / "_words.md"
+    page = installed if installed.is_file() else _PACKAGE.parent / "docs" / "words.md"
+    # Without the page a report lacks these meanings, and nothing else.
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return {name: dict(_defined(body)) for name, _, body in (part.partition("\n") for part in text.split("\n## ")[1:])}
+
+
+def _defined(section: str) -> Iterator[tuple[str, str]]:
+    defines = False
+    for line in section.splitlines():
+        row = _ROW.match(line)
+        if row is None:
+            defines = False
+        elif row[2] == "meaning":
+            defines = row[1] in ("column", "row")
+        elif defines and set(row[1]) != {"-"}:
+            yield _plain(row[1]), _plain(row[2])
+
+
+def _plain(text: str) -> str:
+    """Markdown of a cell as the words that it shows."""
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("`", "").replace("\\|", "|")
