@@ -19,6 +19,7 @@ from specctl.commands.options import (
     SetOption,
     TargetOption,
     TemperatureOption,
+    TemplateOption,
     ThreadsOption,
     TrustOption,
     VerificationOption,
@@ -44,14 +45,7 @@ def chat(
     temperature: TemperatureOption = None,
     verification: VerificationOption = None,
     seed: SeedOption = None,
-    chat_: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Put turns through the target's chat template, or join them as plain text. Default: the template, if "
-            "there is one.",
-        ),
-    ] = None,
+    chat_: TemplateOption = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     live: Annotated[
         bool,
@@ -107,10 +101,6 @@ def chat(
         from specctl.commands.talking import Talk
         from specctl.conversation.chat import Chat
 
-        # Conversations go through a template where there is one, unless someone said otherwise.
-        if resolved.origins["prompt.chat"] == "default":
-            template = bool(pair.tokenizer.chat_template)
-            own = own.model_copy(update={"prompt": own.prompt.model_copy(update={"chat": template})})
         conversation = Chat(pair, own, outputs)
         talk = Talk(conversation, console, sink, person=person, live=live, quiet=quiet)
         if person:

@@ -24,6 +24,7 @@ from specctl.commands.options import (
     SetOption,
     TargetOption,
     TemperatureOption,
+    TemplateOption,
     ThreadsOption,
     TopKOption,
     TopPOption,
@@ -76,10 +77,7 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the text before this string appears. Repeatable.")
     ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="Apply the target's chat template to prompts, or use them as they are."),
-    ] = None,
+    chat: TemplateOption = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
     input_: Annotated[
         str | None,
@@ -205,8 +203,8 @@ def generate(
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     only_prompts = not from_stream or input_format == "text"
-    if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
-        raise UsageError("a system prompt needs the chat template", "add --chat")
+    if resolved.prompt.system is not None and resolved.prompt.chat is False and only_prompts:
+        raise UsageError("a system prompt needs the chat template", "leave out --raw, or add --chat")
 
     from rich.console import Console
 

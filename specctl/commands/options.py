@@ -191,6 +191,16 @@ VerificationOption = Annotated[
     ),
 ]
 
+TemplateOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        show_default=False,
+        help="Ask through the target's chat template, or send the text as it is. Default: the profile's; unless it "
+        "says, the template where the target has one.",
+    ),
+]
+
 SeedOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")]
 
 ThreadsOption = Annotated[

@@ -92,7 +92,7 @@ class Talk:
 
     def _introduce(self) -> None:
         self._tell(f"{title_of(self.chat.profile)} · {self.chat.policy}; /help lists commands")
-        if not self.chat.profile.prompt.chat:
+        if not self.chat.through_template:
             missing = not self.chat.pair.tokenizer.chat_template
             why = "the target has no chat template, so " if missing else ""
             self._tell(f"{why}turns and answers are joined as plain text, one line break after each")

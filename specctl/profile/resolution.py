@@ -23,7 +23,7 @@ from specctl.profile.discovery import (
 from specctl.profile.document import Document, read
 from specctl.profile.layers import Layer, Layers
 from specctl.profile.overrides import environment_layer, flag_layer, pair_layer, pair_name, set_layer
-from specctl.profile.replaced_models import outdated, replaced_models
+from specctl.profile.replaced_models import drop_template, outdated, replaced_models
 from specctl.profile.schema import Profile
 from specctl.profile.validation import check_policy, validate
 from specctl.profile.wording import Key, brief, dotted, shown
@@ -101,13 +101,16 @@ def resolve(
     for document in (found.document for found in reversed(chain)):
         layers.drop(("provenance",))  # describes one file, not the files that extend it
         table = {key: value for key, value in document.table.items() if key != "extends"}
+        below = layers.copy()
         layers.lay(Layer(table, document.place))
+        drop_template(below, layers)
     files = layers.copy()
     above = [environment_layer(environ), set_layer(overrides), flag_layer(flags)]
     for layer in above:
         layers.lay(layer)
     if replaced_models(files, layers):
         layers.drop(("provenance",))  # describes another pair
+        drop_template(files, layers)
     left_out = outdated(files, layers)
     place = name if source is None else display(source)
     try:

@@ -73,7 +73,7 @@ def test_each_line_of_a_pipe_is_a_turn(tmp_path: Path) -> None:
 
 def test_slash_commands_of_a_pipe(tmp_path: Path) -> None:
     saved = tmp_path / "talk.jsonl"
-    ran = chat(said=f"{QUESTION}\n/policy none\n/save {saved}\n/stats\n/quit\nnever said\n")
+    ran = chat("--chat", said=f"{QUESTION}\n/policy none\n/save {saved}\n/stats\n/quit\nnever said\n")
     assert ran.code == 0
     assert "policy none" in ran.stderr
     assert "acceptance rate" in ran.stderr
@@ -126,7 +126,7 @@ def test_nothing_said_is_fine(said: str) -> None:
 def test_raw_turns_continue_a_text() -> None:
     ran = chat("--raw", said="Once upon a time")
     assert ran.code == 0
-    assert ran.stdout != chat(said="Once upon a time").stdout
+    assert ran.stdout == chat(said="Once upon a time").stdout != chat("--chat", said="Once upon a time").stdout
 
 
 def test_a_profile_may_ask_for_plain_turns(tmp_path: Path) -> None:
