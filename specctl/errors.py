@@ -51,6 +51,10 @@ class ModelError(SpecctlError):
     exit_code = 3
 
 
+class AbsentError(ModelError):
+    """A model whose files are not on this machine, and cannot be fetched now."""
+
+
 class RecordError(SpecctlError):
     """One bad input record; processing continues with the next record.
 
