@@ -52,7 +52,16 @@ class ModelError(SpecctlError):
 
 
 class AbsentError(ModelError):
-    """A model whose files are not on this machine, and cannot be fetched now."""
+    """A model whose files are not on this machine, and cannot be fetched now.
+
+    Args:
+        message, hint: as of every error.
+        gated: whether the hub denies access to them.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, gated: bool = False) -> None:
+        super().__init__(message, hint)
+        self.gated = gated
 
 
 class RecordError(SpecctlError):

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from specctl.errors import AbsentError, ModelError
 from specctl.models.loading.checkpoint import Checkpoint, locate
+from specctl.models.loading.failures import similar_models
 from specctl.models.loading.placement import named_devices
 from specctl.models.loading.terms import terms_of
 from specctl.profile.schema import ModelTable
@@ -23,6 +24,7 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
         here: names of the machine's devices.
     """
     found: dict[str, tuple[str, str]] = {}
+    gated: list[str] = []
     weights = {table.model: weights_by_name(table.model) for _, table in tables}
     largest = max(filter(None, weights.values()), default=None)
     for role, table in sorted(tables, key=lambda each: (each[0] != "target", len(each[0]))):
@@ -32,12 +34,20 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
             size = weights[table.model]
             # A draft of the target's size is named after the model that it reads, and is a small head.
             told = size is not None and (role == "target" or size != largest)
+            gated += [error.hint] if error.gated and error.hint not in gated else []
             found.setdefault(table.model, (error.message, f" (about {_size(size * _BYTES)})" if told and size else ""))
         except ModelError:
             pass  # another problem, which is told when this one is solved
     lines = [message.replace(repr(model), f"{model!r}{size}", 1) for model, (message, size) in found.items()]
     flags = " ".join(f"--{role} DIR" for role, table in tables[::-1] if table.model in found and "." not in role)
-    hint = [*commands(found), f"Or name folders that you have: {flags}."]
+    near = [sentence for model in found if (sentence := similar_models(model).strip())]
+    hint = [*near, *(gated or commands(found)), f"Or name folders that you have: {flags}."]
+    return AbsentError("\n".join(lines), "\n".join([*hint, *lacking_devices(tables, here)]))
+
+
+def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> list[str]:
+    """What to tell about devices that the tables ask for and a machine lacks; arguments as of `absence`."""
+    hint: list[str] = []
     asked = {name for _, table in tables for name in _asked(table)}
     if lacking := sorted(asked - set(here)):
         keys = [f"--set {role}.device=auto" for role, table in tables if _asked(table) and table.shards is None]
@@ -46,7 +56,7 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
             hint[-1] += f" With {' '.join(keys)} it uses what there is."
         if any(table.shards for _, table in tables):
             hint[-1] += " `specctl profiles list` shows profiles for fewer cards."
-    return AbsentError("\n".join(lines), "\n".join(hint))
+    return hint
 
 
 def commands(models: Iterable[str]) -> list[str]:

@@ -37,10 +37,13 @@ def explain(error: BaseException, role: str, name: str) -> ModelError:
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    import huggingface_hub.errors as hub
+
     subject = f"The {role} model {name!r}"
     for cause in chain:
         if found := _from_type(cause, subject, role, name):
-            return (AbsentError if _is_absence(cause) else ModelError)(*found)
+            gated = isinstance(cause, hub.GatedRepoError)
+            return AbsentError(*found, gated=gated) if gated or _unreachable(cause) else ModelError(*found)
     for cause in chain:
         if found := _from_message(str(cause), subject, role):
             return ModelError(*found)
@@ -50,12 +53,11 @@ def explain(error: BaseException, role: str, name: str) -> ModelError:
     )
 
 
-def _is_absence(error: BaseException) -> bool:
+def _unreachable(error: BaseException) -> bool:
     import huggingface_hub.errors as hub
 
-    if isinstance(error, hub.HfHubHTTPError):
-        return isinstance(error, hub.GatedRepoError)
-    return isinstance(error, hub.LocalEntryNotFoundError | hub.OfflineModeIsEnabled | hub.HTTPError)  # type: ignore[attr-defined]
+    silent = hub.LocalEntryNotFoundError | hub.OfflineModeIsEnabled | hub.HTTPError  # type: ignore[attr-defined]
+    return isinstance(error, silent) and not isinstance(error, hub.HfHubHTTPError)
 
 
 def _from_type(error: BaseException, subject: str, role: str, name: str) -> tuple[str, str] | None:

@@ -144,7 +144,8 @@ def find_all(
             for (role, table), verifier in zip(tables, [*verifiers[::-1], None], strict=True)
         ]
     except AbsentError as error:
-        raise absence(tables, (device.name for device in devices)) from error
+        told = absence(tables, (device.name for device in devices))
+        raise (told if told.message else error) from error  # empty where the hub came back meanwhile
 
 
 def load_found(
