@@ -40,7 +40,14 @@ def chat(
     threads: ThreadsOption = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens of each answer."),
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            "--max-tokens",
+            min=1,
+            metavar="N",
+            help="Maximum number of tokens of each answer. Default: the profile's; 256 unless it says.",
+        ),
     ] = None,
     temperature: TemperatureOption = None,
     verification: VerificationOption = None,

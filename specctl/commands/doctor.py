@@ -90,10 +90,7 @@ def doctor(
             use(resolved.profile.threads)
             found = examine_devices(resolved.profile, report, graphics())
             if not report.ready:
-                report.advice.append(
-                    "memory, times and what drafts can bring are left out: they need every model's config.json and "
-                    "models that can run."
-                )
+                report.advice.append("--devices tells of the cards alone: all else needs models that can run.")
     tried = None
     if run and report.ready:
         tried, chosen = _try_out(resolved.profile)

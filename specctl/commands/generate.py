@@ -11,6 +11,7 @@ import typer
 from specctl.commands.answering import REPLICA, load_answerers
 from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.options import (
+    SAMPLING,
     CheckOption,
     DraftOption,
     EngineOption,
@@ -51,7 +52,8 @@ def generate(
         typer.Argument(
             metavar="PROMPT",
             show_default=False,
-            help="Text to continue; - reads all of standard input as one prompt, without its last line break.",
+            help="Text to continue or to answer; - reads all of standard input as one prompt, without its last line "
+            "break.",
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -63,19 +65,38 @@ def generate(
     threads: ThreadsOption = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens to generate."),
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            "--max-tokens",
+            min=1,
+            metavar="N",
+            help="Maximum number of tokens to generate. Default: the profile's; 256 unless it says.",
+        ),
     ] = None,
     temperature: TemperatureOption = None,
+    file: Annotated[
+        str | None,
+        typer.Option("-f", "--file", metavar="FILE|-", help="Read the PROMPT from this file; - is standard input."),
+    ] = None,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     min_p: MinPOption = None,
     verification: VerificationOption = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Seed of all random draws; every record has draws of its own."),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Seed of all random draws, by default 0; every record has draws of its own.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End the text before this string appears. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="End the text before this string appears. Repeatable.", rich_help_panel=SAMPLING
+        ),
     ] = None,
     chat: TemplateOption = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
@@ -166,11 +187,19 @@ def generate(
     [cyan]ls | specctl generate --input-format text -t 0.8 | jq .completion[/]
     """
     piped = sys.stdin is not None and not sys.stdin.isatty()
-    from_stream = input_ is not None or (prompt is None and piped)
-    if prompt is None and not from_stream:
-        raise UsageError("there is nothing to generate from", "give a PROMPT, or records with --input FILE")
-    if prompt is not None and input_ is not None:
-        raise UsageError("PROMPT and --input exclude each other", "leave one of them out")
+    if prompt is not None and file is not None:
+        raise UsageError("PROMPT and --file exclude each other", "leave one of them out")
+    if prompt == "-":
+        prompt, file = None, "-"
+    asked = prompt is not None or file is not None
+    from_stream = input_ is not None or (not asked and piped)
+    if not asked and not from_stream:
+        raise UsageError(
+            "there is nothing to generate from", "give a PROMPT, one in a file with -f FILE, or records with -i FILE"
+        )
+    if asked and input_ is not None:
+        which = "PROMPT" if file is None or file == "-" else "--file"
+        raise UsageError(f"{which} and --input exclude each other", "leave one of them out")
     if from_stream and json_:
         raise UsageError(
             "--json works only with a PROMPT", "leave it out: every record is answered with a line of JSON"
@@ -218,7 +247,7 @@ def generate(
     shown_progress = TerminalProgress(console, False if quiet else progress)
     with ExitStack() as stack:
         outputs = stack.enter_context(Outputs(force=force))
-        outputs.reads("input", (input_ or "-") if from_stream or prompt == "-" else None)
+        outputs.reads("input", (input_ or "-") if from_stream else file)
         spare_profile(outputs, found)
         source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
         sink = outputs.file("output", output, resumed=resume if from_stream else None)
@@ -228,7 +257,7 @@ def generate(
         if finished is not None and traced is not None and traced.continued:
             coming = None if force else streams.from_file(input_, partial(_coming, finished, input_format))
             rounds_kept = finished_rounds(traced.path, finished, coming)
-        text = streams.read_prompt() if prompt == "-" else prompt or ""
+        text = prompt or "" if file is None else streams.read_prompt(file)
         total = streams.count_lines(input_) if from_stream else None
         expected = (total or 0) * resolved.sampling.max_new_tokens
         loading: dict[str, Any] = {"quiet": quiet, "traced": traced is not None, "foreign_head": foreign_head}

@@ -34,7 +34,9 @@ def new(
             help="What `--profile` will call it; the file goes to your own profiles. Default: the models' names.",
         ),
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", metavar="MODEL", help="A folder or hub id.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "--model", metavar="MODEL", help="A folder or hub id.")
+    ] = None,
     drafts: DraftsOption = None,
     policy: DraftsPolicyOption = None,
     chat: TemplateOption = None,

@@ -16,6 +16,9 @@ from specctl.terminal.output import tell
 if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
 
+SAMPLING, PROMPTS, RUNNING = "Sampling", "Prompts", "How it runs"
+"""Headings of the help for options that most runs leave out."""
+
 
 def _complete_profile(incomplete: str) -> list[tuple[str, str]]:
     return [(name, _description(path)) for name, path in available().items() if name.startswith(incomplete)]
@@ -52,6 +55,7 @@ TargetOption = Annotated[
     str | None,
     typer.Option(
         "--target",
+        "--model",
         metavar="MODEL",
         help="Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair is "
         "--target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
@@ -136,58 +140,91 @@ SuiteOption = Annotated[
         "--suite",
         metavar="NAME",
         help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.",
+        rich_help_panel=PROMPTS,
     ),
 ]
 
 SuiteDataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="FILE", help="A local copy of the suite, in its original format.")
+    Path | None,
+    typer.Option(
+        "--data", metavar="FILE", help="A local copy of the suite, in its original format.", rich_help_panel=PROMPTS
+    ),
 ]
 
 InputOption = Annotated[
-    str | None, typer.Option("--input", "-i", metavar="FILE|-", help="Records to run instead of a suite.")
+    str | None,
+    typer.Option("--input", "-i", metavar="FILE|-", help="Records to run instead of a suite.", rich_help_panel=PROMPTS),
 ]
 
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.")]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.", rich_help_panel=PROMPTS),
+]
 
 CategoryOption = Annotated[
-    list[str] | None, typer.Option("--category", metavar="NAME", help="Use only prompts of this category; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--category", metavar="NAME", help="Use only prompts of this category; repeatable.", rich_help_panel=PROMPTS
+    ),
 ]
 
 SamplesOption = Annotated[
     int | None,
     typer.Option(
-        "--samples-per-category", min=1, metavar="N", help="Use a seeded random sample of N prompts of each category."
+        "--samples-per-category",
+        min=1,
+        metavar="N",
+        help="Use a seeded random sample of N prompts of each category.",
+        rich_help_panel=PROMPTS,
     ),
 ]
 
 MaxNewTokensOption = Annotated[
     int | None,
     typer.Option(
-        "--max-new-tokens", "-n", min=1, metavar="N", help="Maximum number of tokens to generate for each prompt."
+        "--max-new-tokens",
+        "-n",
+        "--max-tokens",
+        min=1,
+        metavar="N",
+        help="Maximum number of tokens to generate for each prompt. Default: the profile's; 256 unless it says.",
     ),
 ]
 
 TemperatureOption = Annotated[
     float | None,
-    typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
+    typer.Option(
+        "-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0, the default, is greedy decoding."
+    ),
 ]
 
-TopKOption = Annotated[int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")]
+TopKOption = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=SAMPLING),
+]
 
 TopPOption = Annotated[
-    float | None, typer.Option(metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all.")
+    float | None,
+    typer.Option(
+        metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all.", rich_help_panel=SAMPLING
+    ),
 ]
 
 MinPOption = Annotated[
     float | None,
-    typer.Option(metavar="P", help="Keep tokens of at least this share of the top probability; 0 keeps all."),
+    typer.Option(
+        metavar="P",
+        help="Keep tokens of at least this share of the top probability; 0 keeps all.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 
 VerificationOption = Annotated[
     Literal["token", "block"] | None,
     typer.Option(
         help="When sampling, verify draft tokens one by one or as a block, which keeps more of them; the text has the "
-        "target's distribution with both."
+        "target's distribution with both.",
+        rich_help_panel=SAMPLING,
     ),
 ]
 
@@ -201,7 +238,9 @@ TemplateOption = Annotated[
     ),
 ]
 
-SeedOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")]
+SeedOption = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws. Default: 0.", rich_help_panel=SAMPLING)
+]
 
 ThreadsOption = Annotated[
     int | None,
@@ -210,6 +249,7 @@ ThreadsOption = Annotated[
         min=1,
         metavar="N",
         help="How many threads passes on the CPU run with. Default: what is faster on this machine as it is now.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
@@ -219,6 +259,7 @@ EngineOption = Annotated[
         "--engine",
         metavar="auto|eager|static|graph|onnx",
         help="How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
@@ -227,21 +268,28 @@ CheckOption = Annotated[
     typer.Option(
         "--check",
         help="After the first rejected token, compare the target with a fresh read of the text; stop if they differ.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace output files that exist.", rich_help_panel=RUNNING)]
 
 ForeignHeadOption = Annotated[
     bool,
     typer.Option(
-        "--foreign-head", help="Use the draft's head even if it was trained on another draft, with a warning."
+        "--foreign-head",
+        help="Use the draft's head even if it was trained on another draft, with a warning.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
 TrustOption = Annotated[
     bool,
-    typer.Option("--trust-remote-code", help="Let a profile found in ./profiles run code that comes with its models."),
+    typer.Option(
+        "--trust-remote-code",
+        help="Let a profile found in ./profiles run code that comes with its models.",
+        rich_help_panel=RUNNING,
+    ),
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -253,6 +301,7 @@ ProgressOption = Annotated[
         help="Show progress on standard error: bars on a terminal, elsewhere a line every few seconds, by default once "
         "10 seconds have passed.",
         show_default=False,
+        rich_help_panel=RUNNING,
     ),
 ]
 

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from specctl.commands.files import resolve_profile
+from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
 from specctl.commands.new_profile import new
 from specctl.commands.options import (
     DraftOption,
@@ -27,9 +28,9 @@ from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
 from specctl.terminal.output import write_json, write_out
 
-app = typer.Typer(no_args_is_help=True, help="List, show, check and write profiles.")
+app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True, help="List, show, check and write profiles.")
 
-app.command()(new)
+app.command(cls=CommandWithHelp)(new)
 
 _COLUMNS = ("name", "target", "draft", "policy", "description", "path")
 _LEAST = {"target": 12, "draft": 12, "policy": 12, "description": 30}
@@ -38,7 +39,7 @@ _WIDEST = {"target": 26, "draft": 26}
 _MODELS = ("target", "draft")
 
 
-@app.command("list")
+@app.command("list", cls=CommandWithHelp)
 def list_(as_json: JsonOption = False) -> None:
     """List every profile that can be used by name."""
     rows = [_row(name, path) for name, path in available().items()]
@@ -53,7 +54,7 @@ def list_(as_json: JsonOption = False) -> None:
             write_out(line.encode(errors="replace").decode())  # the name of a file need not be text
 
 
-@app.command()
+@app.command(cls=CommandWithHelp)
 def show(
     name: ProfileArgument = None,
     target: TargetOption = None,
@@ -70,7 +71,7 @@ def show(
         write_out(annotated(resolved).rstrip("\n"))
 
 
-@app.command()
+@app.command(cls=CommandWithHelp)
 def check(names: ProfileArguments = None) -> None:
     """Check the named profiles, or all of them. Exits with 2 if any is invalid."""
     wrong = []
@@ -85,7 +86,7 @@ def check(names: ProfileArguments = None) -> None:
         raise ProfileError("\n".join(wrong))
 
 
-@app.command()
+@app.command(cls=CommandWithHelp)
 def path(name: ProfileArgument = None) -> None:
     """Print the path of a profile's file."""
     write_out(str(chosen(name).absolute()))

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specctl.errors import ProfileError
+from specctl.policies import NONE
 from specctl.policies.text import policy_table
 from specctl.profile.discovery import (
     DEFAULT_PROFILE,
@@ -112,6 +113,8 @@ def resolve(
         layers.drop(("provenance",))  # describes another pair
         drop_template(files, layers)
     left_out = outdated(files, layers)
+    if pair is not None and _undrafted(layers.table.get("draft")):
+        layers.drop(("draft",))  # what --target alone is, said in another way
     place = name if source is None else display(source)
     try:
         profile = validate(layers.table, lambda key: layers.origin(key) or place, f"profile '{name}'")
@@ -128,6 +131,12 @@ def resolve(
     )
     paths = tuple(found.document.path for found in chain)
     return ResolvedProfile(name, source, profile, origins, tuple(left_out), paths, notes)
+
+
+def _undrafted(draft: Any) -> bool:
+    """Whether a draft's table says that there is none: no model, and the policy ``none``."""
+    policy = draft.get("policy") if isinstance(draft, dict) and set(draft) == {"policy"} else None
+    return isinstance(policy, dict) and policy.get("name") == NONE.policy
 
 
 def _default(flags: Mapping[str, Any]) -> str:
