@@ -10,14 +10,22 @@ import typer
 
 from specctl.commands.answering import REPLICA, load_answerers
 from specctl.commands.files import resolve_profile, spare_profile
+from specctl.commands.generate_options import (
+    FileOption,
+    LongestOption,
+    MinPOption,
+    RecordSeedOption,
+    StopOption,
+    SystemOption,
+    TopKOption,
+    TopPOption,
+)
 from specctl.commands.options import (
-    SAMPLING,
     CheckOption,
     DraftOption,
     EngineOption,
     ForceOption,
     ForeignHeadOption,
-    MinPOption,
     PolicyOption,
     ProfileOption,
     ProgressOption,
@@ -27,8 +35,6 @@ from specctl.commands.options import (
     TemperatureOption,
     TemplateOption,
     ThreadsOption,
-    TopKOption,
-    TopPOption,
     TrustOption,
     VerificationOption,
     sampling_flags,
@@ -63,43 +69,17 @@ def generate(
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            "--max-tokens",
-            min=1,
-            metavar="N",
-            help="Maximum number of tokens to generate. Default: the profile's; 256 unless it says.",
-        ),
-    ] = None,
+    max_new_tokens: LongestOption = None,
     temperature: TemperatureOption = None,
-    file: Annotated[
-        str | None,
-        typer.Option("-f", "--file", metavar="FILE|-", help="Read the PROMPT from this file; - is standard input."),
-    ] = None,
+    file: FileOption = None,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     min_p: MinPOption = None,
     verification: VerificationOption = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Seed of all random draws, by default 0; every record has draws of its own.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="End the text before this string appears. Repeatable.", rich_help_panel=SAMPLING
-        ),
-    ] = None,
+    seed: RecordSeedOption = None,
+    stop: StopOption = None,
     chat: TemplateOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
+    system: SystemOption = None,
     input_: Annotated[
         str | None,
         typer.Option(

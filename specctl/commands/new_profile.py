@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from specctl.commands.options import DraftsOption, DraftsPolicyOption, ForceOption, TemplateOption
+from specctl.commands.options import ForceOption, TemplateOption, complete_policy
 from specctl.errors import ModelError, SpecctlError, UsageError
 from specctl.outputs import Outputs
 from specctl.policies import Setting
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
 
 T = TypeVar("T")
+
+DraftsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
+    ),
+]
+
+DraftsPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME:KEY=VALUE,...",
+        autocompletion=complete_policy,
+        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
+    ),
+]
 
 
 def new(

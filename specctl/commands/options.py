@@ -20,7 +20,7 @@ SAMPLING, PROMPTS, RUNNING = "Sampling", "Prompts", "How it runs"
 """Headings of the help for options that most runs leave out."""
 
 
-def _complete_profile(incomplete: str) -> list[tuple[str, str]]:
+def complete_profile(incomplete: str) -> list[tuple[str, str]]:
     return [(name, _description(path)) for name, path in available().items() if name.startswith(incomplete)]
 
 
@@ -33,7 +33,7 @@ def _description(path: Path) -> str:
     return " ".join(one_line(str(description)).split())
 
 
-def _complete_policy(incomplete: str) -> list[tuple[str, str]]:
+def complete_policy(incomplete: str) -> list[tuple[str, str]]:
     return [
         (name, (cls.__doc__ or "").partition("\n")[0]) for name, cls in POLICIES.items() if name.startswith(incomplete)
     ]
@@ -45,7 +45,7 @@ ProfileOption = Annotated[
         "--profile",
         "-p",
         metavar="NAME",
-        autocompletion=_complete_profile,
+        autocompletion=complete_profile,
         help="Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target and "
         "--draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
     ),
@@ -72,30 +72,13 @@ DraftOption = Annotated[
     ),
 ]
 
-DraftsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
-    ),
-]
-
-DraftsPolicyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        metavar="NAME:KEY=VALUE,...",
-        autocompletion=_complete_policy,
-        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
-    ),
-]
-
 ProfileOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--profile",
         "-p",
         metavar="NAME",
-        autocompletion=_complete_profile,
+        autocompletion=complete_profile,
         help="Name or path of a profile; repeatable. All must have the same target; each adds its drafts and policies.",
     ),
 ]
@@ -105,7 +88,7 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME:KEY=VALUE,...",
-        autocompletion=_complete_policy,
+        autocompletion=complete_policy,
         help="Stopping policy to use instead of the profile's, optionally with settings: svip:threshold=0.4. "
         "In a hierarchy it applies to the target's own draft.",
     ),
@@ -117,20 +100,6 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a profile value, e.g. sampling.temperature=0.7 or policy.threshold=0.4. Repeatable.",
-    ),
-]
-
-ProfileArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", show_default=False, autocompletion=_complete_profile, help="Name or path of a profile."
-    ),
-]
-
-ProfileArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="NAME...", show_default=False, autocompletion=_complete_profile, help="Names or paths of profiles."
     ),
 ]
 
@@ -195,27 +164,6 @@ TemperatureOption = Annotated[
     float | None,
     typer.Option(
         "-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0, the default, is greedy decoding."
-    ),
-]
-
-TopKOption = Annotated[
-    int | None,
-    typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=SAMPLING),
-]
-
-TopPOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all.", rich_help_panel=SAMPLING
-    ),
-]
-
-MinPOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="P",
-        help="Keep tokens of at least this share of the top probability; 0 keeps all.",
-        rich_help_panel=SAMPLING,
     ),
 ]
 

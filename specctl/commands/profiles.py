@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,9 @@ from specctl.commands.new_profile import new
 from specctl.commands.options import (
     DraftOption,
     JsonOption,
-    ProfileArgument,
-    ProfileArguments,
     SetOption,
     TargetOption,
+    complete_profile,
 )
 from specctl.errors import ProfileError
 from specctl.profile import ResolvedProfile, resolve
@@ -31,6 +30,20 @@ from specctl.terminal.output import write_json, write_out
 app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True, help="List, show, check and write profiles.")
 
 app.command(cls=CommandWithHelp)(new)
+
+ProfileArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", show_default=False, autocompletion=complete_profile, help="Name or path of a profile."
+    ),
+]
+
+ProfileArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME...", show_default=False, autocompletion=complete_profile, help="Names or paths of profiles."
+    ),
+]
 
 _COLUMNS = ("name", "target", "draft", "policy", "description", "path")
 _LEAST = {"target": 12, "draft": 12, "policy": 12, "description": 30}

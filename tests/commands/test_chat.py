@@ -179,6 +179,33 @@ def test_the_first_interrupt_is_noted_and_the_second_raised() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_exit_is_a_turn_like_any_other_in_a_pipe() -> None:
+    assert chat(said="exit\n").stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_demonstration_models_say_so_and_exit_leaves(tmp_path: Path) -> None:
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "specctl", "chat", "-n", "4"],
+        env=ENVIRONMENT | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        dimensions=(30, 60),
+        encoding="utf-8",
+        timeout=120,
+    )
+    child.expect("demonstration models")
+    child.expect("try: Once upon a time")
+    child.expect(QUESTION_MARK)
+    child.sendline("/set temp=0.7")
+    child.expect("did you mean\\s+'temperature'")
+    child.expect(QUESTION_MARK)
+    child.sendline("exit")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
 @pytest.mark.slow
 def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     child = pexpect.spawn(
