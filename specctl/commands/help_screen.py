@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from specctl.commands.options import RUNNING
 
 _EXAMPLE = re.compile(r"^\[cyan\](.*)\[/\]$")
-_RANGE = re.compile(r"(?:; |  \[)x[<>]=?[^\];]*")
+_RANGE = re.compile(r"^[^ ]*\bx[<>]|[<>]=?x\b")
 _INDENT = "  "
 _NARROW, _COLUMN = 100, 27
 
@@ -83,8 +83,12 @@ def _spelled(names: str) -> str:
 
 
 def _without_ranges(text: str) -> str:
-    """The help without ranges such as ``x>=1``, which a wrong value is told."""
-    return re.sub(r"  \[\]$|^\]$|(?<=\.)\]$", "", _RANGE.sub("", text)).strip()
+    """The help without a range such as ``x>=1`` at its end, which is told to who gives a wrong value."""
+    start, bracket, extras = text.rpartition("  [")
+    if not bracket or not extras.endswith("]"):
+        return text
+    kept = [part for part in extras[:-1].split("; ") if not _RANGE.search(part)]
+    return f"{start} [{'; '.join(kept)}]" if kept else start
 
 
 def _columns(rows: list[tuple[str, str]], column: int, width: int) -> Iterator[str]:
