@@ -51,6 +51,19 @@ class ModelError(SpecctlError):
     exit_code = 3
 
 
+class AbsentError(ModelError):
+    """A model whose files are not on this machine, and cannot be fetched now.
+
+    Args:
+        message, hint: as of every error.
+        gated: whether the hub denies access to them.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, gated: bool = False) -> None:
+        super().__init__(message, hint)
+        self.gated = gated
+
+
 class RecordError(SpecctlError):
     """One bad input record; processing continues with the next record.
 

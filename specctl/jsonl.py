@@ -32,14 +32,12 @@ class Record:
         id: the record's id, or its line number if it has no id.
         data: the parsed object; empty if the line could not be parsed.
         error: why the record cannot be used, or None.
-        chat: whether to use the tokenizer's chat template, if there is one; False leaves the choice to the profile.
     """
 
     line: int
     id: Any
     data: dict[str, Any] = field(default_factory=dict)
     error: RecordError | None = None
-    chat: bool = False
 
 
 def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:

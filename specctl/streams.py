@@ -39,13 +39,16 @@ def apart(stream: IO[bytes]) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-def read_prompt() -> str:
-    """All of standard input without its last line break, which ``echo`` and editors add."""
-    with open_input("-") as stream:
+def read_prompt(path: str = "-") -> str:
+    """All of a file, or of standard input for ``-``, without its last line break, which ``echo`` and editors add."""
+    with open_input(path) as stream:
         try:
-            text = stream.read().decode("utf-8")
+            text = stream.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not UTF-8 text ({error.reason} at byte {error.start})") from error
+            what = "standard input" if path == "-" else path
+            raise UsageError(f"{what} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+        except OSError as error:  # such as a folder
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
     return text.removesuffix("\n").removesuffix("\r")
 
 

@@ -96,7 +96,7 @@ def timed(peers: Mapping[str, Any], prompts: Suite, pair: Pair, settings: Sampli
     Only the first turn of a conversation is run.
     """
     formats = PromptFormat.of(pair.tokenizer, resolve("embedded").profile.prompt)
-    ids = [_ids(formats, prompt.data, prompt.chat) for prompt in prompts.prompts]
+    ids = [_ids(formats, prompt.data) for prompt in prompts.prompts]
     labels = list(peers)
     for peer in peers.values():
         peer.generate(ids[0], settings)
@@ -115,8 +115,7 @@ def timed(peers: Mapping[str, Any], prompts: Suite, pair: Pair, settings: Sampli
     return Timed(labels, ms, tokens, passes, drafted, np.array([len(prompt) for prompt in ids], dtype=np.float64))
 
 
-def _ids(formats: PromptFormat, data: Mapping[str, Any], chat: bool) -> list[int]:
-    formats = formats.for_chat() if chat else formats
+def _ids(formats: PromptFormat, data: Mapping[str, Any]) -> list[int]:
     if "turns" in data:
         return formats.conversation(data["turns"], [])
     return formats.messages(data["messages"]) if "messages" in data else formats.prompt(data["prompt"])

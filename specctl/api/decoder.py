@@ -135,8 +135,8 @@ class Decoder:
         """Complete a prompt.
 
         Args:
-            prompt: a text, which goes through the chat template where the profile's ``prompt.chat`` says so; messages;
-                or ids.
+            prompt: a text, which goes through the target's chat template where it has one, unless the profile's
+                ``prompt.chat`` is false; messages; or ids.
             on_round: called with each round as it ends.
             sampling: settings in place of the profile's.
 
@@ -172,7 +172,7 @@ class Decoder:
             yield rest
 
     def chat(self, system: str | None = None, **sampling: Unpack[SamplingSettings]) -> Chat:
-        """A conversation, whose ``ask`` takes a turn and returns the answer; through the chat template if there is one.
+        """A conversation: ``ask`` takes a turn and returns the answer; through the chat template as in `generate`.
 
         It shares the models: after a text written between two turns the next one reads the conversation anew.
 
@@ -181,12 +181,11 @@ class Decoder:
             sampling: settings in place of the profile's.
 
         Raises:
-            UsageError: a system message is given, and there is no chat template.
+            UsageError: a system message is given, and turns do not go through a chat template.
             RecordError: a setting is wrong.
         """
-        template = bool(self.pair.tokenizer.chat_template)
         _, settings = self._prepared([0], sampling)
-        prompt = self.profile.prompt.model_copy(update={"chat": template, "system": system})
+        prompt = self.profile.prompt.model_copy(update={"system": system})
         return Chat(self.pair, self.profile.model_copy(update={"prompt": prompt, "sampling": settings}))
 
     def _prepared(self, prompt: Prompt, sampling: Mapping[str, Any]) -> tuple[list[int], SamplingTable]:

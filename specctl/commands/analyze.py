@@ -29,6 +29,7 @@ from specctl.commands.options import (
     SuiteOption,
     TargetOption,
     TemperatureOption,
+    TemplateOption,
     ThreadsOption,
     TrustOption,
     chosen_prompts,
@@ -65,6 +66,7 @@ def analyze(
     max_new_tokens: MaxNewTokensOption = None,
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
+    chat: TemplateOption = None,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
     ] = None,
@@ -94,6 +96,7 @@ def analyze(
             "--max-new-tokens": max_new_tokens,
             "--temperature": temperature,
             "--seed": seed,
+            "--chat/--raw": chat,
             "--engine": engine,
             "--threads": threads,
             "--foreign-head": foreign_head or None,
@@ -111,7 +114,7 @@ def analyze(
             _show(read_traces(from_), None, None, sources, report, json_, quiet)
         return
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"engine": engine, "threads": threads}
+    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     if resolved.draft is None:

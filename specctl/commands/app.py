@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from specctl import __version__
 from specctl.commands import profiles
@@ -15,12 +14,13 @@ from specctl.commands.calibrate import calibrate
 from specctl.commands.chat import chat
 from specctl.commands.doctor import doctor
 from specctl.commands.generate import generate
+from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
 from specctl.commands.train_draft import train_draft
 from specctl.commands.train_head import train_head
 from specctl.printable import one_line
 
 
-class _Commands(TyperGroup):
+class _Commands(GroupWithHelp):
     """Shows the words of the command line that a usage error quotes without anything a terminal would obey."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
@@ -72,12 +72,12 @@ def specctl(
 
 
 # Every command, in the order help lists them.
-app.command()(generate)
-app.command()(chat)
-app.command()(bench)
-app.command()(calibrate)
-app.command()(analyze)
-app.command("train-head")(train_head)
-app.command("train-draft")(train_draft)
-app.command()(doctor)
+app.command(cls=CommandWithHelp)(generate)
+app.command(cls=CommandWithHelp)(chat)
+app.command(cls=CommandWithHelp)(bench)
+app.command(cls=CommandWithHelp)(calibrate)
+app.command(cls=CommandWithHelp)(analyze)
+app.command("train-head", cls=CommandWithHelp)(train_head)
+app.command("train-draft", cls=CommandWithHelp)(train_draft)
+app.command(cls=CommandWithHelp)(doctor)
 app.add_typer(profiles.app, name="profiles")

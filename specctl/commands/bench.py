@@ -29,6 +29,7 @@ from specctl.commands.options import (
     SuiteOption,
     TargetOption,
     TemperatureOption,
+    TemplateOption,
     ThreadsOption,
     TrustOption,
     VerificationOption,
@@ -92,6 +93,7 @@ def bench(
     temperature: TemperatureOption = None,
     verification: VerificationOption = None,
     seed: SeedOption = None,
+    chat: TemplateOption = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Token limits; every prompt runs once with each.")
     ] = None,
@@ -218,7 +220,7 @@ def bench(
         flags = sampling_flags(
             max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed
         )
-        flags |= {"check": check or None, "engine": engine, "threads": threads}
+        flags |= {"check": check or None, "engine": engine, "threads": threads, "prompt.chat": chat}
         found = [
             resolve_profile(name, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
             for name in profile or (None,)

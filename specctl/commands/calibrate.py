@@ -30,6 +30,7 @@ from specctl.commands.options import (
     SuiteOption,
     TargetOption,
     TemperatureOption,
+    TemplateOption,
     ThreadsOption,
     TrustOption,
     VerificationOption,
@@ -100,6 +101,7 @@ def calibrate(
     temperature: TemperatureOption = None,
     verification: VerificationOption = None,
     seed: SeedOption = None,
+    chat: TemplateOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
     ] = None,
@@ -161,7 +163,7 @@ def calibrate(
     from specctl.replay.trace_files import TRACES, read_traces
 
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed)
-    flags |= {"engine": engine, "threads": threads}
+    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
     given = heads_in(head or [])
     choose = partial(resolve_profile, profile, set_, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = _resolved(choose, flags, given)

@@ -19,6 +19,7 @@ from specctl.commands.options import (
     SetOption,
     TargetOption,
     TemperatureOption,
+    TemplateOption,
     ThreadsOption,
     TrustOption,
     VerificationOption,
@@ -39,19 +40,19 @@ def chat(
     threads: ThreadsOption = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens of each answer."),
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            "--max-tokens",
+            min=1,
+            metavar="N",
+            help="Maximum number of tokens of each answer. Default: the profile's; 256 unless it says.",
+        ),
     ] = None,
     temperature: TemperatureOption = None,
     verification: VerificationOption = None,
     seed: SeedOption = None,
-    chat_: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Put turns through the target's chat template, or join them as plain text. Default: the template, if "
-            "there is one.",
-        ),
-    ] = None,
+    chat_: TemplateOption = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     live: Annotated[
         bool,
@@ -107,10 +108,6 @@ def chat(
         from specctl.commands.talking import Talk
         from specctl.conversation.chat import Chat
 
-        # Conversations go through a template where there is one, unless someone said otherwise.
-        if resolved.origins["prompt.chat"] == "default":
-            template = bool(pair.tokenizer.chat_template)
-            own = own.model_copy(update={"prompt": own.prompt.model_copy(update={"chat": template})})
         conversation = Chat(pair, own, outputs)
         talk = Talk(conversation, console, sink, person=person, live=live, quiet=quiet)
         if person:

@@ -89,6 +89,8 @@ def doctor(
 
             use(resolved.profile.threads)
             found = examine_devices(resolved.profile, report, graphics())
+            if not report.ready:
+                report.advice.append("--devices tells of the cards alone: all else needs models that can run.")
     tried = None
     if run and report.ready:
         tried, chosen = _try_out(resolved.profile)
@@ -159,8 +161,8 @@ def _print_tables(
 
     models = {facts.key: _model_rows(facts, report) for facts in report.models}
     table = Table("", *models, title="Models", title_justify="left")
-    for name in next(iter(models.values())):
-        table.add_row(name, *(cell(rows[name]) for rows in models.values()))
+    for name in dict.fromkeys(name for rows in models.values() for name in rows):
+        table.add_row(name, *(cell(rows.get(name, "-")) for rows in models.values()))
     console.print(table)
     devices = _device_rows(report)
     table = Table("device", *next(iter(devices.values())), title="Devices", title_justify="left")
@@ -209,11 +211,13 @@ def _head_line(facts: "ModelFacts") -> str:
 
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
+    from specctl.models.loading.facts import NOT_FOUND
     from specctl.printable import gib
 
     if facts.without_files:
-        rows = _model_rows(report.models[0], report)
-        return {**dict.fromkeys(rows, "-"), "model": facts.model, "found": facts.found}
+        return {"model": facts.model, "found": facts.found}
+    if facts.found == NOT_FOUND:
+        return {"model": facts.model, "found": f"{facts.found}; the rest is skipped: it needs config.json"}
     return {
         "model": facts.model,
         "found": facts.found,

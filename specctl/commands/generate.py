@@ -10,13 +10,22 @@ import typer
 
 from specctl.commands.answering import REPLICA, load_answerers
 from specctl.commands.files import resolve_profile, spare_profile
+from specctl.commands.generate_options import (
+    FileOption,
+    LongestOption,
+    MinPOption,
+    RecordSeedOption,
+    StopOption,
+    SystemOption,
+    TopKOption,
+    TopPOption,
+)
 from specctl.commands.options import (
     CheckOption,
     DraftOption,
     EngineOption,
     ForceOption,
     ForeignHeadOption,
-    MinPOption,
     PolicyOption,
     ProfileOption,
     ProgressOption,
@@ -24,9 +33,8 @@ from specctl.commands.options import (
     SetOption,
     TargetOption,
     TemperatureOption,
+    TemplateOption,
     ThreadsOption,
-    TopKOption,
-    TopPOption,
     TrustOption,
     VerificationOption,
     sampling_flags,
@@ -50,7 +58,8 @@ def generate(
         typer.Argument(
             metavar="PROMPT",
             show_default=False,
-            help="Text to continue; - reads all of standard input as one prompt, without its last line break.",
+            help="Text to continue or to answer; - reads all of standard input as one prompt, without its last line "
+            "break.",
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -60,27 +69,17 @@ def generate(
     set_: SetOption = None,
     engine: EngineOption = None,
     threads: ThreadsOption = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option("-n", "--max-new-tokens", min=1, metavar="N", help="Maximum number of tokens to generate."),
-    ] = None,
+    max_new_tokens: LongestOption = None,
     temperature: TemperatureOption = None,
+    file: FileOption = None,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     min_p: MinPOption = None,
     verification: VerificationOption = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Seed of all random draws; every record has draws of its own."),
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End the text before this string appears. Repeatable.")
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="Apply the target's chat template to prompts, or use them as they are."),
-    ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
+    seed: RecordSeedOption = None,
+    stop: StopOption = None,
+    chat: TemplateOption = None,
+    system: SystemOption = None,
     input_: Annotated[
         str | None,
         typer.Option(
@@ -168,11 +167,19 @@ def generate(
     [cyan]ls | specctl generate --input-format text -t 0.8 | jq .completion[/]
     """
     piped = sys.stdin is not None and not sys.stdin.isatty()
-    from_stream = input_ is not None or (prompt is None and piped)
-    if prompt is None and not from_stream:
-        raise UsageError("there is nothing to generate from", "give a PROMPT, or records with --input FILE")
-    if prompt is not None and input_ is not None:
-        raise UsageError("PROMPT and --input exclude each other", "leave one of them out")
+    if prompt is not None and file is not None:
+        raise UsageError("PROMPT and --file exclude each other", "leave one of them out")
+    if prompt == "-":
+        prompt, file = None, "-"
+    asked = prompt is not None or file is not None
+    from_stream = input_ is not None or (not asked and piped)
+    if not asked and not from_stream:
+        raise UsageError(
+            "there is nothing to generate from", "give a PROMPT, one in a file with -f FILE, or records with -i FILE"
+        )
+    if asked and input_ is not None:
+        which = "PROMPT" if file is None or file == "-" else "--file"
+        raise UsageError(f"{which} and --input exclude each other", "leave one of them out")
     if from_stream and json_:
         raise UsageError(
             "--json works only with a PROMPT", "leave it out: every record is answered with a line of JSON"
@@ -205,8 +212,8 @@ def generate(
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
     resolved = found.profile
     only_prompts = not from_stream or input_format == "text"
-    if resolved.prompt.system is not None and not resolved.prompt.chat and only_prompts:
-        raise UsageError("a system prompt needs the chat template", "add --chat")
+    if resolved.prompt.system is not None and resolved.prompt.chat is False and only_prompts:
+        raise UsageError("a system prompt needs the chat template", "leave out --raw, or add --chat")
 
     from rich.console import Console
 
@@ -220,7 +227,7 @@ def generate(
     shown_progress = TerminalProgress(console, False if quiet else progress)
     with ExitStack() as stack:
         outputs = stack.enter_context(Outputs(force=force))
-        outputs.reads("input", (input_ or "-") if from_stream or prompt == "-" else None)
+        outputs.reads("input", (input_ or "-") if from_stream else file)
         spare_profile(outputs, found)
         source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
         sink = outputs.file("output", output, resumed=resume if from_stream else None)
@@ -230,7 +237,7 @@ def generate(
         if finished is not None and traced is not None and traced.continued:
             coming = None if force else streams.from_file(input_, partial(_coming, finished, input_format))
             rounds_kept = finished_rounds(traced.path, finished, coming)
-        text = streams.read_prompt() if prompt == "-" else prompt or ""
+        text = prompt or "" if file is None else streams.read_prompt(file)
         total = streams.count_lines(input_) if from_stream else None
         expected = (total or 0) * resolved.sampling.max_new_tokens
         loading: dict[str, Any] = {"quiet": quiet, "traced": traced is not None, "foreign_head": foreign_head}

@@ -58,6 +58,7 @@ def load(
     if longest is None:
         longest = profile.draft.setting.longest_draft if profile.draft is not None else 0
     with progress.doing("starting") as show:
+        from specctl.decoding.prompt_format import PromptFormat
         from specctl.decoding.warming import warm_up
         from specctl.models.loading.pair import load_pair
         from specctl.models.running.engines import EngineSettings
@@ -90,4 +91,6 @@ def load(
         # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.
         if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
             warm_up(pair, profile.sampling, leaves=leaves, tree=tree, longest=longest)
+        if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
+            notice(told)
     return pair

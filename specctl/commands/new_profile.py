@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from specctl.commands.options import DraftsOption, DraftsPolicyOption, ForceOption
+from specctl.commands.options import ForceOption, TemplateOption, complete_policy
 from specctl.errors import ModelError, SpecctlError, UsageError
 from specctl.outputs import Outputs
 from specctl.policies import Setting
@@ -24,6 +24,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+DraftsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
+    ),
+]
+
+DraftsPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME:KEY=VALUE,...",
+        autocompletion=complete_policy,
+        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
+    ),
+]
+
 
 def new(
     name: Annotated[
@@ -34,12 +51,12 @@ def new(
             help="What `--profile` will call it; the file goes to your own profiles. Default: the models' names.",
         ),
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", metavar="MODEL", help="A folder or hub id.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "--model", metavar="MODEL", help="A folder or hub id.")
+    ] = None,
     drafts: DraftsOption = None,
     policy: DraftsPolicyOption = None,
-    chat: Annotated[
-        bool | None, typer.Option("--chat/--raw", help="Whether prompts go through the target's chat template.")
-    ] = None,
+    chat: TemplateOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write this file instead of one for NAME.")
     ] = None,
@@ -83,8 +100,7 @@ def new(
     models = [_findable(model) for model in (target, *drafts)]
     profile = checked(new_profile(models[0], models[1:], settings, chat=False), "the new profile")
     _require_ready(profile)
-    if chat is None or chat:
-        chat = _wants_template(profile, chat, asks)
+    chat = _wants_template(profile, chat, asks)
     if path is None:
         path = _path_of(_ask("Name", own, lambda text: _path_of(text, force)), force)
     with Outputs(force=force) as outputs:
@@ -118,12 +134,16 @@ def _require_ready(profile: "Profile") -> None:
 def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool:
     from specctl.models.loading.model import load_tokenizer
 
+    if chat is False:
+        return False
     if not load_tokenizer(profile.target).chat_template:
         if chat:
             raise UsageError("the target has no chat template", "leave --chat out")
         return False
     if chat or not asks:
-        return bool(chat)
+        if chat is None:
+            tell("Prompts go through the target's chat template; --raw makes a profile that sends them as they are.")
+        return True
     return _answered(lambda: typer.confirm("Put prompts through the target's chat template?", default=True, err=True))
 
 

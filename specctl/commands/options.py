@@ -16,8 +16,11 @@ from specctl.terminal.output import tell
 if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
 
+SAMPLING, PROMPTS, RUNNING = "Sampling", "Prompts", "How it runs"
+"""Headings of the help for options that most runs leave out."""
 
-def _complete_profile(incomplete: str) -> list[tuple[str, str]]:
+
+def complete_profile(incomplete: str) -> list[tuple[str, str]]:
     return [(name, _description(path)) for name, path in available().items() if name.startswith(incomplete)]
 
 
@@ -30,7 +33,7 @@ def _description(path: Path) -> str:
     return " ".join(one_line(str(description)).split())
 
 
-def _complete_policy(incomplete: str) -> list[tuple[str, str]]:
+def complete_policy(incomplete: str) -> list[tuple[str, str]]:
     return [
         (name, (cls.__doc__ or "").partition("\n")[0]) for name, cls in POLICIES.items() if name.startswith(incomplete)
     ]
@@ -42,7 +45,7 @@ ProfileOption = Annotated[
         "--profile",
         "-p",
         metavar="NAME",
-        autocompletion=_complete_profile,
+        autocompletion=complete_profile,
         help="Name or path of a profile: the model pair, its policy and settings. Default: the pair of --target and "
         "--draft, else the profile that SPECCTL_PROFILE names, else the embedded models.",
     ),
@@ -52,6 +55,7 @@ TargetOption = Annotated[
     str | None,
     typer.Option(
         "--target",
+        "--model",
         metavar="MODEL",
         help="Target model, a folder or hub id. With --profile it replaces the profile's target; without, the pair is "
         "--target and --draft, and the policy cost-optimal. A --target alone runs without a draft.",
@@ -68,30 +72,13 @@ DraftOption = Annotated[
     ),
 ]
 
-DraftsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--draft", metavar="MODEL", help="A folder or hub id. A second one names a model that drafts for the first."
-    ),
-]
-
-DraftsPolicyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        metavar="NAME:KEY=VALUE,...",
-        autocompletion=_complete_policy,
-        help="Stopping policy of every draft, optionally with settings: svip:threshold=0.4. Default: cost-optimal.",
-    ),
-]
-
 ProfileOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--profile",
         "-p",
         metavar="NAME",
-        autocompletion=_complete_profile,
+        autocompletion=complete_profile,
         help="Name or path of a profile; repeatable. All must have the same target; each adds its drafts and policies.",
     ),
 ]
@@ -101,7 +88,7 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME:KEY=VALUE,...",
-        autocompletion=_complete_policy,
+        autocompletion=complete_policy,
         help="Stopping policy to use instead of the profile's, optionally with settings: svip:threshold=0.4. "
         "In a hierarchy it applies to the target's own draft.",
     ),
@@ -116,82 +103,92 @@ SetOption = Annotated[
     ),
 ]
 
-ProfileArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", show_default=False, autocompletion=_complete_profile, help="Name or path of a profile."
-    ),
-]
-
-ProfileArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="NAME...", show_default=False, autocompletion=_complete_profile, help="Names or paths of profiles."
-    ),
-]
-
 SuiteOption = Annotated[
     str | None,
     typer.Option(
         "--suite",
         metavar="NAME",
         help="Name of a prompt suite, such as gsm8k. Default of bench, analyze and calibrate: embedded.",
+        rich_help_panel=PROMPTS,
     ),
 ]
 
 SuiteDataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="FILE", help="A local copy of the suite, in its original format.")
+    Path | None,
+    typer.Option(
+        "--data", metavar="FILE", help="A local copy of the suite, in its original format.", rich_help_panel=PROMPTS
+    ),
 ]
 
 InputOption = Annotated[
-    str | None, typer.Option("--input", "-i", metavar="FILE|-", help="Records to run instead of a suite.")
+    str | None,
+    typer.Option("--input", "-i", metavar="FILE|-", help="Records to run instead of a suite.", rich_help_panel=PROMPTS),
 ]
 
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.")]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, metavar="N", help="Use only the first N prompts.", rich_help_panel=PROMPTS),
+]
 
 CategoryOption = Annotated[
-    list[str] | None, typer.Option("--category", metavar="NAME", help="Use only prompts of this category; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--category", metavar="NAME", help="Use only prompts of this category; repeatable.", rich_help_panel=PROMPTS
+    ),
 ]
 
 SamplesOption = Annotated[
     int | None,
     typer.Option(
-        "--samples-per-category", min=1, metavar="N", help="Use a seeded random sample of N prompts of each category."
+        "--samples-per-category",
+        min=1,
+        metavar="N",
+        help="Use a seeded random sample of N prompts of each category.",
+        rich_help_panel=PROMPTS,
     ),
 ]
 
 MaxNewTokensOption = Annotated[
     int | None,
     typer.Option(
-        "--max-new-tokens", "-n", min=1, metavar="N", help="Maximum number of tokens to generate for each prompt."
+        "--max-new-tokens",
+        "-n",
+        "--max-tokens",
+        min=1,
+        metavar="N",
+        help="Maximum number of tokens to generate for each prompt. Default: the profile's; 256 unless it says.",
     ),
 ]
 
 TemperatureOption = Annotated[
     float | None,
-    typer.Option("-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0 is greedy decoding."),
-]
-
-TopKOption = Annotated[int | None, typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.")]
-
-TopPOption = Annotated[
-    float | None, typer.Option(metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all.")
-]
-
-MinPOption = Annotated[
-    float | None,
-    typer.Option(metavar="P", help="Keep tokens of at least this share of the top probability; 0 keeps all."),
+    typer.Option(
+        "-t", "--temperature", min=0, metavar="T", help="Sampling temperature; 0, the default, is greedy decoding."
+    ),
 ]
 
 VerificationOption = Annotated[
     Literal["token", "block"] | None,
     typer.Option(
         help="When sampling, verify draft tokens one by one or as a block, which keeps more of them; the text has the "
-        "target's distribution with both."
+        "target's distribution with both.",
+        rich_help_panel=SAMPLING,
     ),
 ]
 
-SeedOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws.")]
+TemplateOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        show_default=False,
+        help="Ask through the target's chat template, or send the text as it is. Default: the profile's; unless it "
+        "says, the template where the target has one.",
+    ),
+]
+
+SeedOption = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Seed of all random draws. Default: 0.", rich_help_panel=SAMPLING)
+]
 
 ThreadsOption = Annotated[
     int | None,
@@ -200,6 +197,7 @@ ThreadsOption = Annotated[
         min=1,
         metavar="N",
         help="How many threads passes on the CPU run with. Default: what is faster on this machine as it is now.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
@@ -209,6 +207,7 @@ EngineOption = Annotated[
         "--engine",
         metavar="auto|eager|static|graph|onnx",
         help="How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
@@ -217,21 +216,28 @@ CheckOption = Annotated[
     typer.Option(
         "--check",
         help="After the first rejected token, compare the target with a fresh read of the text; stop if they differ.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace output files that exist.", rich_help_panel=RUNNING)]
 
 ForeignHeadOption = Annotated[
     bool,
     typer.Option(
-        "--foreign-head", help="Use the draft's head even if it was trained on another draft, with a warning."
+        "--foreign-head",
+        help="Use the draft's head even if it was trained on another draft, with a warning.",
+        rich_help_panel=RUNNING,
     ),
 ]
 
 TrustOption = Annotated[
     bool,
-    typer.Option("--trust-remote-code", help="Let a profile found in ./profiles run code that comes with its models."),
+    typer.Option(
+        "--trust-remote-code",
+        help="Let a profile found in ./profiles run code that comes with its models.",
+        rich_help_panel=RUNNING,
+    ),
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -243,6 +249,7 @@ ProgressOption = Annotated[
         help="Show progress on standard error: bars on a terminal, elsewhere a line every few seconds, by default once "
         "10 seconds have passed.",
         show_default=False,
+        rich_help_panel=RUNNING,
     ),
 ]
 

@@ -4,38 +4,59 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from specctl.commands.files import resolve_profile
+from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
 from specctl.commands.new_profile import new
 from specctl.commands.options import (
     DraftOption,
     JsonOption,
-    ProfileArgument,
-    ProfileArguments,
     SetOption,
     TargetOption,
+    complete_profile,
 )
 from specctl.errors import ProfileError
 from specctl.profile import ResolvedProfile, resolve
 from specctl.profile.discovery import available, chosen, display, find
+from specctl.profile.known_names import EMBEDDED
+from specctl.profile.model_names import short_name
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
 from specctl.profile.writing import annotated
 from specctl.terminal.output import write_json, write_out
 
-app = typer.Typer(no_args_is_help=True, help="List, show, check and write profiles.")
+app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True, help="List, show, check and write profiles.")
 
-app.command()(new)
+app.command(cls=CommandWithHelp)(new)
+
+ProfileArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", show_default=False, autocompletion=complete_profile, help="Name or path of a profile."
+    ),
+]
+
+ProfileArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME...", show_default=False, autocompletion=complete_profile, help="Names or paths of profiles."
+    ),
+]
 
 _COLUMNS = ("name", "target", "draft", "policy", "description", "path")
+_LEAST = {"target": 12, "draft": 12, "policy": 12, "description": 30}
+"""Columns of a terminal that a column needs at least, or is left out; names are always whole."""
+_WIDEST = {"target": 26, "draft": 26}
+_MODELS = ("target", "draft")
 
 
-@app.command("list")
+@app.command("list", cls=CommandWithHelp)
 def list_(as_json: JsonOption = False) -> None:
     """List every profile that can be used by name."""
     rows = [_row(name, path) for name, path in available().items()]
+    rows.sort(key=_is_demonstration)
     if as_json:
         _print_json(rows)
     elif sys.stdout is not None and sys.stdout.isatty():
@@ -46,7 +67,7 @@ def list_(as_json: JsonOption = False) -> None:
             write_out(line.encode(errors="replace").decode())  # the name of a file need not be text
 
 
-@app.command()
+@app.command(cls=CommandWithHelp)
 def show(
     name: ProfileArgument = None,
     target: TargetOption = None,
@@ -63,7 +84,7 @@ def show(
         write_out(annotated(resolved).rstrip("\n"))
 
 
-@app.command()
+@app.command(cls=CommandWithHelp)
 def check(names: ProfileArguments = None) -> None:
     """Check the named profiles, or all of them. Exits with 2 if any is invalid."""
     wrong = []
@@ -78,7 +99,7 @@ def check(names: ProfileArguments = None) -> None:
         raise ProfileError("\n".join(wrong))
 
 
-@app.command()
+@app.command(cls=CommandWithHelp)
 def path(name: ProfileArgument = None) -> None:
     """Print the path of a profile's file."""
     write_out(str(chosen(name).absolute()))
@@ -120,14 +141,45 @@ def _print_json(document: Any) -> None:
     write_json(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
+def _is_demonstration(row: dict[str, str | None]) -> bool:
+    return (row["target"] or "").startswith(EMBEDDED)
+
+
 def _print_table(rows: list[dict[str, str | None]]) -> None:
+    """One line for each profile, with as many columns as fit."""
+    from rich.cells import cell_len, set_cell_size
     from rich.console import Console
-    from rich.table import Table
 
     from specctl.reporting.console import cell
 
-    columns = _COLUMNS[:-1]
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*(cell(row[column] or "-") for column in columns))
-    Console().print(table)
+    console = Console()
+    texts = [
+        {**{column: row[column] or "-" for column in _COLUMNS}, **{key: short_name(row[key] or "-") for key in _MODELS}}
+        for row in rows
+    ]
+    shown = [{column: cell(text).plain for column, text in row.items()} for row in texts]
+    widths = {"name": max((cell_len(row["name"]) for row in shown), default=0)}
+    room = console.width - widths["name"]
+    for column, least in _LEAST.items():
+        natural = max((cell_len(row[column]) for row in shown), default=0)
+        if (width := min(natural, room - 2, _WIDEST.get(column, natural))) < min(least, natural):
+            break
+        widths[column] = width
+        room -= width + 2
+
+    def line(row: dict[str, str]) -> str:
+        cut = [_cut(row[column], width) if column != "name" else row[column] for column, width in widths.items()]
+        return "  ".join(map(set_cell_size, cut, widths.values())).rstrip()
+
+    console.print(cell(line({column: column for column in _COLUMNS}), "bold"), soft_wrap=True)
+    told = False
+    for row, text in zip(rows, shown, strict=True):
+        if not told and (told := _is_demonstration(row)):
+            console.print(cell("demonstration models, which ship with specctl:", "dim"))
+        console.print(cell(line(text)), soft_wrap=True)
+
+
+def _cut(text: str, width: int) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"

@@ -129,18 +129,25 @@ class Watcher:
 def show_prompt(
     answerer: "Answerer", record: Record, sink: Sink, trace: "OnRound | None", view: LiveView | None
 ) -> None:
-    """Answer one prompt and write its text to ``sink``: at the end below a live panel, else as it grows.
+    """Answer one prompt and write its text to ``sink``: after a live panel as a whole, else as it grows.
 
-    On an interrupt, the text generated so far is written.
+    Behind a panel, a text that is continued stands before its completion, and the figures stand below it. On an
+    interrupt, the text generated so far is written.
     """
     watcher = Watcher(answerer, view, trace, sink if view is None else None)
     completion: Completion | None = None
+    interrupted = False
     try:
         with view or nullcontext():
             (completion,) = answerer.answer(record, watcher)
-            if view is not None:
-                view.finish(completion)
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     finally:
         text = watcher.shown + watcher.rest() if completion is None else completion.text
+        if view is not None and text and sink.isatty() and not answerer.prompts.chat:
+            view.recall(_opening(record))
         write_text(sink, text[watcher.written :] + "\n" * bool(text or completion))
         sink.flush()
+        if view is not None and (completion is not None or interrupted):
+            view.finish(completion)

@@ -15,11 +15,15 @@ from specctl.errors import SpecctlError, UsageError
 from specctl.outputs import Sink
 from specctl.printable import printable
 from specctl.processes.interrupts import interruptible
+from specctl.profile.known_names import EMBEDDED
 from specctl.records import FinishReason
 from specctl.terminal.echo import unechoed
 from specctl.terminal.line_input import LineInput, joined
 from specctl.terminal.output import tell, write_text
 
+LEAVES = ("exit", "quit", "bye")
+"""What a person types to leave, as well as /quit."""
+OPENING = "Once upon a time"
 LEAVING = "Ctrl-C again or Ctrl-D leaves; /help shows what else there is"
 
 
@@ -83,6 +87,8 @@ class Talk:
                     self._tell(reply.text)
                 if not reply.answer:
                     return not reply.leave
+            elif self._person and line.strip().lower() in LEAVES:
+                return False
             else:
                 self.chat.say(line[1:] if line.startswith(ESCAPED) else line)
             self._answer()
@@ -92,10 +98,12 @@ class Talk:
 
     def _introduce(self) -> None:
         self._tell(f"{title_of(self.chat.profile)} · {self.chat.policy}; /help lists commands")
-        if not self.chat.profile.prompt.chat:
+        if self.chat.profile.target.model.startswith(EMBEDDED):
+            self._tell(f"demonstration models: they continue stories and know nothing; try: {OPENING}")
+        if not self.chat.through_template:
             missing = not self.chat.pair.tokenizer.chat_template
             why = "the target has no chat template, so " if missing else ""
-            self._tell(f"{why}turns and answers are joined as plain text, one line break after each")
+            self._tell(f"{why}turns and answers are joined as plain text")
 
     def _lines(self) -> Iterator[str]:
         for raw in sys.stdin.buffer:

@@ -27,6 +27,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    TemplateOption,
     ThreadsOption,
     TrustOption,
     chosen_prompts,
@@ -121,6 +122,7 @@ def train_draft(
         Optimizer, typer.Option(help="adamw as published, or muon for the matrices of the head's layers.")
     ] = Optimizer.ADAMW,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of answers, weights and order.")] = 0,
+    chat: TemplateOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     force: ForceOption = False,
     trust_remote_code: TrustOption = False,
@@ -146,7 +148,7 @@ def train_draft(
     source_flags.check()
     replication = Replication.of(workers, cluster, None)
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"engine": engine, "threads": threads}
+    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console

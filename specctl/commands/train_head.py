@@ -25,6 +25,7 @@ from specctl.commands.options import (
     SuiteDataOption,
     SuiteOption,
     TargetOption,
+    TemplateOption,
     ThreadsOption,
     TrustOption,
     chosen_prompts,
@@ -114,6 +115,7 @@ def train_head(
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Seed of answers, draft tokens, mixing and the head.")
     ] = 0,
+    chat: TemplateOption = None,
     sweep: Annotated[
         bool,
         typer.Option("--sweep", help="Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder."),
@@ -149,7 +151,7 @@ def train_head(
     source_flags.check()
     replication = Replication.of(workers, cluster, None)
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    flags |= {"engine": engine, "threads": threads}
+    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
 
     from rich.console import Console

@@ -29,7 +29,8 @@ class Chat:
 
     Args:
         pair: loaded models: the target and every draft of the profile.
-        profile: ``prompt.chat`` says whether turns go through the target's chat template or are joined as plain text.
+        profile: ``prompt.chat`` says whether turns go through the target's chat template or are joined as plain text;
+            unset, they do where there is a template.
         outputs: of the program: no conversation is saved in one of them, nor in one of its inputs.
 
     Attributes:
@@ -57,6 +58,11 @@ class Chat:
         """The session with the settings in force."""
         prompts = PromptFormat.of(self.pair.tokenizer, self.profile.prompt)
         return Answerer(self._session, prompts, self.profile.sampling)
+
+    @property
+    def through_template(self) -> bool:
+        """Whether turns go through the target's chat template; else they are joined as plain text."""
+        return self.answerer.prompts.chat
 
     def say(self, text: str) -> None:
         """Add a turn, to be answered next."""
@@ -124,7 +130,7 @@ class Chat:
 
     def _prompt_ids(self) -> list[int]:
         prompts = self.answerer.prompts
-        if self.profile.prompt.chat:
+        if prompts.chat:
             return prompts.messages(self.transcript.messages)
         return prompts.plain(self.transcript.texts, self.transcript.answers)
 
@@ -177,14 +183,14 @@ class Chat:
 
     def load(self, transcript: Transcript) -> None:
         """Take over a conversation with its system message; raises UsageError if that has no place."""
-        if self.profile.prompt.chat or transcript.system is not None:
+        if self.through_template or transcript.system is not None:
             self.say_first(transcript.system)
         self.transcript = transcript
 
     def save(self, path: Path) -> None:
         """Append the conversation to a file; see `Transcript.save`."""
-        prompt = self.profile.prompt
-        self.transcript.save(path, chat=prompt.chat, system=prompt.system, beside=self._outputs)
+        system = self.profile.prompt.system
+        self.transcript.save(path, chat=self.through_template, system=system, beside=self._outputs)
 
     def _put(self, profile: Profile) -> None:
         self._require_template(profile)
@@ -193,7 +199,7 @@ class Chat:
     def _require_template(self, profile: Profile) -> None:
         if profile.prompt.chat and not self.pair.tokenizer.chat_template:
             raise UsageError("the target has no chat template", "leave prompt.chat out: turns are joined as plain text")
-        if profile.prompt.system is not None and not profile.prompt.chat:
+        if profile.prompt.system is not None and not PromptFormat.of(self.pair.tokenizer, profile.prompt).chat:
             raise UsageError("a system message needs a chat template", "plain turns have no place for one")
 
     def _use_drafter(self) -> None:

@@ -61,12 +61,11 @@ class Answerer:
 
     def prompt_ids(self, record: Record, answers: Sequence[str] = ()) -> list[int]:
         """The ids of a record's prompt; in a conversation, of its turns up to the first that has no answer yet."""
-        prompts = self.prompts.for_chat() if record.chat else self.prompts
         if "turns" in record.data:
-            return prompts.conversation(record.data["turns"], answers)
+            return self.prompts.conversation(record.data["turns"], answers)
         if "messages" in record.data:
-            return prompts.messages(record.data["messages"])
-        return prompts.prompt(record.data["prompt"])
+            return self.prompts.messages(record.data["messages"])
+        return self.prompts.prompt(record.data["prompt"])
 
     def _complete(
         self, ids: list[int], settings: SamplingTable, offset: int, turn: int, on_round: OnRound | None

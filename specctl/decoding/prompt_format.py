@@ -4,38 +4,46 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from specctl.errors import RecordError
+from specctl.errors import RecordError, UsageError
 from specctl.profile.schema import PromptTable
 
 Message = Mapping[str, str]
 
 
 class PromptFormat:
-    """Turns prompts, chats and conversations into ids.
+    """Turns prompts, chats and conversations into ids. What decides about chat templates is here and nowhere else.
 
     Args:
         tokenizer: the target's.
-        chat: whether a plain prompt goes through the chat template as a user's message.
+        chat: whether a plain prompt or turn goes through the chat template as a user's message; None for the rule:
+            it does where the tokenizer has a template.
         system: the system message of a chat that has none of its own.
+
+    Attributes:
+        chat: what was decided.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = False, system: str | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool | None = None, system: str | None = None) -> None:
         self.tokenizer = tokenizer
-        self._chat = chat
+        self.chat = bool(tokenizer.chat_template) if chat is None else chat
         self._system = system
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, table: PromptTable) -> "PromptFormat":
-        """What a profile's ``[prompt]`` table asks for."""
+        """What a profile's ``[prompt]`` table asks for; raises UsageError if its system message has no place."""
+        if table.system is not None and not tokenizer.chat_template:
+            raise UsageError("a system message needs a chat template, and the target has none", "leave the message out")
         return cls(tokenizer, table.chat, table.system)
 
-    def for_chat(self) -> "PromptFormat":
-        """The same tokenizer through its chat template if it has one, without a system message."""
-        return PromptFormat(self.tokenizer, chat=bool(self.tokenizer.chat_template))
+    def note(self, table: PromptTable) -> str | None:
+        """What to tell a user once a run: that the rule, and nobody, chose the template."""
+        if table.chat is None and self.chat:
+            return "asked through the target's chat template; --raw sends the text as it is"
+        return None
 
     def prompt(self, text: str) -> list[int]:
         """Ids of one prompt; raises RecordError if it is empty or needs a chat template that is missing."""
-        if self._chat:
+        if self.chat:
             return self.messages([{"role": "user", "content": text}])
         return self._ids(text)
 
@@ -57,10 +65,10 @@ class PromptFormat:
     def conversation(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
         """Ids of a conversation up to the first turn that has no answer yet.
 
-        Without a chat template, turns and answers are joined with one line break after each.
+        Not through a chat template, turns and answers are joined with one line break after each.
         """
         asked = turns[: len(answers) + 1]
-        if not self.tokenizer.chat_template and self._system is None:
+        if not self.chat:
             return self.plain(asked, answers)
         messages = [{"role": "user", "content": asked[0]}]
         for answer, turn in zip(answers, asked[1:], strict=True):

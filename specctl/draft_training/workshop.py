@@ -9,6 +9,7 @@ from time import perf_counter
 
 from transformers import PreTrainedModel
 
+from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer, AnswerFolder, frequent_tokens
 from specctl.draft_training.collection import describe, lesson_with
@@ -114,6 +115,8 @@ def collect_answers(
         folder.require_same(facts)
     if replicas is None:
         pair, draft = _loaded(profile, progress)
+        if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
+            progress.say(f"note: {told}")
     if folder is None:
         OUTPUT.start_over(output)
         folder = AnswerFolder.create(path, facts, len(suite.prompts))

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import torch
 
+from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.heads.collection import describe, draft_hash, load_lesson
 from specctl.heads.disco_network import DiscoNetwork
@@ -128,6 +129,8 @@ def collect_examples(
         else:
             with progress.doing("loading") as say:
                 pair, source = load_lesson(profile, kind, lambda what: say(f"loading {what}"))
+            if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
+                progress.say(f"note: {told}")
         if folder is None:
             OUTPUT.start_over(output)
             folder = DataFolder.create(path, facts, len(suite.prompts))

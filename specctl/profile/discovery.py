@@ -42,11 +42,12 @@ def owned(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def shadowed(path: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's own or packaged profile that a file in ./profiles hides, if it hides one."""
+    """The user's own or packaged profile that a file in ./profiles hides, if it hides one and says something else."""
     if not found_here(path, environ):
         return None
     others = (directory / path.name for directory in directories(environ)[1:])
-    return next((other for other in others if _is_file(other)), None)
+    hidden = next((other for other in others if _is_file(other)), None)
+    return None if hidden is None or _same_text(path, hidden) else hidden
 
 
 def available(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
@@ -115,6 +116,13 @@ def _is_file(path: Path) -> bool:
 def _same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _same_text(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() == other.read_bytes()
     except OSError:
         return False
 

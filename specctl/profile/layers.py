@@ -47,8 +47,12 @@ class Layers:
         return Layers(deepcopy(self.table), dict(self.origins))
 
     def drop(self, key: Key) -> None:
-        """Remove a top-level key."""
-        self.table.pop(key[0], None)
+        """Remove a key, if it is there."""
+        table: Any = self.table
+        for name in key[:-1]:
+            table = table.get(name) if isinstance(table, dict) else None
+        if isinstance(table, dict):
+            table.pop(key[-1], None)
         self._forget(key)
 
     def origin(self, key: Key) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from specctl.errors import ProfileError
 from specctl.policies.text import parse_value
+from specctl.profile.known_names import EMBEDDED
 from specctl.profile.layers import Layer
 from specctl.profile.schema import LOOKUP, LOOKUP_POLICY
 from specctl.profile.wording import Key, dotted
@@ -56,7 +57,10 @@ def pair_name(flags: Mapping[str, Any]) -> str | None:
 def pair_layer(flags: Mapping[str, Any]) -> Layer:
     """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
     draft = flags.get("draft.model")
-    return Layer({} if draft is None else {"draft": {"policy": pair_policy(draft)}}, lambda _: "default")
+    table: dict[str, Any] = {} if draft is None else {"draft": {"policy": pair_policy(draft)}}
+    if str(flags["target.model"]).startswith(EMBEDDED):
+        table["prompt"] = {"chat": False}  # as in the profiles of the embedded models, which continue stories
+    return Layer(table, lambda _: "default")
 
 
 def pair_policy(draft: str) -> dict[str, Any]:

@@ -18,6 +18,13 @@ def replaced_models(files: Layers, merged: Layers) -> list[Key]:
     return [key for key, table in _models(files.table) if key in now and now[key]["model"] != table["model"]]
 
 
+def drop_template(before: Layers, merged: Layers) -> None:
+    """Forget what was said about the chat template of a target that a later layer replaces; the rule decides again."""
+    key = ("prompt", "chat")
+    if ("target",) in replaced_models(before, merged) and before.origins.get(key) == merged.origins.get(key):
+        merged.drop(key)
+
+
 def outdated(files: Layers, merged: Layers) -> list[str]:
     """A sentence for each thing in the files that was meant for a replaced model; arguments as `replaced_models`."""
     replaced = replaced_models(files, merged)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specctl.errors import ProfileError
+from specctl.policies import NONE
 from specctl.policies.text import policy_table
 from specctl.profile.discovery import (
     DEFAULT_PROFILE,
@@ -23,7 +24,7 @@ from specctl.profile.discovery import (
 from specctl.profile.document import Document, read
 from specctl.profile.layers import Layer, Layers
 from specctl.profile.overrides import environment_layer, flag_layer, pair_layer, pair_name, set_layer
-from specctl.profile.replaced_models import outdated, replaced_models
+from specctl.profile.replaced_models import drop_template, outdated, replaced_models
 from specctl.profile.schema import Profile
 from specctl.profile.validation import check_policy, validate
 from specctl.profile.wording import Key, brief, dotted, shown
@@ -101,14 +102,19 @@ def resolve(
     for document in (found.document for found in reversed(chain)):
         layers.drop(("provenance",))  # describes one file, not the files that extend it
         table = {key: value for key, value in document.table.items() if key != "extends"}
+        below = layers.copy()
         layers.lay(Layer(table, document.place))
+        drop_template(below, layers)
     files = layers.copy()
     above = [environment_layer(environ), set_layer(overrides), flag_layer(flags)]
     for layer in above:
         layers.lay(layer)
     if replaced_models(files, layers):
         layers.drop(("provenance",))  # describes another pair
+        drop_template(files, layers)
     left_out = outdated(files, layers)
+    if pair is not None and _undrafted(layers.table.get("draft")):
+        layers.drop(("draft",))  # what --target alone is, said in another way
     place = name if source is None else display(source)
     try:
         profile = validate(layers.table, lambda key: layers.origin(key) or place, f"profile '{name}'")
@@ -125,6 +131,12 @@ def resolve(
     )
     paths = tuple(found.document.path for found in chain)
     return ResolvedProfile(name, source, profile, origins, tuple(left_out), paths, notes)
+
+
+def _undrafted(draft: Any) -> bool:
+    """Whether a draft's table says that there is none: no model, and the policy ``none``."""
+    policy = draft.get("policy") if isinstance(draft, dict) and set(draft) == {"policy"} else None
+    return isinstance(policy, dict) and policy.get("name") == NONE.policy
 
 
 def _default(flags: Mapping[str, Any]) -> str:

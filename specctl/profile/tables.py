@@ -31,5 +31,6 @@ class SamplingTable(Table):
 class PromptTable(Table):
     """How a prompt becomes tokens: raw text, or through the tokenizer's chat template."""
 
-    chat: bool = False
+    chat: bool | None = None
+    """Whether texts go through the chat template; None for the rule: they do where the target's tokenizer has one."""
     system: str | None = None

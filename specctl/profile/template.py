@@ -17,7 +17,7 @@ _COMMENTS = {
     "draft.policy.name": "when the draft stops; `specctl calibrate` finds what is fastest here",
     "sampling.temperature": "0 is greedy decoding",
     "sampling.max_new_tokens": "of each completion",
-    "prompt.chat": "whether prompts go through the target's chat template",
+    "prompt.chat": "through the target's chat template; false sends prompts as they are",
 }
 _COLUMN = 24
 

@@ -28,7 +28,8 @@ def shown(value: Any) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'? (known: x, y, z)``: the nearest known name, if one is near, and all known names."""
     names = list(known)
-    near = get_close_matches(word, names, n=1)
+    begun = [name for name in names if len(word) > 1 and name.startswith(word)]
+    near = begun[:1] or get_close_matches(word, names, n=1)
     question = f"; did you mean '{near[0]}'?" if near else ""
     return f"{question} (known: {', '.join(names) or 'none'})"
 

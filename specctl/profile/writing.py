@@ -36,9 +36,9 @@ def _write_table(lines: list[str], table: dict[str, Any], at: Key, origins: dict
     if at and (len(tables) < len(table) or not table):
         lines += ["", f"[{dotted(at)}]"]
     for name, value in table.items():
-        if name not in tables:
+        if name not in tables and (key := dotted((*at, name))) in origins:  # a table without set keys has no origin
             assignment = tomli_w.dumps({name: value}).rstrip("\n")
-            lines.append(f"{assignment}  # {_comment(origins[dotted((*at, name))])}")
+            lines.append(f"{assignment}  # {_comment(origins[key])}")
     for name, inner in tables.items():
         _write_table(lines, inner, (*at, name), origins)
 

@@ -28,17 +28,15 @@ class SuitePrompt:
         id: unique in its suite.
         category: results are grouped by it.
         data: an input record of ``generate`` with ``prompt``, ``messages`` or ``turns``, and ``sampling`` if it is set.
-        chat: whether to use the tokenizer's chat template, if there is one; False leaves the choice to the profile.
     """
 
     id: str
     category: str
     data: dict[str, Any]
-    chat: bool
 
     def record(self, line: int) -> Record:
         """The prompt as input line number ``line``."""
-        return Record(line, self.id, self.data, chat=self.chat)
+        return Record(line, self.id, self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ def _records(stream: IO[bytes], place: str) -> Iterator[SuitePrompt]:
         if not isinstance(category, str):
             raise UsageError(f"{place}:{record.line}: category must be a string")
         data = {key: record.data[key] for key in (*PROMPT_KEYS, "sampling") if key in record.data}
-        yield SuitePrompt(str(record.id), category, data, chat=False)
+        yield SuitePrompt(str(record.id), category, data)
 
 
 def _questions(name: str, path: Path | None) -> Iterator[SuitePrompt]:
@@ -157,7 +155,7 @@ def _questions(name: str, path: Path | None) -> Iterator[SuitePrompt]:
             place = f"{path}:{number}" if path else f"row {number} of its source"
             raise UsageError(f"{place} is not in the format of the suite '{name}': {error}") from error
         identity = question.id or f"{name}/{number}"
-        yield SuitePrompt(identity, question.category or name, question.data, chat=True)
+        yield SuitePrompt(identity, question.category or name, question.data)
 
 
 def _suite(name: str, source: Iterable[SuitePrompt], selection: Selection) -> Suite:
@@ -170,7 +168,7 @@ def _suite(name: str, source: Iterable[SuitePrompt], selection: Selection) -> Su
 
 
 def _whole(name: str, prompts: Sequence[SuitePrompt]) -> Suite:
-    facts = [[prompt.id, prompt.category, prompt.data, prompt.chat] for prompt in prompts]
+    facts = [[prompt.id, prompt.category, prompt.data] for prompt in prompts]
     return Suite(name, tuple(prompts), hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest())
 
 

@@ -181,7 +181,7 @@ def answerer_of(pair: Pair, profile: Profile) -> Answerer:
 
 def _traced(pair: Pair, answered: Answered, depth: int) -> TracedPrompt:
     prompt = answered.prompt
-    record = {"category": prompt.category, "data": prompt.data, "chat": prompt.chat}
+    record = {"category": prompt.category, "data": prompt.data}
     return TracedPrompt(prompt.id, record, trace_answers(pair, answered, depth))
 
 

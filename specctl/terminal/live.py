@@ -5,8 +5,10 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.text import Text
 
 from specctl.metrics import Metrics
+from specctl.printable import printable
 from specctl.records import Completion, FinishReason, Round
 from specctl.terminal.display import FullScreen
 from specctl.terminal.loading import loading
@@ -16,6 +18,8 @@ from specctl.terminal.tail import Origin, Piece
 
 __all__ = ["LiveView", "Origin", "Piece", "loading"]
 
+_RECALLED = 400
+"""Characters of a prompt that are shown before its completion."""
 _FINISHED = {
     FinishReason.STOP: "stop (end of sequence or stop string)",
     FinishReason.LENGTH: "length (token limit reached)",
@@ -57,19 +61,27 @@ class LiveView:
         if self._display.started:
             self._panel.add(round_, pieces)
 
-    def finish(self, completion: Completion) -> None:
-        """Remove the panel and print the summary of the whole generation."""
+    def recall(self, prompt: str) -> None:
+        """Write the end of the text that is continued, without a line break: its completion comes next."""
+        if self._console.is_terminal:
+            end = prompt if len(prompt) <= _RECALLED else f"…{prompt[-_RECALLED:]}"
+            self._console.print(Text(printable(end), style="dim"), end="", soft_wrap=True)
+
+    def finish(self, completion: Completion | None) -> None:
+        """Remove the panel and print the summary of the whole generation, or of what an interrupt left of it."""
         self._display.stop()
         if not self._console.is_terminal:
             return
-        metrics = Metrics.of([completion])
+        metrics, rounds = self._panel.counted(self._console) if completion is None else (Metrics.of([completion]), ())
         stops = ", ".join(f"{reason} {count}" for reason, count in metrics.stops.most_common())
         figures = [
-            *running_figures(metrics, self._max_new_tokens, completion.rounds),
+            *running_figures(metrics, self._max_new_tokens, rounds if completion is None else completion.rounds),
             *([Figure("drafting stopped by", stops)] if stops else []),
-            Figure("first tokens after", f"{completion.first_token_seconds:.2f} s"),
-            Figure("total", f"{completion.total_seconds:.2f} s"),
-            Figure("finished", _FINISHED[completion.finish_reason]),
         ]
+        if completion is not None:
+            figures.append(Figure("first tokens after", f"{completion.first_token_seconds:.2f} s"))
+            figures.append(Figure("total", f"{completion.total_seconds:.2f} s"))
+        reason = FinishReason.INTERRUPTED if completion is None else completion.finish_reason
+        figures.append(Figure("finished", _FINISHED[reason]))
         for line in (self._panel.heading, *flow(figures, self._console.width)):
             self._console.print(line, no_wrap=True, overflow="ellipsis", highlight=False)

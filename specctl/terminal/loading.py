@@ -24,8 +24,8 @@ from specctl.terminal.progress_lines import PATIENCE, Count, ProgressLines
 
 
 def note(console: Console, text: str) -> None:
-    """Print one line; a narrow terminal wraps it instead of cutting it."""
-    console.print(Text(f"note: {printable(text)}"), soft_wrap=True)
+    """Print one line; a narrow terminal breaks it between words."""
+    console.print(Text(f"note: {printable(text)}"), soft_wrap=not console.is_terminal)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ class TerminalProgress:
             yield lambda now: bars.update(task, description=one_line(now))
 
     def say(self, text: str) -> None:
-        self.console.print(Text(printable(text)), soft_wrap=True)
+        self.console.print(Text(printable(text)), soft_wrap=not self.console.is_terminal)
 
     @contextmanager
     def _showing(self, bars: Progress, state: Callable[[], object]) -> Iterator[None]:

@@ -1,7 +1,9 @@
 """Text on standard output and messages on standard error, without anything that a terminal would obey."""
 
 import os
+import shutil
 import sys
+import textwrap
 from contextlib import suppress
 
 from specctl.outputs import Sink
@@ -46,5 +48,25 @@ def tell(text: str, label: str = "", style: str = "") -> None:
     """
     colour = style and sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     start = f"\033[{style}m{label}:\033[0m " if colour else f"{label}: " if label else ""
+    told = printable(text)
+    if sys.stderr is not None and sys.stderr.isatty():
+        told = _wrapped(told, len(label) + 2 if label else 0)
     with suppress(OSError):  # standard error may be closed
-        print(start + printable(text), file=sys.stderr, flush=True)
+        print(start + told, file=sys.stderr, flush=True)
+
+
+def _wrapped(text: str, before: int) -> str:
+    """The text with its lines broken between words for a terminal; indented ones stay whole, to be copied.
+
+    Args:
+        text: whole lines.
+        before: characters in front of the first of them.
+    """
+    width = max(shutil.get_terminal_size().columns, 20)
+    lines: list[str] = []
+    for line in text.split("\n"):
+        taken = "" if lines else " " * before
+        parts = textwrap.wrap(line, width, initial_indent=taken, break_long_words=False, break_on_hyphens=False)
+        whole = line.startswith(" ") or len(parts) < 2
+        lines += [line] if whole else [parts[0].removeprefix(taken), *parts[1:]]
+    return "\n".join(lines)

@@ -45,6 +45,11 @@ class GenerationPanel:
     def add(self, round_: Round, pieces: Sequence[Piece]) -> None:
         self._arrived.append((round_, tuple(pieces)))
 
+    def counted(self, console: Console) -> tuple[Metrics, Sequence[Round]]:
+        """The figures of all rounds that arrived, and the last of these."""
+        self._take_in(console)
+        return self._metrics, list(self._rounds)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self._take_in(console)
         width, height = options.max_width, _panel_height(console.height)

@@ -73,7 +73,7 @@ def test_each_line_of_a_pipe_is_a_turn(tmp_path: Path) -> None:
 
 def test_slash_commands_of_a_pipe(tmp_path: Path) -> None:
     saved = tmp_path / "talk.jsonl"
-    ran = chat(said=f"{QUESTION}\n/policy none\n/save {saved}\n/stats\n/quit\nnever said\n")
+    ran = chat("--chat", said=f"{QUESTION}\n/policy none\n/save {saved}\n/stats\n/quit\nnever said\n")
     assert ran.code == 0
     assert "policy none" in ran.stderr
     assert "acceptance rate" in ran.stderr
@@ -126,7 +126,7 @@ def test_nothing_said_is_fine(said: str) -> None:
 def test_raw_turns_continue_a_text() -> None:
     ran = chat("--raw", said="Once upon a time")
     assert ran.code == 0
-    assert ran.stdout != chat(said="Once upon a time").stdout
+    assert ran.stdout == chat(said="Once upon a time").stdout != chat("--chat", said="Once upon a time").stdout
 
 
 def test_a_profile_may_ask_for_plain_turns(tmp_path: Path) -> None:
@@ -177,6 +177,33 @@ def test_the_first_interrupt_is_noted_and_the_second_raised() -> None:
         assert pressed()
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_exit_is_a_turn_like_any_other_in_a_pipe() -> None:
+    assert chat(said="exit\n").stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_demonstration_models_say_so_and_exit_leaves(tmp_path: Path) -> None:
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "specctl", "chat", "-n", "4"],
+        env=ENVIRONMENT | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        dimensions=(30, 60),
+        encoding="utf-8",
+        timeout=120,
+    )
+    child.expect("demonstration models")
+    child.expect("try: Once upon a time")
+    child.expect(QUESTION_MARK)
+    child.sendline("/set temp=0.7")
+    child.expect("did you mean\\s+'temperature'")
+    child.expect(QUESTION_MARK)
+    child.sendline("exit")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
 
 
 @pytest.mark.slow

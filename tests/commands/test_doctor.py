@@ -43,6 +43,23 @@ def document(profile: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(out)
 
 
+def test_what_is_not_known_of_a_missing_model_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(diagnosis, "device_memory", lambda: [DeviceMemory("cpu", "CPU", 2**34, 2**34)])
+    result = CliRunner().invoke(app, ["-p", "llama70b-svip", "--devices"], catch_exceptions=False)
+    assert result.exit_code == 3
+    assert result.stdout.count("not found; the rest is skipped: it needs config.json") == 2
+    assert not re.search(r": -$", result.stdout, re.M)
+    assert "--devices tells of the cards alone" in result.stdout
+    assert "asks for cuda:0, which this machine does not have" in result.stdout
+
+
+def test_the_embedded_models_have_a_licence() -> None:
+    result = CliRunner().invoke(app, ["--json"], catch_exceptions=False)
+    assert [model["licence"] for model in json.loads(result.stdout)["models"]] == ["apache-2.0"] * 2
+
+
 def test_a_good_pair_is_ready(pair: Path) -> None:
     code, report = document(pair)
 

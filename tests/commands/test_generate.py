@@ -15,6 +15,7 @@ import pytest
 
 from specctl import __main__ as entry
 from specctl.jsonl import Finished
+from specctl.profile.embedded import model_path
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
@@ -120,6 +121,32 @@ def test_a_prompt_from_standard_input(specctl, document, end):
     assert (ran.code, ran.stdout, ran.stderr) == (0, document["completion"] + "\n", "")
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_prompt_from_a_file(specctl, document, tmp_path, end):
+    (tmp_path / "prompt.txt").write_text(f"{PROMPT}{end}")
+    ran = specctl("-f", tmp_path / "prompt.txt", "--max-tokens", "24")
+    assert (ran.code, ran.stdout, ran.stderr) == (0, document["completion"] + "\n", "")
+    assert specctl("-f", "-", "-n", "24", stdin=PROMPT.encode()).stdout == ran.stdout
+
+
+def test_a_target_without_a_draft_takes_the_policy_none(specctl, document):
+    ran = specctl(PROMPT, "-n", "24", "--model", "embedded:target", "--policy", "none")
+    assert (ran.code, ran.stdout) == (0, document["completion"] + "\n")
+
+
+def test_a_target_with_a_template_is_asked_through_it_unless_raw(specctl, document):
+    folder = str(model_path("target"))
+    through, raw = (
+        specctl(PROMPT, "-n", "24", "--target", folder),
+        specctl(PROMPT, "-n", "24", "--target", folder, "--raw"),
+    )
+    assert through.stderr == "note: asked through the target's chat template; --raw sends the text as it is\n"
+    assert (raw.stdout, raw.stderr) == (document["completion"] + "\n", "")
+    (asked,) = specctl(PROMPT, "-n", "24", "--json", "--chat").lines
+    assert through.stdout == asked["completion"] + "\n" != raw.stdout
+    assert specctl(PROMPT, "-n", "24", "--target", folder, "-q").stderr == ""
+
+
 def test_the_target_alone_writes_the_same_text(specctl, document):
     (alone,) = specctl(PROMPT, "-n", "24", "--json", "--token-ids", "--policy", "none").lines
     assert alone["completion_ids"] == document["completion_ids"]
@@ -219,6 +246,10 @@ def test_a_prompt_that_is_no_text_is_an_error(specctl):
         (["-i", "in.jsonl", "--json"], "leave it out"),
         ([PROMPT, "--rounds"], "add --json"),
         ([PROMPT, "--token-ids"], "add --json"),
+        ([PROMPT, "-f", "in.jsonl"], "PROMPT and --file exclude each other"),
+        (["-f", "in.jsonl", "-i", "in.jsonl"], "--file and --input exclude each other"),
+        (["-f", "missing.txt"], "cannot read missing.txt"),
+        (["-f", "."], "cannot read ."),
         ([PROMPT, "--system", "be"], "add --chat"),
         (["--input-format", "text", "--system", "be"], "add --chat"),
         ([PROMPT, "--stop", ""], "at least 1 character"),

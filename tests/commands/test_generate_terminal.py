@@ -100,8 +100,10 @@ def test_the_panel_appears_and_the_whole_completion_remains(outputs, said):
     assert COLOUR.search(output)
     left = screen(output)
     assert not any(line.startswith(("╭", "│", "╰")) for line in left), "the panel is gone"
-    assert left[0].startswith("embedded:target + embedded:draft")
-    assert output.endswith(said.replace("\n", "\r\n"))
+    text, figures = f"{PROMPT}{said}".splitlines(), left.index("embedded:target + embedded:draft · svip")
+    assert left[:figures] == [line for line in text if line]
+    assert "finished" in left[-1]
+    assert said.replace("\n", "\r\n") in output
     assert output.rindex(SHOW) > output.rindex(HIDE)
 
 
@@ -127,8 +129,7 @@ def test_a_document_in_a_terminal_is_one_line_of_json(outputs):
 def test_an_error_leaves_no_panel(outputs):
     code, output = outputs["error"]
     assert code == 1
-    (left,) = screen(output)
-    assert left.startswith("error: the prompt has")
+    assert screen(output)[0].startswith("error: the prompt has")
 
 
 @pytest.mark.slow
@@ -148,5 +149,7 @@ def test_an_interrupt_leaves_what_was_generated_and_a_sane_terminal(tmp_path):
     assert "Traceback" not in output
     text = CONTROL.sub("", output[output.rindex("\x1b[?1049l") :])
     assert "╭" not in text
-    assert len(text) > 2, "what was generated until then"
+    assert text.startswith(PROMPT), "what was generated until then"
+    assert "finished interrupted" in text
+    assert "tokens/s" in text
     assert text.endswith("\r\n"), "the shell's prompt begins a line of its own"

@@ -85,6 +85,15 @@ def test_three_models_a_policy_and_a_file(specctl: Specctl) -> None:
     assert profile.description == "big drafted by mid drafted by small, adaedl"
 
 
+def test_flags_use_the_chat_template_as_the_dialogue_does_by_default(specctl: Specctl) -> None:
+    models = ("--target", "./big", "--draft", "./small")
+    said = specctl("profiles", "new", *models, "-o", "asked.toml").stderr
+    assert "Prompts go through the target's chat template; --raw" in said
+    assert resolve("./asked.toml", environ={}).profile.prompt.chat is True
+    assert "template" not in specctl("profiles", "new", *models, "--raw", "-o", "raw.toml").stderr
+    assert resolve("./raw.toml", environ={}).profile.prompt.chat is False
+
+
 def test_a_lookup_needs_no_model_and_gets_a_policy_that_fits(specctl: Specctl) -> None:
     code, said = specctl("profiles", "new", "--target", "./big", "--draft", "prompt:lookup", "-o", "copy.toml")
     assert code == 0, said

@@ -9,6 +9,8 @@ import pexpect
 import pytest
 from hostile import HOSTILE, commands
 
+from specctl.profile.discovery import packaged_directory
+
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 
 
@@ -58,6 +60,34 @@ def test_list_on_a_terminal_is_a_table(tmp_path, environment):
     assert "\t" not in output
     assert {"name", "target", "policy"} <= set(output.replace("\x1b[1m", " ").replace("\x1b[0m", " ").split())
     assert "llama70b-svip" in output
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_a_list_has_a_line_for_each_profile_with_its_whole_name(tmp_path, environment, specctl, width):
+    output = pexpect.run(
+        f"{SPECCTL} profiles list",
+        cwd=tmp_path,
+        env=environment | {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"},
+        encoding="utf-8",
+    )
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[:2] == ["name", "target"]
+    assert ("description" in lines[0]) == (width == 140)
+    names = [line.split("\t")[0] for line in specctl("profiles", "list").stdout.splitlines()]
+    told = lines.index("demonstration models, which ship with specctl:")
+    assert [line.split()[0] for line in lines[1:told] + lines[told + 1 :]] == names
+    assert {name.partition("-")[0] for name in names[told - 1 :]} == {"embedded"}
+
+
+def test_a_copy_of_a_profile_hides_nothing(tmp_path, specctl):
+    text = (packaged_directory() / "llama70b-svip.toml").read_text("utf-8")
+    own_profile(tmp_path, "")
+    copy = tmp_path / "profiles" / "llama70b-svip.toml"
+    copy.write_text(text)
+    assert specctl("profiles", "show", "llama70b-svip").stderr == ""
+    copy.write_text(text.replace("0.3", "0.4"))
+    assert "profiles/llama70b-svip.toml is used instead of" in specctl("profiles", "show", "llama70b-svip").stderr
 
 
 def test_a_broken_profile_is_listed_as_such(specctl, tmp_path):
@@ -144,7 +174,8 @@ def test_a_terminal_obeys_nothing_in_other_peoples_profiles(tmp_path, environmen
     assert "PWNED" in output
     assert commands(re.sub(r"\x1b\[[0-9;]*m", "", output)) <= {"\r"}
     assert "\x1b[31m" not in output
-    assert "[red]x[/]" in output
+    # A list shows descriptions where there is room; a terminal that is dumb has 80 columns.
+    assert ("[red]x[/]" in output) == (line != "list")
 
 
 def test_a_pipe_gets_other_peoples_profiles_as_they_are(tmp_path, specctl):

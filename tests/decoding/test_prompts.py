@@ -2,7 +2,8 @@ import pytest
 from checkpoints import tiny_tokenizer
 
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.errors import RecordError
+from specctl.errors import RecordError, UsageError
+from specctl.profile.schema import PromptTable
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
@@ -20,7 +21,22 @@ def text(ids):
 
 
 def test_a_prompt_is_fed_as_it_is():
-    assert text(PromptFormat(tokenizer()).prompt("  as is\n")) == "  as is\n"
+    assert text(PromptFormat(tokenizer(None)).prompt("  as is\n")) == "  as is\n"
+    assert text(PromptFormat(tokenizer(), chat=False).prompt("  as is\n")) == "  as is\n"
+
+
+def test_the_template_is_used_where_there_is_one_and_nobody_says_otherwise():
+    assert text(PromptFormat(tokenizer()).prompt("hi")) == "<user>hi<answer>"
+    assert text(PromptFormat(tokenizer(), chat=False).conversation(["a", "b"], ["A"])) == "a\nA\nb\n"
+    unset, said, raw = PromptTable(), PromptTable(chat=True), PromptTable(chat=False)
+    assert "--raw" in (PromptFormat.of(tokenizer(), unset).note(unset) or "")
+    for made, table in ((tokenizer(), said), (tokenizer(), raw), (tokenizer(None), unset)):
+        assert PromptFormat.of(made, table).note(table) is None
+
+
+def test_a_system_message_needs_a_template_to_stand_in():
+    with pytest.raises(UsageError, match="a system message needs a chat template"):
+        PromptFormat.of(tokenizer(None), PromptTable(system="be"))
 
 
 def test_with_chat_a_prompt_is_what_the_user_says():
@@ -82,7 +98,7 @@ def test_a_template_may_refuse():
 
 def test_nothing_cannot_be_continued():
     with pytest.raises(RecordError, match="empty") as caught:
-        PromptFormat(tokenizer()).prompt("")
+        PromptFormat(tokenizer(None)).prompt("")
     assert caught.value.kind == "empty_prompt"
 
 

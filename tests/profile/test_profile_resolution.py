@@ -324,3 +324,35 @@ class TestExtends:
         write("leaf", f"\nextends = {value}\n")
         with pytest.raises(ProfileError, match=rf"profiles/leaf\.toml:2: extends: .*{message}"):
             resolve("leaf", environ=environ)
+
+
+def test_a_target_alone_may_say_that_nothing_drafts():
+    found = resolve(flags={"target.model": "embedded:target", "draft.policy": parse_policy("none")}, environ={})
+    assert found.profile.draft is None
+    with pytest.raises(ProfileError, match=r"draft\.model: is required"):
+        resolve(flags={"target.model": "embedded:target", "draft.policy": parse_policy("svip")}, environ={})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "flags", "chat"),
+    [
+        ([], {}, False),
+        ([], {"target.model": "other"}, None),
+        (["target.model=other"], {}, None),
+        (["prompt.chat=false"], {"target.model": "other"}, False),
+        ([], {"target.model": "other", "prompt.chat": True}, True),
+        ([], {"draft.model": "other"}, False),
+    ],
+)
+def test_another_target_goes_back_to_the_rule_for_chat_templates(overrides, flags, chat):
+    assert resolve("embedded", overrides=overrides, flags=flags, environ={}).profile.prompt.chat is chat
+
+
+def test_a_profile_that_extends_one_of_another_target_does_too(tmp_path):
+    (tmp_path / "mine.toml").write_text('extends = "embedded"\n[target]\nmodel = "other"\n')
+    assert resolve(str(tmp_path / "mine.toml"), environ={}).profile.prompt.chat is None
+
+
+def test_a_pair_follows_the_rule_unless_it_is_embedded():
+    assert resolve(flags={"target.model": "other"}, environ={}).profile.prompt.chat is None
+    assert resolve(flags={"target.model": "embedded:target"}, environ={}).profile.prompt.chat is False

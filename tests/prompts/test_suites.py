@@ -43,7 +43,6 @@ def test_spec_bench_makes_one_group_of_mt_bench(spec_bench: Path) -> None:
     assert Counter(prompt.category for prompt in suite.prompts) == {"mt_bench": 32, **dict.fromkeys(OTHER_GROUPS, 4)}
     assert suite.prompts[0].id == "81"
     assert suite.prompts[0].data == {"turns": ["first 81", "second 81"]}
-    assert suite.prompts[0].chat
 
 
 def test_mt_bench_keeps_its_eight_categories(spec_bench: Path) -> None:
@@ -177,7 +176,6 @@ def test_the_embedded_suite_fits_its_models() -> None:
     assert Counter(prompt.category for prompt in suite.prompts) == dict.fromkeys(kinds, 12)
     texts = [prompt.data["prompt"] for prompt in suite.prompts]
     assert len(set(texts)) == 48
-    assert not any(prompt.chat for prompt in suite.prompts)
     assert all(text == text.strip() and text.isascii() for text in texts)
     for prompt in suite.prompts:
         text = prompt.data["prompt"]
@@ -201,7 +199,6 @@ def test_records_of_ones_own(tmp_path: Path) -> None:
     assert suite.name == str(path)
     assert [(prompt.id, prompt.category) for prompt in suite.prompts] == [("1", "all"), ("t/1", "chat"), ("7", "all")]
     assert suite.prompts[0].data == {"prompt": "a", "sampling": {"temperature": 1.0}}
-    assert not any(prompt.chat for prompt in suite.prompts)
     streamed = load_records(io.BytesIO(path.read_bytes()))
     assert (streamed.prompts, streamed.sha256) == (suite.prompts, suite.sha256)
     assert [prompt.id for prompt in load_records(path, categories=["all"], limit=1).prompts] == ["1"]

@@ -184,6 +184,30 @@ def test_finish_leaves_only_a_summary(width: int) -> None:
     assert console.file.getvalue() == after
 
 
+def test_after_an_interrupt_the_figures_are_those_until_then() -> None:
+    console = terminal(80, 24)
+    with LiveView(console, "big + small", "adaedl", "Once", 512) as view:
+        for round_ in ROUNDS:
+            view.on_round(round_, [Piece("text", Origin.ACCEPTED)])
+    view.finish(None)
+    lines = CONTROL.sub("", console.file.getvalue().rpartition("\x1b[?1049l")[2])
+    metrics = Metrics()
+    for round_ in ROUNDS:
+        metrics.add_round(round_)
+    assert f"tokens {metrics.generated_tokens} of 512" in lines
+    assert "finished interrupted" in lines
+
+
+def test_the_end_of_a_long_prompt_stands_before_its_completion() -> None:
+    console = terminal(80, 24)
+    LiveView(console, "t", "svip", "", 8).recall("a" * 900 + " \x1b[31mthe end")
+    shown = SGR.sub("", console.file.getvalue())
+    assert shown.startswith("…aaa")
+    assert shown.endswith("the end")
+    assert "\x1b" not in shown
+    assert len(shown) < 500
+
+
 def test_an_error_in_the_block_takes_the_panel_away() -> None:
     console = terminal(80, 24)
     with pytest.raises(KeyboardInterrupt), LiveView(console, "t", "svip", "prompt", 8):

@@ -123,3 +123,23 @@ def test_tables_in_a_pipe_are_as_they_are():
     console = Console(file=io.StringIO())
     print_tables(console, [Table("title", ("name",), (("a\x1b[31m",),))])
     assert console.file.getvalue() == "title\nname\na\x1b[31m\n"
+
+
+def test_a_terminal_gets_messages_broken_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    command = "  hf download " + "x" * 40 + " --exclude y"
+    tell(f"{'word ' * 20}\n{command}\nlast", "error", "1;31")
+    lines = sys.stderr.getvalue().splitlines()
+    assert lines[0].endswith("word word")
+    assert all(set(line.split()) == {"word"} for line in lines[1:3])
+    assert command in lines
+    assert lines[-1] == "last"
+    assert all(len(line) <= 40 for line in lines[1:] if line != command)
+
+
+def test_a_pipe_gets_messages_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    tell("word " * 20 + "end", "error")
+    assert sys.stderr.getvalue() == "error: " + "word " * 20 + "end\n"

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import ModelError
+from specctl.errors import AbsentError, ModelError
+from specctl.models.loading.absent import lacking_devices
 from specctl.models.loading.architecture import generation_config, require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.draft_head_diagnosis import examine_draft_head
@@ -99,6 +100,8 @@ def diagnose(profile: Profile) -> Diagnosis:
             free = after(free, placement)
         except ModelError as error:
             report.problems.append(Problem(key, error.message, error.hint))
+            if isinstance(error, AbsentError):
+                report.advice += lacking_devices([(key, table)], (device.name for device in report.devices))
         if facts.folder:
             try:
                 tokenizers[key] = load_tokenizer(table, role=key)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+NOT_FOUND = "not found"
+
 
 @dataclass(slots=True)
 class ModelFacts:
@@ -14,7 +16,7 @@ class ModelFacts:
 
     key: str
     model: str
-    found: str = "not found"
+    found: str = NOT_FOUND
     folder: str | None = None
     architecture: str | None = None
     parameters: int | None = None

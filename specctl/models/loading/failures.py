@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specctl.errors import ModelError, reason
+from specctl.errors import AbsentError, ModelError, reason
 
 CONVERT = (
     "Convert it once on a machine where you trust the files: "
@@ -37,10 +37,13 @@ def explain(error: BaseException, role: str, name: str) -> ModelError:
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    import huggingface_hub.errors as hub
+
     subject = f"The {role} model {name!r}"
     for cause in chain:
         if found := _from_type(cause, subject, role, name):
-            return ModelError(*found)
+            gated = isinstance(cause, hub.GatedRepoError)
+            return AbsentError(*found, gated=gated) if gated or _unreachable(cause) else ModelError(*found)
     for cause in chain:
         if found := _from_message(str(cause), subject, role):
             return ModelError(*found)
@@ -48,6 +51,13 @@ def explain(error: BaseException, role: str, name: str) -> ModelError:
         f"{subject} cannot be loaded: {type(error).__name__}: {_first_line(error)}",
         "SPECCTL_DEBUG=1 shows the full traceback.",
     )
+
+
+def _unreachable(error: BaseException) -> bool:
+    import huggingface_hub.errors as hub
+
+    silent = hub.LocalEntryNotFoundError | hub.OfflineModeIsEnabled | hub.HTTPError  # type: ignore[attr-defined]
+    return isinstance(error, silent) and not isinstance(error, hub.HfHubHTTPError)
 
 
 def _from_type(error: BaseException, subject: str, role: str, name: str) -> tuple[str, str] | None:
@@ -89,7 +99,7 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
         case hub.HfHubHTTPError():
             return (
                 f"The hub did not deliver {subject[0].lower()}{subject[1:]}: {_first_line(error)}",
-                "Try again later, or point `model` to a folder with the files.",
+                "Try again later, or name a folder with the files.",
             )
         case hub.HTTPError():  # type: ignore[attr-defined]
             # Any error of the hub's HTTP client without an answer; versions of the hub library use different clients.
@@ -152,7 +162,8 @@ def _not_cached(subject: str, name: str) -> tuple[str, str]:
         )
     return (
         f"{subject} is not in the local cache, and the hub cannot be reached.",
-        f"{cached}Check the network and HF_ENDPOINT, or point `model` to a folder with the files.",
+        f"{cached}Check the network and HF_ENDPOINT, run `hf download {name}` where there is one, or name a folder "
+        "with the files.",
     )
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specctl.errors import ModelError
+from specctl.errors import AbsentError, ModelError
+from specctl.models.loading.absent import absence
 from specctl.models.loading.checkpoint import Checkpoint, locate
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.loading.memory import DeviceMemory
@@ -118,6 +119,33 @@ def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) ->
         key, upper = verifier
         return head_in_target(locate(upper, key), role)
     return draft_head(locate(table, role))
+
+
+def find_all(
+    tables: Sequence[tuple[str, ModelTable]],
+    above: Sequence[int | None],
+    devices: Sequence[DeviceMemory],
+    engine: Engine,
+) -> list[Found]:
+    """Find all models of a profile.
+
+    Args:
+        tables: key and table of each, in loading order, the target last.
+        above, devices, engine: as in `load_found` and `Found.of`.
+
+    Raises:
+        AbsentError: some are not on this machine; it tells of all of them.
+        ModelError: as of `Found.of`.
+    """
+    verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
+    try:
+        return [
+            Found.of(role, table, verifier, devices, engine)
+            for (role, table), verifier in zip(tables, [*verifiers[::-1], None], strict=True)
+        ]
+    except AbsentError as error:
+        told = absence(tables, (device.name for device in devices))
+        raise (told if told.message else error) from error  # empty where the hub came back meanwhile
 
 
 def load_found(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
+from specctl.models.loading.absent import download_note
 from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.found import Found, load_found
+from specctl.models.loading.found import find_all, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, require_kind
 from specctl.models.loading.lookups import Places
 from specctl.models.loading.memory import device_memory
@@ -91,11 +92,10 @@ def load_pair(
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
     gpus = [named_devices(table) for _, table in tables]
     devices = device_memory(None if None in gpus else {name for each in gpus for name in each or ()})
-    verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
-    found = [
-        Found.of(role, table, verifier, devices, settings.engine)
-        for (role, table), verifier in zip(tables, [*verifiers[::-1], None], strict=True)
-    ]
+    found = find_all(tables, above, devices, settings.engine)
+    for told in dict.fromkeys(map(download_note, (one.checkpoint for one in found))):
+        if told is not None:
+            settings.notice(told)
     if profile.generation_config:
         require_supported_rules(found[-1].checkpoint)
     for name in chain.from_iterable(wanted):

@@ -7,6 +7,8 @@ from specctl.models.loading.checkpoint import Checkpoint, hushed_hub
 
 def terms_of(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
     """The licence from the model card, and for a hub model whether its files are gated."""
+    if checkpoint.source == "embedded":
+        return "apache-2.0", None  # as specctl's own; MODEL_CARD.md says what they learnt from
     import huggingface_hub
     from huggingface_hub import constants
 

@@ -1,0 +1,108 @@
+"""What --help prints: whole examples, options under headings, the most used first; it fits 80 columns and pipes."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from specctl.commands.options import RUNNING
+
+_EXAMPLE = re.compile(r"^\[cyan\](.*)\[/\]$")
+_RANGE = re.compile(r"^[^ ]*\bx[<>]|[<>]=?x\b")
+_INDENT = "  "
+_NARROW, _COLUMN = 100, 27
+
+
+class CommandWithHelp(TyperCommand):
+    """A command with this help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the formatter of typer is not used
+        """Print the help on standard output."""
+        print_help(self, ctx)
+
+
+class GroupWithHelp(TyperGroup):
+    """A group of commands with this help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the formatter of typer is not used
+        """Print the help on standard output."""
+        print_help(self, ctx)
+
+
+def print_help(command: Any, ctx: Any) -> None:
+    """Write a command's usage, description and options, or a group's commands, as wide as the terminal is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line, style in help_lines(command, ctx, console.width):
+        console.print(Text(line, style=style), soft_wrap=True)
+
+
+def help_lines(command: Any, ctx: Any, width: int) -> Iterator[tuple[str, str]]:
+    """The lines of a command's help, each with its style."""
+    yield command.get_usage(ctx), "bold"
+    for paragraph in (command.help or "").split("\n\n"):
+        text = " ".join(paragraph.split())
+        if example := _EXAMPLE.match(text):
+            yield f"{_INDENT}{example[1]}", "cyan"
+        elif text:
+            yield "", ""
+            yield from ((line, "") for line in _wrapped(text, width))
+    sections = _sections(command, ctx)
+    longest = max(len(name) for rows in sections.values() for name, _ in rows) + 2 * len(_INDENT)
+    column = min(longest, _COLUMN if width < _NARROW else 2 * width // 5)
+    for title, rows in sections.items():
+        yield "", ""
+        yield f"{title}:", "bold"
+        yield from ((line, "") for line in _columns(rows, column, width))
+
+
+def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """What stands under each heading: commands, arguments, options in the order of the first of each, how it runs."""
+    found: dict[str, list[tuple[str, str]]] = {"Commands": [], "Arguments": [], "Options": []}
+    for param in command.get_params(ctx):
+        if (record := param.get_help_record(ctx)) is not None:
+            default = "Arguments" if param.param_type_name == "argument" else "Options"
+            title = getattr(param, "rich_help_panel", None) or default
+            found.setdefault(title, []).append((_spelled(record[0]), _without_ranges(record[1])))
+    if isinstance(command, TyperGroup):
+        for name in command.list_commands(ctx):
+            inner = command.get_command(ctx, name)
+            if inner is not None and not inner.hidden:
+                found["Commands"].append((name, " ".join((inner.help or "").split("\n\n")[0].split())))
+    last = found.pop(RUNNING, [])
+    return {title: rows for title, rows in {**found, RUNNING: last}.items() if rows}
+
+
+def _spelled(names: str) -> str:
+    """The names of an option without the type of a plain value, which its help tells."""
+    return names.removesuffix(" <str>")
+
+
+def _without_ranges(text: str) -> str:
+    """The help without a range such as ``x>=1`` at its end, which is told to who gives a wrong value."""
+    start, bracket, extras = text.rpartition("  [")
+    if not bracket or not extras.endswith("]"):
+        return text
+    kept = [part for part in extras[:-1].split("; ") if not _RANGE.search(part)]
+    return f"{start} [{'; '.join(kept)}]" if kept else start
+
+
+def _columns(rows: list[tuple[str, str]], column: int, width: int) -> Iterator[str]:
+    """Names and their help side by side; a name that is too long has a line of its own."""
+    for name, text in rows:
+        start, lines = f"{_INDENT}{name}", _wrapped(text, width - column)
+        if len(start) + len(_INDENT) > column:
+            yield start
+            start = ""
+        for line in lines or [""]:
+            yield f"{start:{column}}{line}".rstrip()
+            start = ""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of whole words: what a person types has to be read in one piece."""
+    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
