@@ -22,6 +22,7 @@ from specctl.models.loading.terms import terms_of
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.loading.working_room import working_bytes
 from specctl.models.onnx.engine import require_onnxruntime
+from specctl.models.running.context import context_length
 from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
 from specctl.models.running.token_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
@@ -143,7 +144,7 @@ def _examine(
     config = load_config(checkpoint, table.trust_remote_code)
     text = config.get_text_config(decoder=True)
     facts.architecture = ", ".join(getattr(config, "architectures", None) or []) or config.model_type
-    facts.context = getattr(text, "max_position_embeddings", None)
+    facts.context = context_length(config)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
     need = weighed(checkpoint, table, free, profile.engine)
