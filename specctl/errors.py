@@ -24,8 +24,12 @@ class SpecctlError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # in tracebacks, and not in `str`, which programs show beside the hint
 
-    def __str__(self) -> str:
+    @property
+    def told(self) -> str:
+        """The message, and below it the hint."""
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 

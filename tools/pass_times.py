@@ -29,9 +29,10 @@ from specctl.models.loading.skeleton import skeleton
 from specctl.models.running.compilation import Compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.ordinary import LAST, ordinary_tokens
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.observing.timing import fill, ordinary_tokens
+from specctl.observing.timing import fill
 from specctl.printable import gib
 from specctl.profile.schema import ModelTable, Profile
 
@@ -108,11 +109,11 @@ def measured(runners: Mapping[str, Runner], context: int, rounds: int) -> tuple[
 
     def passes(key: tuple[str, int]) -> None:
         engine, width = key
-        runners[engine].extend(ordinary_tokens(width, frozenset()), keep=width)
+        runners[engine].extend(ordinary_tokens(width, LAST), keep=width)
         runners[engine].rollback(context)
 
     for runner in runners.values():
-        fill(runner, ordinary_tokens(context, frozenset()))
+        fill(runner, ordinary_tokens(context, LAST))
     keys = [*product(runners, WIDTHS)]
     for key in keys:  # a first pass may be compiled
         passes(key)

@@ -22,9 +22,10 @@ from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import HeadRunner
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.ordinary import LAST, ordinary_tokens
 from specctl.models.running.runner import Runner
 from specctl.models.running.waiting import wait
-from specctl.observing.timing import fill, ordinary_tokens
+from specctl.observing.timing import fill
 from specctl.printable import gib
 from tools.synthetic.shapes import SHAPES, Shape
 
@@ -56,9 +57,9 @@ def step_times(runner: Runner, context: int, steps: int) -> list[float]:
     """Milliseconds of single steps behind a context, in rounds of four as they are drafted."""
     found = []
     with torch.inference_mode():
-        fill(runner, ordinary_tokens(context, frozenset()))
+        fill(runner, ordinary_tokens(context, LAST))
         for _ in range(steps):
-            for token in ordinary_tokens(4, frozenset()):
+            for token in ordinary_tokens(4, LAST):
                 wait(runner.device)
                 began = perf_counter()
                 runner.extend([token], keep=1)

@@ -3,9 +3,11 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from numbers import Integral
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, Unpack, cast
 
+from specctl.api.words import in_python
 from specctl.conversation.chat import Chat
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
@@ -13,17 +15,21 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.decoding.text import TextStream, shown_length
 from specctl.decoding.warming import warm_up
-from specctl.errors import RecordError, UsageError
+from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.jsonl import Record
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile import ResolvedProfile, parse_policy, resolve
 from specctl.profile.schema import PolicyTable, SamplingTable
+from specctl.profile.wording import shown
 from specctl.records import Completion, Round
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a chat, each with ``role`` and ``content``."""
+
+
+PROMPTS = "a prompt is a text, a list of token ids or a list of messages with role and content"
 
 
 class SamplingSettings(TypedDict, total=False):
@@ -68,7 +74,10 @@ def load(
     name = None if profile is None else fspath(profile)
     flags: dict[str, Any] = {"target.model": target, "draft.model": draft}
     flags["draft.policy"] = None if policy is None else parse_policy(policy, "policy")
-    resolved = resolve(name, overrides=overrides, flags=flags, trust_remote_code=trust_remote_code)
+    try:
+        resolved = resolve(name, overrides=overrides, flags=flags, trust_remote_code=trust_remote_code)
+    except ProfileError as error:
+        raise ProfileError(in_python(error.message), in_python(error.hint)) from error
     for note in (*resolved.notes, *resolved.outdated):
         warnings.warn(note, stacklevel=2)
     own = resolved.profile
@@ -195,10 +204,15 @@ class Decoder:
         settings = answerer.settings_of(Record(1, None, {"sampling": dict(sampling)}))
         if isinstance(prompt, str):
             return answerer.prompts.prompt(prompt), settings
-        if prompt and isinstance(prompt[0], Mapping):
-            return answerer.prompts.messages(cast("Sequence[Mapping[str, str]]", prompt)), settings
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            raise TypeError(f"{PROMPTS}, not {type(prompt).__name__}")
         if not prompt:
             raise RecordError("empty_prompt", "the prompt is empty")
+        if all(isinstance(message, Mapping) for message in prompt):
+            return answerer.prompts.messages(cast("Sequence[Mapping[str, str]]", prompt)), settings
+        for token in prompt:
+            if not isinstance(token, Integral):
+                raise TypeError(f"{PROMPTS}, not a list with {shown(token)}")
         return [int(token) for token in cast("Sequence[int]", prompt)], settings
 
     def _use_drafter(self) -> None:

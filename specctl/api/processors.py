@@ -43,6 +43,7 @@ RULES = frozenset(
         ForcedBOSTokenLogitsProcessor,
         ForcedEOSTokenLogitsProcessor,
         InfNanRemoveLogitsProcessor,
+        LogitNormalization,
         MinLengthLogitsProcessor,
         MinNewTokensLengthLogitsProcessor,
         NoBadWordsLogitsProcessor,
@@ -72,7 +73,7 @@ def sampling_and_rules(
         UsageError: a processor is of a class that is not known, a filter comes before a rule or out of `Sampling`'s
             order, or keeps more tokens than its own setting says.
     """
-    given = [one for one in processors if type(one) is not LogitNormalization]  # moves all scores of a row alike
+    given = _without_idle_normalization(list(processors))
     kinds = [type(one) for one in given]
     if unknown := [kind.__name__ for kind in dict.fromkeys(kinds) if kind not in RULES and kind not in FILTERS]:
         raise UsageError(
@@ -97,6 +98,17 @@ def sampling_and_rules(
             _require_plain(one)
             values[name] = getattr(one, name)
     return Sampling(**values, verification=verification), rules
+
+
+def _without_idle_normalization(processors: list[Any]) -> list[Any]:
+    """The processors without each `LogitNormalization` behind the last rule.
+
+    It moves all scores of a row alike, which no filter and no draw sees; a rule that depends on a score's sign or size,
+    such as a repetition penalty, does.
+    """
+    rules = (place for place, one in enumerate(processors) if type(one) in RULES - {LogitNormalization})
+    last = max(rules, default=-1)
+    return [one for place, one in enumerate(processors) if place < last or type(one) is not LogitNormalization]
 
 
 def _require_plain(processor: Any) -> None:

@@ -18,7 +18,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError
 from specctl.metrics import Metrics
-from specctl.models.loading.ready import Level, draft_levels, in_memory, target_runners
+from specctl.models.loading.ready import Level, draft_levels, form_of, in_memory, target_runners
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.preparing import working_seconds
 from specctl.models.running.runner import Runner
@@ -144,8 +144,10 @@ class Speculative:
                     self._target.forget()
 
     def _target_of(self, model: PreTrainedModel) -> "_Target":
-        if self._target is None or self._target.model is not model:
-            self._target = _Target(model, self._drafting)
+        given = self._drafting.given
+        forms = [form_of(one) for one in (model, given) if one is not None]
+        if self._target is None or self._target.forms != forms:
+            self._target = _Target(model, self._drafting, forms)
         return self._target
 
     # Passes must leave no inference tensors in the user's models: training with these would fail.
@@ -202,11 +204,17 @@ class Speculative:
 
 
 class _Target:
-    """A model that generates, with runners for it and its drafts; their caches are empty between calls."""
+    """A model that generates, with runners for it and its drafts; their caches are empty between calls.
 
-    def __init__(self, model: PreTrainedModel, drafting: Drafting) -> None:
+    Args:
+        model: the target.
+        drafting: its drafts.
+        forms: those of the models that their user can change, by `form_of`: of the target and a given draft.
+    """
+
+    def __init__(self, model: PreTrainedModel, drafting: Drafting, forms: list[Any]) -> None:
         loaded = in_memory(model, "target")
-        self.model = model
+        self.forms = forms
         self.bare, self.runner = target_runners(loaded)
         self.prefilled = 0.0
         """When the last prompt had been read."""

@@ -11,7 +11,7 @@ import torch
 from specctl.benchmark.bounds import find_bounds
 from specctl.benchmark.plan import Plan
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.models.loading.eager_pair import is_eager
+from specctl.models.running.eager_pair import is_eager
 from specctl.models.running.pair import Pair
 from specctl.observing.facts import SCIKIT_LEARN, device_name, gather, scikit_learn
 from specctl.observing.field import Field

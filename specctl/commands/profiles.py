@@ -92,7 +92,7 @@ def check(names: ProfileArguments = None) -> None:
         try:
             resolve(name, environ=_bare_environment(), trust_remote_code=True)
         except ProfileError as error:
-            wrong.append(str(error))
+            wrong.append(error.told)
         else:
             write_out(f"{name}: ok ({display(find(name))})")
     if wrong:

@@ -152,7 +152,7 @@ class Talk:
 
     def _report(self, error: SpecctlError) -> None:
         self.failed = True
-        tell(str(error), "error", "1;31")
+        tell(error.told, "error", "1;31")
 
 
 def _never() -> bool:

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from specctl.conversation.transcript import Transcript, Turn
 from specctl.decoding.answers import TURN_STRIDE, Answerer, OnRound
 from specctl.decoding.composition import build_drafter
+from specctl.decoding.failures import failures_of_a_text
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.decoding.text import decode_after
@@ -114,16 +113,15 @@ class Chat:
         seed_offset = self._asked * TURN_STRIDE
         self._asked += 1
         try:
-            done = self._session.generate(
-                ids, self.profile.sampling, seed_offset=seed_offset, on_round=watch, enough=enough
-            )
+            with failures_of_a_text():
+                done = self._session.generate(
+                    ids, self.profile.sampling, seed_offset=seed_offset, on_round=watch, enough=enough
+                )
         except KeyboardInterrupt:
             if tokens:
                 turn.answer = decode_after(self.pair.tokenizer, ids, tokens)
                 turn.finish_reason, turn.completion = FinishReason.INTERRUPTED, None
             return bool(tokens)
-        except torch.OutOfMemoryError as error:
-            raise RecordError("out_of_memory", "the devices have not enough memory for this conversation") from error
         turn.answer, turn.finish_reason, turn.completion = done.text, done.finish_reason, done.summary
         self.metrics.add(done.summary)
         return True

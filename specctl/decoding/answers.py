@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from specctl.decoding.failures import failures_of_a_text
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import RecordError
 from specctl.jsonl import Record
@@ -71,10 +71,8 @@ class Answerer:
         self, ids: list[int], settings: SamplingTable, offset: int, turn: int, on_round: OnRound | None
     ) -> Completion:
         watch = None if on_round is None else lambda round_: on_round(turn, ids, round_)
-        try:
+        with failures_of_a_text():
             return self.session.generate(ids, settings, seed_offset=offset + turn * TURN_STRIDE, on_round=watch)
-        except torch.OutOfMemoryError as error:
-            raise RecordError("out_of_memory", f"not enough device memory for this record: {error}") from error
 
     def settings_of(self, record: Record) -> SamplingTable:
         """The sampling table with the record's own settings; raises RecordError for invalid ones."""

@@ -10,6 +10,7 @@ from specctl.models.running.engines import engine_name
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import WIDEST
+from specctl.models.running.ordinary import ordinary_tokens
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trained_heads import signal_of
@@ -34,7 +35,7 @@ def warm_up(
             texts as long as a short prompt with its completion; other passes are captured as they come.
     """
     captures = any(engine_name(runner).startswith("graph") for runner in (pair.target, *pair.drafts))
-    few = [token for token in range(64) if token not in pair.eos][:4]
+    few = ordinary_tokens(4, pair.vocabulary, pair.eos)
     if captures:
         end = min(SHORTEST + settings.max_new_tokens, pair.context - longest - 4)
         span = span_class(end)  # the longest first: buffers that grow take all captures along

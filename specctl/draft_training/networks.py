@@ -19,6 +19,7 @@ from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
 from specctl.models.loading.block_formats import spread_layers
 from specctl.models.loading.draft_head import HeadKind
+from specctl.models.running.context import context_length
 
 STD = 0.02
 """Of new weights."""
@@ -189,5 +190,5 @@ def _shape(target: PreTrainedModel) -> LayerShape:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         norm_eps=getattr(config, "rms_norm_eps", None) or 1e-6,
         rope=rope,
-        max_positions=getattr(config, "max_position_embeddings", None) or 2048,
+        max_positions=context_length(target) or 2048,
     )

@@ -7,11 +7,12 @@ import torch
 
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.ordinary import ordinary_tokens
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.waiting import wait
 from specctl.observing.results import PassTimes
-from specctl.observing.timing import fill, ordinary_tokens
+from specctl.observing.timing import fill
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 41)
 
@@ -68,8 +69,8 @@ class PassMeter:
 
     def _time(self, runner: Runner, width: int, head: AcceptanceHead | None = None) -> float:
         if runner.length != self._context:
-            fill(runner, ordinary_tokens(self._context, self._pair.eos))
-        tokens = ordinary_tokens(width, self._pair.eos)
+            fill(runner, self._tokens(self._context))
+        tokens = self._tokens(width)
         signals = torch.zeros(3, device=runner.device)
         wait(runner.device)
         began = perf_counter()
@@ -80,6 +81,9 @@ class PassMeter:
         elapsed = perf_counter() - began
         runner.rollback(self._context)
         return elapsed * 1e3
+
+    def _tokens(self, number: int) -> list[int]:
+        return ordinary_tokens(number, self._pair.vocabulary, self._pair.eos)
 
 
 def _medians(times: dict[int, list[float]]) -> dict[int, float]:

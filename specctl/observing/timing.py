@@ -1,17 +1,10 @@
 """Helpers for timing forward passes."""
 
-from collections.abc import Sequence, Set
-from itertools import count, islice
+from collections.abc import Sequence
 
 import torch
 
 from specctl.models.running.runner import Runner, StateReader
-
-
-def ordinary_tokens(number: int, eos: Set[int]) -> list[int]:
-    """``number`` ids that neither end a sequence nor are likely to be special."""
-    ids = (10 + position % 100 for position in count())
-    return list(islice((token for token in ids if token not in eos), number))
 
 
 def fill(runner: Runner, tokens: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """A loaded pair tried out: whether the target forgets rejected tokens, and a few tokens with and without drafts."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
@@ -12,12 +12,13 @@ from specctl.decoding.session import Session
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import engine_name
+from specctl.models.running.ordinary import ordinary_tokens
 from specctl.models.running.pair import Pair, runs_model
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import timed
 from specctl.models.running.waiting import wait
 from specctl.models.sharding.leader import is_sharded
-from specctl.observing.timing import fill, ordinary_tokens
+from specctl.observing.timing import fill
 from specctl.profile.schema import Profile
 
 PROMPT = "Once upon a time, there was a"
@@ -96,19 +97,19 @@ def _passes(pair: Pair) -> Iterator[EnginePasses]:
         engines = {engine_name(runner): runner}
         if not is_sharded(model):
             engines.setdefault("eager", EagerRunner(model, model.config.get_text_config().vocab_size))
-        yield from _passes_of(name, engines, pair.eos)
+        yield from _passes_of(name, engines, ordinary_tokens(CONTEXT, pair.vocabulary, pair.eos))
 
 
 @torch.inference_mode()
-def _passes_of(model: str, engines: Mapping[str, Runner], eos: Set[int]) -> list[EnginePasses]:
+def _passes_of(model: str, engines: Mapping[str, Runner], tokens: Sequence[int]) -> list[EnginePasses]:
     """Time one model's passes by every engine in turn; the caches are empty afterwards."""
     for runner in engines.values():
-        fill(runner, ordinary_tokens(CONTEXT, eos))
+        fill(runner, tokens)
 
     def run(choice: tuple[str, int]) -> None:
         engine, width = choice
         runner = engines[engine]
-        runner.extend(ordinary_tokens(width, eos), keep=width)
+        runner.extend(tokens[:width], keep=width)
         wait(runner.device)
         runner.rollback(CONTEXT)
 

@@ -1,10 +1,13 @@
 """What was generated for one prompt. No torch here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
 from specctl.records.rounds import Round, RoundSummary
+
+SHOWN = 200
+"""Characters of a text that a completion shows of itself."""
 
 
 class FinishReason(StrEnum):
@@ -58,7 +61,7 @@ class CompletionSummary:
         return tuple(later - earlier for earlier, later in pairwise(self.arrivals_ms))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
     """One finished generation.
 
@@ -80,11 +83,19 @@ class Completion:
     tokens: tuple[int, ...]
     text: str
     finish_reason: FinishReason
-    rounds: tuple[Round, ...] = field(repr=False)
+    rounds: tuple[Round, ...]
     prefill_seconds: float
     total_seconds: float
     first_token_seconds: float
     arrivals: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        return (
+            f"Completion(text={text!r}, finish_reason={self.finish_reason.value!r}, "
+            f"{self.prompt_tokens} prompt tokens, {len(self.tokens)} tokens, {len(self.rounds)} rounds, "
+            f"{self.total_seconds:.3g} s)"
+        )
 
     @property
     def prompt_tokens(self) -> int:

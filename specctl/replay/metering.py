@@ -13,11 +13,12 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.foresight import foresight_of
+from specctl.models.running.ordinary import ordinary_tokens
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import StateReader
 from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of, state_heads
 from specctl.models.running.waiting import wait
-from specctl.observing.timing import fill, forget, ordinary_tokens
+from specctl.observing.timing import fill, forget
 from specctl.policies import TRAINED_SIGNALS, Signal
 from specctl.policies.constant import Constant
 from specctl.records import DraftStep
@@ -100,7 +101,7 @@ def _measure_top(
     with torch.inference_mode():
         for number in range(PASSES):
             for context in contexts:
-                sequence = ordinary_tokens(context, pair.eos)
+                sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
                 _fill(pair, sequence)
                 for length in lengths:
                     for again in range(IN_A_ROW):
@@ -151,7 +152,7 @@ def _reading_ms(
 def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
     """By `signal_key`, the milliseconds that signals add to a pass in which the first draft verifies the second."""
     typical = Constant(draft_length=TYPICAL)
-    sequence = ordinary_tokens(context, pair.eos)
+    sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
     found: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
 
     def verifying(signals: SignalSet) -> float:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -55,6 +56,33 @@ def test_a_prompt_may_be_ids_or_messages(pair: specctl.Decoder) -> None:
     assert pair.generate(messages).text != pair.generate(PROMPT).text
     with pytest.raises(RecordError, match="the prompt is empty"):
         pair.generate([])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"), [(5, "not int"), (None, "not NoneType"), (b"a", "not bytes"), ([1.5], "1.5"), (["a"], '"a"')]
+)
+def test_what_is_no_prompt_is_named(pair: specctl.Decoder, prompt: object, named: str) -> None:
+    for call in (pair.generate, lambda given: next(pair.stream(given))):
+        with pytest.raises(TypeError, match="a prompt is a text, a list of token ids or a list of messages") as caught:
+            call(prompt)
+        assert named in str(caught.value)
+
+
+def test_a_completion_shows_its_text_and_counts(pair: specctl.Decoder) -> None:
+    done = pair.generate(PROMPT)
+    assert repr(done).startswith(f"Completion(text={done.text!r}, finish_reason='length', ")
+    assert f"{len(done.prompt)} prompt tokens, 16 tokens, {len(done.rounds)} rounds" in repr(done)
+    assert len(repr(replace(done, text="a" * 5000, tokens=(1,) * 5000))) < 400
+
+
+def test_mistakes_are_told_in_pythons_words() -> None:
+    with pytest.raises(ProfileError, match=r"^draft names a draft without a target") as caught:
+        specctl.load(draft="small")
+    assert caught.value.hint == "Add target=MODEL, or profile=NAME."
+    with pytest.raises(ProfileError) as caught:
+        specctl.load(target="big", policy="svip")
+    assert "--" not in caught.value.told
+    assert "draft=MODEL" in caught.value.hint
 
 
 def test_settings_are_those_of_the_sampling_table(pair: specctl.Decoder) -> None:

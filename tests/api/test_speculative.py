@@ -1,5 +1,6 @@
 """`speculative` as ``custom_generate`` of transformers: what it writes, what it refuses by name, what it tells."""
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -8,11 +9,14 @@ import torch
 from enumeration import largest_difference, law_of, walk
 from toys import FAMILIES, STOPPING, noisy_copy, random_model
 from transformers import (
+    ExponentialDecayLengthPenalty,
     LlamaConfig,
     LlamaForCausalLM,
+    LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -89,6 +93,24 @@ def test_rules_about_tokens_hold(rules):
     assert written("llama", **rules, custom_generate=fast).equal(expected)
     assert not expected.equal(written("llama")), "the rule changes nothing here"
     assert fast.metrics.accepted > 0
+
+
+PENALTY, DECAY = RepetitionPenaltyLogitsProcessor(1.6), ExponentialDecayLengthPenalty((3, 1.3), 34, 3)
+
+
+@pytest.mark.parametrize("rules", [[PENALTY], [DECAY], [DECAY, PENALTY]], ids=["penalty", "decay", "both"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_normalization_stays_where_a_rule_behind_it_sees_it(family, rules):
+    """Rules that depend on a score's sign or size are others after a shift."""
+    fast = speculative(noisy_copy(family), "constant:draft_length=3")
+    ids = torch.tensor([[1, 5, 9, 5, 1]])
+    texts = []
+    for order in ([LogitNormalization(), *rules], [*rules, LogitNormalization()], rules):
+        given = {"logits_processor": LogitsProcessorList(order), "eos_token_id": [34]}
+        texts.append(written(family, ids, **given))
+        assert written(family, ids, **given, custom_generate=fast).equal(texts[-1])
+    assert not texts[0].equal(texts[2]), "its place makes no difference here"
+    assert texts[1].equal(texts[2])
 
 
 class Until(StoppingCriteria):
@@ -179,6 +201,47 @@ def test_a_failed_call_leaves_nothing_behind():
     assert written("llama", custom_generate=fast).equal(written("llama"))
 
 
+def test_one_object_writes_what_each_model_would():
+    fast = speculative(noisy_copy("llama"), "constant")
+    for family in ("llama", "gemma2", "llama"):
+        assert written(family, custom_generate=fast).equal(written(family))
+
+
+@pytest.mark.parametrize("rows", [70, 50])
+@pytest.mark.parametrize("which", ["target", "draft", "both"])
+def test_models_whose_embeddings_were_resized_since_the_last_call(which, rows):
+    with torch.inference_mode(False):
+        model, draft = deepcopy(random_model("llama")), deepcopy(noisy_copy("llama"))
+        fast = speculative(draft, "constant")
+        model.generate(PROMPT, **CONFIG, custom_generate=fast)
+        for changed in {"target": (model,), "draft": (draft,), "both": (model, draft)}[which]:
+            changed.resize_token_embeddings(rows, mean_resizing=False)
+            head = changed.get_output_embeddings().weight
+            with torch.no_grad():  # what is new is likely
+                head[64:] = 2 * head[: len(head[64:])]
+        plain = model.generate(PROMPT, **CONFIG)
+        assert model.generate(PROMPT, **CONFIG, custom_generate=fast).equal(plain)
+    if which != "draft" and rows > 64:
+        assert int(plain.max()) >= 64, "no new token is written"
+
+
+def test_models_that_have_other_weights_of_another_dtype_or_attention_since_the_last_call():
+    with torch.inference_mode(False):
+        model = deepcopy(random_model("llama"))
+        fast = speculative(deepcopy(noisy_copy("llama")), "constant")
+        model.generate(PROMPT, **CONFIG, custom_generate=fast)
+        made = fast._target
+        with torch.no_grad():
+            model.model.layers[0].mlp.down_proj.weight.mul_(-1)
+        changes = [lambda: None, lambda: model.set_attn_implementation("eager"), model.double]
+        for change in changes:
+            change()
+            plain = model.generate(PROMPT, **CONFIG)
+            assert model.generate(PROMPT, **CONFIG, custom_generate=fast).equal(plain)
+            assert (fast._target is made) == (change is changes[0])
+            made = fast._target
+
+
 # Drafts
 
 
@@ -265,6 +328,10 @@ class Unknown(LogitsProcessor):
             {"do_sample": True, "top_k": 0, "logits_processor": [TopPLogitsWarper(0.5, min_tokens_to_keep=2)]},
             "min_tokens_to_keep",
         ),
+        (
+            {"do_sample": True, "logits_processor": [TemperatureLogitsWarper(0.5)], "temperature": 0.5, "top_k": 0},
+            "each once",
+        ),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
         ({"penalty_alpha": 0.6}, "penalty_alpha"),
         ({"prompt_lookup_num_tokens": 3}, "prompt:lookup"),
@@ -350,8 +417,6 @@ def test_every_completion_has_its_exact_probability(policy, rules):
         )
     )
     filters = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(2), TopPLogitsWarper(0.95), MinPLogitsWarper(0.02)]
-    from transformers import RepetitionPenaltyLogitsProcessor
-
     penalties = [RepetitionPenaltyLogitsProcessor(rules["repetition_penalty"])] if rules else []
     expected = exact(target, prompt, length, LogitsProcessorList([*penalties, *filters]))
     assert largest_difference(found, expected) < 3e-7

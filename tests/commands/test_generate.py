@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from checkpoints import save_model
+from transformers import MptConfig
 
 from specctl import __main__ as entry
 from specctl.jsonl import Finished
@@ -340,6 +342,37 @@ def test_valid_records_between_errors_are_answered(mixed):
     assert (turns["question_id"], turns["metrics"]["generated_tokens"]) == (81, 12)
     assert chat["metrics"]["generated_tokens"] <= 6
     assert empty["metrics"]["generated_tokens"] <= 2
+
+
+@pytest.fixture
+def beyond(tmp_path, monkeypatch):
+    """A model that is taken for one without a limit and fails at its 65th token."""
+    config = MptConfig(d_model=32, n_heads=4, n_layers=2, max_seq_len=64, vocab_size=258, eos_token_id=0)
+    monkeypatch.setattr("specctl.models.running.eager.context_length", lambda _: None)
+    return save_model(tmp_path / "mpt", config)
+
+
+def test_a_pass_that_fails_is_its_records_error_and_the_next_one_is_answered(specctl, beyond, tmp_path):
+    arguments = ("--target", beyond, "--draft", beyond, "--engine", "eager", "-n", "40")
+    lines = [json.dumps({"prompt": text}).encode() for text in ("hello", "0" * 50, "0" * 80, "hello")]
+    ran = specctl(*arguments, "--trace", tmp_path / "rounds.jsonl", stdin=b"\n".join(lines))
+    assert (ran.code, ran.stderr) == (1, "")
+    first, second, third, last = ran.lines
+    for line, found in enumerate((second, third), start=2):
+        assert (found["line"], found["error"]["type"]) == (line, "failed_pass")
+        assert "RuntimeError: The size of tensor" in found["error"]["message"]
+    assert first["completion"] == last["completion"] == specctl(*arguments, "hello").stdout.rstrip("\n")
+
+
+def test_a_pass_that_fails_keeps_the_text_that_was_shown(specctl, beyond):
+    arguments = ("--target", beyond, "--draft", beyond, "--engine", "eager")
+    ran = specctl(*arguments, "-n", "90", "hello")
+    assert ran.code == 1
+    assert ran.stderr.startswith("error: a pass failed over this text: RuntimeError: The size of tensor")
+    assert ran.stderr.count("\n") == 1
+    shown = ran.stdout.rstrip("\n")
+    assert len(shown) > 20
+    assert specctl(*arguments, "-n", len(shown), "hello").stdout.rstrip("\n") == shown
 
 
 def test_lines_of_text(specctl, document):

@@ -112,6 +112,31 @@ def test_a_bad_record_is_its_own_error():
     assert caught.value is error
 
 
+@pytest.mark.parametrize("error", [RuntimeError("256 against 257"), IndexError("256 against 257")])
+def test_an_error_of_a_pass_is_the_records_error(error):
+    notes, answers = answerer()
+    notes.error = error
+    with pytest.raises(RecordError, match=f"{type(error).__name__}: 256 against 257") as caught:
+        answers.answer(Record(1, 1, {"prompt": "a"}))
+    assert caught.value.kind == "failed_pass"
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError("device-side assert"), KeyboardInterrupt(), KeyError("x")])
+def test_what_would_fail_for_every_record_ends_the_run(error):
+    notes, answers = answerer()
+    notes.error = error
+    with pytest.raises(type(error)):
+        answers.answer(Record(1, 1, {"prompt": "a"}))
+
+
+def test_an_interrupt_that_native_code_made_another_error_ends_the_run(monkeypatch):
+    notes, answers = answerer()
+    notes.error = RuntimeError("it was Ctrl-C")
+    monkeypatch.setattr("specctl.decoding.failures.interrupt.became", lambda error: error is notes.error)
+    with pytest.raises(RuntimeError, match="it was"):
+        answers.answer(Record(1, 1, {"prompt": "a"}))
+
+
 def test_a_full_device_is_the_records_error():
     notes, answers = answerer()
     notes.error = torch.OutOfMemoryError("no room")

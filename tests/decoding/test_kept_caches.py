@@ -1,6 +1,6 @@
 """A session that keeps its caches reads only what is new in a prompt, and writes what a fresh session writes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from specctl.models.running.graph import GraphRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
+from specctl.models.running.watching import decoder_layers
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable
@@ -114,6 +115,30 @@ def test_a_recurrent_state_goes_on_from_the_last_turn(family: str) -> None:
     assert chat.target.taken() == [len(NEXT)]
     chat.say([*OPENING, *NEXT])  # taken back: further than its saved states may reach
     chat.say(OPENING)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["target", "draft"])
+@pytest.mark.parametrize(
+    ("engine", "family"), [*((engine, "llama") for engine in ENGINES), ("eager", "gemma2"), ("eager", "qwen3_next")]
+)
+def test_a_pass_that_fails_in_its_middle_leaves_nothing_behind(engine: str, family: str, which: int) -> None:
+    chat = Chat(engine, family)
+    model = (recurrent_model, noisy_recurrent)[which](family) if family in FAMILIES else None
+    model = model or (random_model, noisy_copy)[which](family)
+    for before in (0, 1, 5):  # in the prompt, the first round and a later one; after a text that is kept, or none
+        passes = iter(range(before + 1))
+
+        def fail(*_: object, passes: Iterator[int] = passes, before: int = before) -> None:
+            if next(passes) == before:
+                raise RuntimeError("257 against 256")
+
+        hook = decoder_layers(model)[1].register_forward_pre_hook(fail)
+        try:
+            with pytest.raises(RuntimeError, match="257 against 256"):
+                chat.session.generate(OPENING[before:], SamplingTable(max_new_tokens=40))
+        finally:
+            hook.remove()
+        chat.say([*OPENING, before])
 
 
 def test_without_keeping_every_prompt_is_read_whole() -> None:

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -11,7 +12,7 @@ from transformers import (
 )
 
 from specctl.decoding import sampling as module
-from specctl.decoding.host import argmax, picked
+from specctl.decoding.host import _reaching, argmax, picked
 from specctl.decoding.sampling import AT_A_TIME, Sampling, Uniforms, draw, pick, read_signals, sibling
 from specctl.policies import DISTRIBUTION_SIGNALS
 
@@ -221,3 +222,10 @@ def test_a_sibling_on_the_same_device_is_the_generator_itself() -> None:
     generator = seeded(0)
     assert sibling(generator, torch.device("cpu")) is generator
     assert sibling(None, torch.device("cpu")) is None
+
+
+def test_tokens_that_reach_top_p_exactly_are_enough() -> None:
+    """transformers drops what begins where the sum is top_p already."""
+    falling = np.array([[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]])
+    assert _reaching(falling, 0.5).tolist() == [1, 2]
+    assert _reaching(falling, 0.75).tolist() == [2, 3]

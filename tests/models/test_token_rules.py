@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import save_model
+from recurrent_models import noisy_recurrent, recurrent_model
 from toys import noisy_copy, random_model
 from transformers import GenerationConfig
 
@@ -149,6 +150,41 @@ def test_ids_beyond_the_shared_vocabulary_are_left_out() -> None:
         logits = target.extend(PROMPT, keep=2).logits
     assert logits.shape == (2, 60)
     assert logits[:, [4, 50]].eq(-torch.inf).all()
+
+
+def test_words_that_can_never_be_written_are_no_rules() -> None:
+    """A word with one id beyond the vocabulary bans nothing; where all are such, there is no rule."""
+    words = {"bad_words_ids": [[9, 300], [50, 12]], "sequence_bias": [[[9, 300], 3.0], [[44], -4.0]]}
+    target = ruled(words)(EagerRunner(random_model("llama"), 60))
+    fewer = ruled({"bad_words_ids": [[50, 12]], "sequence_bias": [[[44], -4.0]]})(
+        EagerRunner(random_model("llama"), 60)
+    )
+    text = (*PROMPT, 9, 50)
+    with torch.inference_mode():
+        logits = target.extend(text, keep=len(text)).logits
+        assert logits.equal(fewer.extend(text, keep=len(text)).logits)
+    assert logits[-1, 12] == -torch.inf
+    for none in ({"bad_words_ids": [[300], [9, 61]]}, {"sequence_bias": [[[300], 1.0]]}):
+        assert not TokenRules.of(GenerationConfig(**none), frozenset(), 60, torch.device("cpu")).active
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_h1", "qwen3_next"])
+@pytest.mark.parametrize("name", ["repetition penalty", "no n-gram twice"])
+def test_rules_over_a_state_that_goes_back_too_far(family: str, name: str) -> None:
+    """Its runner is shorter after a rollback than was asked, and reads accepted tokens again."""
+    wrap = ruled(RULES[name])
+    target, draft = (wrap(EagerRunner(make(family), 64)) for make in (recurrent_model, noisy_recurrent))
+    drafter = ModelDrafter(draft, Constant(4))
+    with torch.inference_mode():
+        prefill(target, drafter, PROMPT)
+        rounds = list(decode(target, drafter, PROMPT, LENGTH, Sampling()))
+    model = recurrent_model(family)
+    model.generation_config.eos_token_id = None
+    config = GenerationConfig(do_sample=False, max_new_tokens=LENGTH, pad_token_id=0, **RULES[name])
+    ids = torch.tensor([PROMPT])
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    assert [token for round_ in rounds for token in round_.emitted] == said[0, len(PROMPT) :].tolist()
+    assert sum(0 < round_.accepted < round_.drafted for round_ in rounds) > 2, "hardly a round was taken back in part"
 
 
 def test_settings_without_effect_are_no_rules() -> None:

@@ -7,7 +7,7 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from specctl.policies.cost_optimal import ACCEPTED, NEXT, PROBING, CostOptimal, _features
+from specctl.policies.cost_optimal import ACCEPTED, AHEAD, NEXT, PROBING, CostOptimal, _features
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
@@ -364,3 +364,12 @@ def test_a_level_of_a_tree_is_priced_by_the_depth() -> None:
     assert spent[7] - spent[6] == pytest.approx(deep.current_threshold, rel=0.6)
     assert spent[2] - spent[1] > 2 * (spent[7] - spent[6]), "the second level makes the pass wide"
     assert deep._spent == grown(trees=False)._spent, "as chains of that many tokens whose passes take that long"
+
+
+def test_a_cheap_width_is_seen_eight_tokens_ahead_and_not_nine() -> None:
+    """Every token but the cheap one costs a little more than it gains."""
+    policy = CostOptimal()
+    for ahead, goes_on in ((AHEAD, True), (AHEAD + 1, False)):
+        policy._spent = [1.01 * count for count in range(30)]
+        policy._spent[2 + ahead] = 0.95 * ahead + policy._spent[2]
+        assert policy._goes_on(2, 1.0, 1.0) is goes_on

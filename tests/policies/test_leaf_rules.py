@@ -113,3 +113,13 @@ def test_values_of_the_setting() -> None:
     for text in ("0", "-1", "many", "1.5", ""):
         with pytest.raises(UsageError, match="--leaves"):
             parse_leaves(text)
+
+
+def test_a_leaf_that_was_met_is_learned_as_met() -> None:
+    """Behind a met leaf the round goes on with another token of the target's own."""
+    places = [place(0.5)] * 3
+    token = places[1].others[0][0]
+    met, missed = CostLeaves(), CostLeaves()
+    play(met, places, 12, 0.0, accepted=1, own=token)
+    play(missed, places, 12, 0.0, accepted=1, own=-1)
+    assert sum(chance for chance, _ in met._gains(places)) > 1.5 * sum(chance for chance, _ in missed._gains(places))

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.running.context import ENDLESS, context_length
 
 _HINT = "Draft with a small model instead, or use a head of another kind that was made for this target."
 
@@ -85,7 +86,7 @@ class MtpHead(ChainHead):
             raise _cannot_run(config, f"its decoder has no {lacks[0]}" if lacks else "its layers rotate differently")
         norm = type(decoder.norm)
         self.width = self.state_size = int(config.hidden_size)
-        self.context = int(getattr(config, "max_position_embeddings", 1 << 31))
+        self.context = context_length(target) or ENDLESS
         self.enorm = norm(self.width, eps=config.rms_norm_eps)
         self.hnorm = norm(self.width, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * self.width, self.width, bias=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError
-from specctl.models.loading.failures import explained, pickle_only, similar_models
+from specctl.models.loading.failures import adapter, explained, pickle_only, similar_models
 from specctl.nesting import too_deep
 from specctl.profile.schema import ModelTable
 
@@ -250,9 +250,7 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
     if (checkpoint.folder / "config.json").exists():
         return checkpoint
     if (checkpoint.folder / "adapter_config.json").exists():
-        raise ModelError(
-            f"{checkpoint} is an adapter, not a whole model.", "Merge it into its base model and save the result."
-        )
+        raise ModelError(*adapter(str(checkpoint), checkpoint.folder))
     if found := sorted(checkpoint.folder.glob("*.gguf")):
         raise _gguf(str(checkpoint), checkpoint.role, found[0])
     if checkpoint.source == "hub":

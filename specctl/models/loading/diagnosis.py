@@ -17,12 +17,14 @@ from specctl.models.loading.memory import DeviceMemory, Estimate, device_memory,
 from specctl.models.loading.model import load_tokenizer, model_tables
 from specctl.models.loading.placement import Placement, after, dtype_on, kind_of_device
 from specctl.models.loading.preparation import placed, weighed
+from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.quantization import Quantization
 from specctl.models.loading.shard_plan import placement_advice
 from specctl.models.loading.terms import terms_of
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.loading.working_room import working_bytes
 from specctl.models.onnx.engine import require_onnxruntime
+from specctl.models.running.context import context_length
 from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
 from specctl.models.running.token_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CACHE_TOKENS = 4096
-LARGE_DRAFT = 0.5
 MOSTLY = 0.5
 MAKING = 2.0
 """Memory that the making of a graph takes beside a model's weights, as a multiple of these, rounded up (1.4 for a Llama
@@ -130,7 +131,7 @@ def _examine(
     config = load_config(checkpoint, table.trust_remote_code)
     text = config.get_text_config(decoder=True)
     facts.architecture = ", ".join(getattr(config, "architectures", None) or []) or config.model_type
-    facts.context = getattr(text, "max_position_embeddings", None)
+    facts.context = context_length(config)
     facts.vocabulary = text.vocab_size
     facts.eos_ids = _eos_ids(checkpoint, text)
     need = weighed(checkpoint, table, free, profile.engine)
@@ -247,12 +248,9 @@ def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]"
     if drafts and sizes:
         report.shared_vocabulary = min(sizes)
     for larger, smaller in pairwise(report.models):
-        if larger.parameters and smaller.parameters and smaller.parameters > LARGE_DRAFT * larger.parameters:
-            share = smaller.parameters / larger.parameters
-            report.advice.append(
-                f"The {smaller.key} model has {share:.0%} of the parameters of the {larger.key} model; drafting "
-                "pays off when the draft is many times smaller."
-            )
+        if larger.parameters and smaller.parameters:
+            sizes_of = (larger.key, larger.parameters), (smaller.key, smaller.parameters)
+            report.advice += filter(None, [large_draft(*sizes_of)])
 
 
 def _found(checkpoint: Checkpoint) -> str:

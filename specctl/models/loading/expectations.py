@@ -20,6 +20,7 @@ from specctl.models.loading.preparation import weighed
 from specctl.models.loading.reads import WeightReads
 from specctl.models.loading.skeleton import skeleton
 from specctl.models.loading.working_room import GROWTH, working_bytes
+from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings
 from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
 
@@ -163,7 +164,7 @@ def _working(config: Any, need: Estimate, dtype: str, engine: Engine, *, on_cuda
     hidden = int(config.hidden_size)
     inner = getattr(config, "intermediate_size", None)
     inner = inner if isinstance(inner, int) else 4 * hidden
-    tokens = min(PROMPT, int(getattr(config, "max_position_embeddings", PROMPT)))
+    tokens = min(PROMPT, context_length(config) or PROMPT)
     states = tokens * (4 * hidden + 3 * inner) * ITEM_BYTES[dtype]
     laws = WIDEST * int(config.vocab_size) * 4 * ITEM_BYTES["float32"]
     return states + laws + working_bytes(need, dtype, 0, engine, on_cuda=on_cuda, first=False)

@@ -1,8 +1,9 @@
 """Messages with a hint how to fix it, for exceptions of huggingface_hub, transformers and safetensors."""
 
 import difflib
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specctl.errors import AbsentError, ModelError, reason
@@ -127,12 +128,28 @@ def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
         )
     if "Unrecognized configuration class" in text:
         return (
-            f"{subject} is not a causal language model, so it cannot generate text token by token.",
-            "Choose a decoder checkpoint such as Llama, Qwen, Gemma, Mistral or Pythia.",
+            f"{subject} is none of the causal language models of transformers, which are what specctl runs.",
+            "Choose a decoder checkpoint such as Llama, Qwen, Gemma, Mistral or Pythia. Of models that read pictures, "
+            "those run, on text, that transformers loads by AutoModelForCausalLM, such as Gemma 3; LLaVA is not one.",
         )
     if "can't allocate memory" in text or "out of memory" in text.lower():
         return f"{subject} ran out of memory while loading.", MEMORY_HINT
     return None
+
+
+def adapter(subject: str, folder: Path) -> tuple[str, str]:
+    """Message and hint for a folder that has an adapter and no model."""
+    base = ""
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        told = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        base = str(told.get("base_model_name_or_path") or "")
+    return (
+        f"{subject} is an adapter{f' of {base!r}' if base else ''}, not a whole model.",
+        "Merge it into its base model, and name the folder that this writes (it needs `pip install peft`): "
+        'python -c "from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; '
+        f"M.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('merged'); "
+        f"T.from_pretrained({base or 'BASE'!r}).save_pretrained('merged')\"",
+    )
 
 
 def pickle_only(subject: str, role: str, name: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.placement import named_devices
+from specctl.models.loading.proportion import large_drafts
 from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.onnx.engine import require_onnxruntime
 from specctl.models.running.cores import CoreTime
@@ -108,6 +109,8 @@ def load_pair(
     for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
         if isinstance(draft, LoadedModel):
             check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
+    for told in large_drafts(networks, above, [role for role, _ in tables[::-1]]):
+        settings.notice(told)
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
     whole = not any(isinstance(one, LoadedModel) and one.sharding for one in networks)
     setting = profile.threads if whole else share_of(profile.threads, profile.target.shards or 1)
@@ -160,6 +163,7 @@ def load_pair(
         named_heads=tuple(named),
         above=tuple(above),
         threads=threads.by_engine(bare),
+        vocabulary=vocabulary,
     )
     return places.filled(pair, all_above, vocabulary)
 

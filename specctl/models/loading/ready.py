@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -57,6 +58,17 @@ def in_memory(model: PreTrainedModel, role: str) -> LoadedModel:
     if why := cannot_go_back(model.config, type(model)):
         raise ModelError(f"The {role} {name!r} cannot take back rejected tokens: {why}.")
     return LoadedModel.of(model, name)
+
+
+def form_of(model: PreTrainedModel) -> list[Any]:
+    """What runners of a model and its drafts are made for; where it differs from an earlier one they must be made anew.
+
+    It is the model's configuration, the attention that it runs, and each weight's name, shape, dtype and device: so it
+    changes where embeddings are resized or a model is moved, and not where weights get other values.
+    """
+    weights = [(name, weight.shape, weight.dtype, weight.device) for name, weight in model.named_parameters()]
+    config = model.config
+    return [model, config.to_dict(), getattr(config, "_attn_implementation", None), weights]
 
 
 def target_runners(target: LoadedModel) -> tuple[EagerRunner, Runner]:

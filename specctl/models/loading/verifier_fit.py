@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.running.context import context_length
 
 
 def require_same(subject: str, what: str, own: int, verifiers: int) -> None:
@@ -42,5 +43,4 @@ def context_of(shape: LayerShape, target: PreTrainedModel) -> int:
     Published heads name the length that they were trained with. Rotary positions go on beyond it, and what suffers is
     how much of a draft is accepted, whereas a limit would end the text.
     """
-    text = target.config.get_text_config(decoder=True)
-    return max(shape.max_positions, int(getattr(text, "max_position_embeddings", 0)))
+    return max(shape.max_positions, context_length(target) or 0)

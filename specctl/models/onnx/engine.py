@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specctl.errors import ModelError
 from specctl.models.onnx.store import Store, cache_folder, key_of
+from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.masks import WIDEST, attends_to_everything
 from specctl.models.running.threads import fastest, small_round, timed
@@ -137,7 +138,7 @@ def _built(
     from specctl.models.onnx.runner import CAPACITY, OnnxRunner
 
     device = next(model.parameters()).device
-    context = int(getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", LONGEST))
+    context = context_length(model) or LONGEST
     began = perf_counter()
     made = False
 

@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
+from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.forward import Forward, joined
 from specctl.models.running.masks import MaskMaker, TreeSight, aligned_mask, attends_to_everything, mask_obstacle
 from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
@@ -46,7 +47,7 @@ class EagerRunner:
         self.holds_everything = attends_to_everything(model)
         """Whether every layer keeps the whole sequence, which `masked_pass` requires."""
         self.no_trees = mask_obstacle(model)
-        self.context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 31))
+        self.context = context_length(model) or ENDLESS
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
         self.device = device_of(model)
 

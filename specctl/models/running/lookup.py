@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from specctl.models.running.context import ENDLESS
 from specctl.models.running.runner import Forward
 from specctl.models.running.suffix_index import SuffixIndex
 
@@ -23,7 +24,7 @@ class LookupRunner:
 
     def __init__(self, vocabulary: int) -> None:
         self.index = SuffixIndex(LONGEST_MATCH)
-        self.context = 1 << 31
+        self.context = ENDLESS
         self.device = torch.device("cpu")
         self._vocabulary = vocabulary
 

@@ -41,6 +41,7 @@ class Pair:
         above: for each draft the index of the draft whose states it may read, None for the target; empty where each
             draft reads those of the model before it.
         threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
+        vocabulary: V, ids below it are known to all models; of a pair that was put together by hand, no bound is known.
     """
 
     target: Runner
@@ -52,6 +53,7 @@ class Pair:
     named_heads: tuple[Mapping[str, TrainedHead], ...] = ()
     above: tuple[int | None, ...] = ()
     threads: Threads | None = None
+    vocabulary: int = 1 << 31
 
     @property
     def thread_count(self) -> int:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from specctl.errors import ModelError
+from specctl.models.running.context import ENDLESS
 from specctl.models.running.runner import Forward
 from specctl.plugins import DRAFTER, DRAFTERS, PluginError
 
@@ -42,7 +43,7 @@ class RegisteredRunner:
         short, _, argument = name.removeprefix(DRAFTER).partition(":")
         if short not in DRAFTERS:
             raise ModelError(DRAFTERS.broken.get(short, f"there is no drafter {short!r} in this environment"))
-        self.context = 1 << 31
+        self.context = ENDLESS
         self.device = torch.device("cpu")
         self._what = f"the drafter {short} of {DRAFTERS.origin(short)}"
         self._vocabulary = vocabulary

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.running.compilation import Compiler
+from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
 from specctl.models.running.masks import WIDEST, TreeSight, additive, mask_obstacle, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
@@ -40,11 +41,10 @@ class StaticRunner(FixedBufferRunner):
     def __init__(
         self, model: PreTrainedModel, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
     ) -> None:
-        text = model.config.get_text_config(decoder=True)
         super().__init__(
-            text.num_hidden_layers,
+            model.config.get_text_config(decoder=True).num_hidden_layers,
             vocabulary,
-            int(getattr(text, "max_position_embeddings", 1 << 31)),
+            context_length(model) or ENDLESS,
             device_of(model),
             capacity=capacity,
             compiler=compiler,

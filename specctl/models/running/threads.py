@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specctl.models.running.cores import CoreTime, cores_text, usable_cores
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.ordinary import ordinary_tokens
 from specctl.models.running.runner import Runner
 from specctl.models.running.weights import weight_bytes
 
@@ -225,7 +226,7 @@ def small_round(runners: Sequence[Runner], vocabulary: int) -> Callable[[], None
         runners: the target's first; their caches are overwritten.
         vocabulary: ids below it are known to all of them.
     """
-    tokens = [id_ % vocabulary for id_ in range(10, 10 + CONTEXT + WIDTH)]
+    tokens = ordinary_tokens(CONTEXT + WIDTH, vocabulary)
 
     @torch.inference_mode()
     def run() -> None:

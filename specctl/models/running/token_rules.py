@@ -45,14 +45,16 @@ class Context:
 Maker = Callable[[Any, Context], Any]
 
 
-def _known_words(words: Any, context: Context) -> list[list[int]]:
-    return [list(word) for word in words if all(token < context.vocabulary for token in word)]
+# A word with an id beyond the vocabulary can never be written; transformers' processors take none, nor an empty list.
+def _bad_words(words: Any, context: Context) -> NoBadWordsLogitsProcessor | None:
+    known = [list(word) for word in words if all(token < context.vocabulary for token in word)]
+    return NoBadWordsLogitsProcessor(known, context.eos) if known else None
 
 
-def _bias(bias: Any, context: Context) -> SequenceBiasLogitsProcessor:
+def _bias(bias: Any, context: Context) -> SequenceBiasLogitsProcessor | None:
     pairs = bias.items() if isinstance(bias, dict) else bias
     known = [[list(word), value] for word, value in pairs if all(token < context.vocabulary for token in word)]
-    return SequenceBiasLogitsProcessor(known)
+    return SequenceBiasLogitsProcessor(known) if known else None
 
 
 # In the order in which transformers applies them; each with the value that means nothing, besides None.
@@ -60,7 +62,7 @@ _RULES: dict[str, tuple[Any, Maker]] = {
     "sequence_bias": ({}, _bias),
     "repetition_penalty": (1.0, lambda value, _: RepetitionPenaltyLogitsProcessor(value)),
     "no_repeat_ngram_size": (0, lambda value, _: NoRepeatNGramLogitsProcessor(value)),
-    "bad_words_ids": ([], lambda value, c: NoBadWordsLogitsProcessor(_known_words(value, c), c.eos)),
+    "bad_words_ids": ([], _bad_words),
     "min_length": (0, lambda value, c: MinLengthLogitsProcessor(value, c.eos, device=c.device)),
     "forced_bos_token_id": (None, lambda value, _: ForcedBOSTokenLogitsProcessor(value)),
     "remove_invalid_values": (False, lambda _, __: InfNanRemoveLogitsProcessor()),
@@ -122,7 +124,8 @@ class TokenRules:
         rules = rules_in(config)
         if not eos:
             rules.pop("min_length", None)  # nothing can end before it
-        return cls(_RULES[name][1](value, context) for name, value in rules.items())
+        made = [_RULES[name][1](value, context) for name, value in rules.items()]
+        return cls(processor for processor in made if processor is not None)
 
     def apply(self, logits: torch.Tensor, text: Sequence[int]) -> torch.Tensor:
         """The logits that follow the last R tokens of a text, with the rules applied.

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from specctl.models.loading.vocabulary import check_vocabulary
 from specctl.models.running.engines import eager_twin, engine_name
 from specctl.models.running.pair import Pair, runs_model
 
@@ -22,12 +21,10 @@ def eager_pair(pair: Pair) -> Pair:
     """
     models = iter(pair.models)
     target = next(models)
-    rows = target.config.get_text_config().vocab_size
-    vocabulary = check_vocabulary(pair.tokenizer, pair.tokenizer, rows, rows)
     return replace(
         pair,
-        target=eager_twin(pair.target, target, vocabulary),
+        target=eager_twin(pair.target, target, pair.vocabulary),
         drafts=tuple(
-            eager_twin(draft, next(models), vocabulary) if runs_model(draft) else draft for draft in pair.drafts
+            eager_twin(draft, next(models), pair.vocabulary) if runs_model(draft) else draft for draft in pair.drafts
         ),
     )

@@ -1,0 +1,34 @@
+"""How many tokens a model can hold."""
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specctl.models.running.watching import decoder
+
+ENDLESS = 1 << 31
+"""The context of what has no limit of its own."""
+NAMES = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
+"""What configurations call it, besides the names that transformers' ``attribute_map`` gives to the first."""
+TABLES = frozenset({"embed_positions", "position_embeddings", "positions_embed", "wpe"})
+"""What models call the embedding of a token's place in the text."""
+
+
+def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
+    """The most tokens of a sequence: the rows of the model's table of positions, else what its configuration says.
+
+    Args:
+        model: or its configuration alone, where there are no weights yet.
+
+    Returns:
+        None where there is no limit: positions are relative, or a state stands for the text.
+    """
+    if isinstance(model, PreTrainedModel):
+        for name, part in decoder(model).named_modules():
+            if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in TABLES:
+                return part.num_embeddings - int(
+                    getattr(part, "offset", 0)
+                )  # the first rows of OPT's stand for no place
+        model = model.config
+    text = model.get_text_config(decoder=True)
+    limits = (getattr(text, name, None) for name in NAMES)
+    return next((int(limit) for limit in limits if limit is not None and limit > 0), None)

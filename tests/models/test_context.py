@@ -1,0 +1,98 @@
+"""How many tokens a model holds is what its passes take, whatever its configuration calls it."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from torch import nn
+from toys import random_model
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specctl.models.running.context import ENDLESS, context_length
+from specctl.models.running.eager import EagerRunner
+
+pytestmark = pytest.mark.usefixtures("inference_mode")
+
+MOST = 24
+_IDS: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_N = {**_IDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": MOST}
+_D = {**_IDS, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+_H = {**_IDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+BOUND: dict[str, dict[str, Any]] = {
+    "gpt2": _N,
+    "gpt_bigcode": _N,
+    "codegen": {**_N, "rotary_dim": 4},
+    "gptj": {**_N, "rotary_dim": 4},
+    "mpt": {**_IDS, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": MOST},
+    "whisper": {**_D, "max_target_positions": MOST, "suppress_tokens": None, "begin_suppress_tokens": None},
+    "bart": {**_D, "max_position_embeddings": MOST, "is_decoder": True, "is_encoder_decoder": False},
+    "opt": {**_H, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": MOST},
+    "biogpt": {**_H, "max_position_embeddings": MOST},
+    "roberta": {**_H, "max_position_embeddings": MOST, "is_decoder": True},
+    "bert": {**_H, "max_position_embeddings": MOST, "is_decoder": True},
+}
+"""Families whose code ends at a place, by ``model_type``; some name it their own way, some tables have further rows."""
+FREE: dict[str, dict[str, Any]] = {
+    "bloom": {**_IDS, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "mamba": {**_IDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4},
+}
+"""Families without a limit."""
+
+
+def model_of(family: str) -> PreTrainedModel:
+    config = AutoConfig.for_model(family, **{**BOUND, **FREE}[family])
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+@pytest.mark.parametrize("family", BOUND)
+def test_a_model_holds_as_many_tokens_as_it_says_and_no_more(family: str) -> None:
+    model = model_of(family)
+    runner = EagerRunner(model, 64)
+    assert runner.context == context_length(model) == context_length(model.config) == MOST
+    runner.extend([5] * (MOST - 1), keep=0)
+    runner.extend([6], keep=1)
+    with pytest.raises((IndexError, RuntimeError)):
+        runner.extend([7], keep=1)
+
+
+@pytest.mark.parametrize("family", FREE)
+def test_without_a_limit_it_goes_on(family: str) -> None:
+    model = model_of(family)
+    assert context_length(model) is context_length(model.config) is None
+    runner = EagerRunner(model, 64)
+    assert runner.context == ENDLESS
+    for _ in range(4):
+        runner.extend([5] * MOST, keep=1)
+
+
+def test_rotations_go_on_beyond_the_length_that_a_model_was_trained_with_but_it_is_its_context() -> None:
+    assert context_length(random_model("llama")) == context_length(random_model("llama").config) == 256
+
+
+def test_a_table_that_was_changed_counts_and_not_what_the_configuration_still_says() -> None:
+    for rows in (MOST // 2, 2 * MOST):
+        model = deepcopy(model_of("gpt2"))
+        model.transformer.wpe = nn.Embedding(rows, 32)
+        runner = EagerRunner(model, 64)
+        assert runner.context == rows
+        runner.extend([5] * rows, keep=1)
+
+
+def test_a_name_without_a_value_is_no_limit() -> None:
+    config = AutoConfig.for_model("mpt", **BOUND["mpt"])
+    config.max_position_embeddings = None
+    assert context_length(config) == MOST
+    config.max_seq_len = -1  # so some say that there is none
+    assert context_length(config) is None
+
+
+def test_a_table_of_pictures_is_none_of_the_texts() -> None:
+    config = AutoConfig.for_model(
+        "llava",
+        text_config={"model_type": "llama", **_H, "max_position_embeddings": MOST},
+        vision_config={"model_type": "clip_vision_model", **_H, "image_size": 8, "patch_size": 4},
+    )
+    from transformers import LlavaForConditionalGeneration
+
+    assert context_length(config) == MOST
+    assert context_length(LlavaForConditionalGeneration(config)) == MOST
