@@ -89,10 +89,13 @@ def test_a_kind_from_the_future_is_an_error(folder: Path) -> None:
         locate_head(str(folder))
 
 
-def test_a_head_without_a_kind_reads_states(tmp_path: Path) -> None:
+def test_a_head_says_its_kind_and_a_published_one_reads_states(tmp_path: Path) -> None:
     save_head(tmp_path, random_head(4), {"draft_model": "m"}, "# Card\n")
-    assert KIND not in json.loads((tmp_path / CONFIG).read_text())
-    assert locate_head(str(tmp_path)).kind == "specdec++"
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert config.pop(KIND) == locate_head(str(tmp_path)).kind == "specdec++"
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="of the kind None"):
+        locate_head(str(tmp_path))
     (tmp_path / CONFIG).write_text(json.dumps({"num_layers": 1, KIND: "of its publisher's own"}))
     assert locate_head(str(tmp_path)).kind == "specdec++"
 
