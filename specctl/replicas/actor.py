@@ -10,19 +10,22 @@ from specctl.replicas.job import Answer, Job, portable
 
 GONE = "gone"
 """What a call says that was meant for an earlier process of the actor."""
+STALE = "stale"
+"""What an actor says that has loaded what is no longer in the models' files."""
 
 
 class Actor:
     """One replica. Ray makes its process anew after a death, and repeats there what the dead one had been asked.
 
     So every call but the first names the life, which is the process, that it is meant for, and comes back with what
-    became of it: ``done``, ``failed`` or `GONE`.
+    became of it: ``done``, ``failed``, `GONE` or `STALE`.
     """
 
     def __init__(self, job: Job, number: int, warm_seconds: float) -> None:
         self._job, self._number, self._warm = job, number, warm_seconds
         self._life = uuid4().hex
         self._answer: Answer | None = None
+        self._state: list[Any] = []
         self._busy = threading.Lock()
         self._released = threading.Event()
         self._used = monotonic()
@@ -34,12 +37,16 @@ class Actor:
         return "done", self._life
 
     def begin(self, life: str) -> tuple[str, Any]:
-        """Load, unless that was done."""
+        """Load, unless that was done and the files are still those that were loaded."""
 
-        def load() -> None:
-            self._answer = self._answer or self._job.begin(self._number)
+        def load() -> bool:
+            if self._answer is None:
+                self._answer, self._state = self._job.begin(self._number), self._job.state()
+                return True
+            return self._job.state() == self._state
 
-        return self._in(life, load)
+        how, value = self._in(life, load)
+        return (how, value) if value is not False else (STALE, None)
 
     def answer(self, life: str, question: Any) -> tuple[str, Any]:
         """The answer to a question."""

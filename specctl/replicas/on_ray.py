@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from specctl.errors import UsageError, reason
 from specctl.profile.schema import Profile
-from specctl.replicas.actor import GONE, described
+from specctl.replicas.actor import GONE, STALE, described
 from specctl.replicas.cluster import NAMESPACE, connected
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
@@ -134,6 +134,12 @@ class RayReplicas:
                 continue
             if how == GONE:
                 found += self._lost(number, "its process died")
+            elif how == STALE:
+                self._warn(
+                    f"replica {number + 1} was kept with files that have been written since; it loads them again"
+                )
+                ray.kill(self._actors[number], no_restart=False)
+                self._call(number, "life")
             elif how == "failed" and (what == "answer" or not self._served):
                 raise value
             elif how == "failed":  # the others go on
@@ -212,12 +218,13 @@ class RayReplicas:
 
 
 def fingerprint(job: Job) -> str:
-    """What tells replicas apart that may serve each other's commands: the job with its profile, and versions."""
+    """What tells replicas apart that may serve each other's commands: the job, its models' files, and versions."""
     setup = {
         name: value.model_dump(mode="json") if isinstance(value, Profile) else value
         for name, value in job.setup.items()
         if name not in job.passing
     }
     versions = {name: version(name) for name in ("specctl", "torch", "transformers")}
-    text = json.dumps([job.maker, setup, versions], sort_keys=True, default=str)
+    files = None if job.sources is None else [job.sources.identities, job.sources.state()]
+    text = json.dumps([job.maker, setup, files, versions], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

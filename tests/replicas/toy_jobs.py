@@ -32,6 +32,7 @@ def echo(*, number, **setup):
             "by": number,
             "pid": os.getpid(),
             "threads": os.environ["OMP_NUM_THREADS"],
+            "folder": os.getcwd(),
         }
 
     return answer
@@ -58,3 +59,9 @@ def _first(path):
         return False
     Path(path).touch()
     return True
+
+
+def writer(*, number, path, **setup):
+    """As `echo`, and writes to a file while it loads."""
+    Path(path).write_bytes(Path(path).read_bytes() + b" ")
+    return echo(number=number, **setup)
