@@ -64,6 +64,13 @@ class Actor:
         """End `watch`: Ray would complain of a call that it cannot repeat when it kills the actor."""
         self._released.set()
 
+    def retire(self) -> None:
+        """End for good, unless a command is being answered."""
+        import ray
+
+        if self._busy.acquire(blocking=False):
+            ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
+
     def _in(self, life: str, work: Callable[[], Any]) -> tuple[str, Any]:
         if life != self._life:
             return GONE, None
@@ -77,15 +84,12 @@ class Actor:
 
     def _end_after_rest(self) -> None:
         """End once there was nothing to do for long enough."""
-        import ray
-
         while True:
             rest = self._used + self._warm - monotonic()
             if rest > 0:
                 threading.Event().wait(rest)
-            elif self._busy.acquire(blocking=False):
-                ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
             else:
+                self.retire()
                 threading.Event().wait(min(1.0, self._warm))
 
 
@@ -93,7 +97,7 @@ def described(ray: Any) -> type[Actor]:
     """`Actor` with what Ray has to know of its methods: one that watches holds up nothing, and nothing its release."""
 
     class Replica(Actor):
-        """An `Actor` with threads for `watch` and `release`."""
+        """An `Actor` with threads for `watch`, `release` and `retire`."""
 
         @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
         def watch(self, life: str) -> tuple[str, Any]:
@@ -102,5 +106,9 @@ def described(ray: Any) -> type[Actor]:
         @ray.method(concurrency_group="release")  # type: ignore[untyped-decorator]
         def release(self) -> None:
             super().release()
+
+        @ray.method(concurrency_group="release")  # type: ignore[untyped-decorator]
+        def retire(self) -> None:
+            super().retire()
 
     return Replica
