@@ -11,7 +11,7 @@ from specctl.errors import UsageError
 from specctl.profile import resolve
 from specctl.replicas.cluster import connected, running
 from specctl.replicas.job import Job, ReplicaError
-from specctl.replicas.on_ray import fingerprint
+from specctl.replicas.on_ray import RayReplicas, fingerprint
 
 ECHO = "tests.replicas.toy_jobs:echo"
 
@@ -134,3 +134,24 @@ def test_replicas_that_stay_are_known_by_what_they_do():
 
     assert of() == of(tokens=7)
     assert len({of(), of("other:job"), of(engine="eager"), of(threads=3)}) == 4
+
+
+def test_replicas_of_replaced_files_make_room(monkeypatch):
+    """They would hold their devices until they have rested, and the new ones wait for these."""
+    job = Job(ECHO, {"profile": resolve("embedded").profile})
+    known = fingerprint(job)
+    what = known.partition("-")[0]
+    names = [f"specctl-{what}-older-0", f"specctl-{known}-0", "specctl-another-older-0", "else"]
+    retired, made = [], []
+
+    def actor(name, _namespace):
+        return SimpleNamespace(retire=SimpleNamespace(remote=lambda: retired.append(name)))
+
+    ray = FakeRay("192.0.2.7")
+    ray.util.list_named_actors, ray.get_actor, ray.cluster_resources = lambda: names, actor, lambda: {"CPU": 4.0}
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(RayReplicas, "_make", lambda self, number: made.append(self._names[number]))
+    for seconds in (60.0, 0.0):
+        RayReplicas.on("host:1", 1, job.setup["profile"], lambda _: job, print, seconds)
+    assert retired == names[:1]
+    assert made == [names[1], None]
