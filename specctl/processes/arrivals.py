@@ -33,7 +33,9 @@ class Arrivals:
     def close(self) -> None:
         """Tell no more. Outside of the main thread this does nothing: only there can it be changed."""
         if self._ear is not None and threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(-1)
+            current = signal.set_wakeup_fd(-1)
+            if current != self._mouth:  # something else listens since
+                signal.set_wakeup_fd(current, warn_on_full_buffer=False)
             os.close(self._mouth)
             self._ear = None
 
