@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -169,10 +170,11 @@ class Followers:
             sleep(0.5)
             since = self._pass_since
             if since is not None and monotonic() - max(since, death.at) > GRACE:
-                if self.given_up is not None:
-                    os._exit(128 + self.given_up)
-                print(f"error: {death.error}", file=sys.stderr, flush=True)
-                os._exit(ModelError.exit_code)
+                if self.given_up is None:
+                    print(f"error: {death.error}", file=sys.stderr, flush=True)
+                with suppress(OSError):
+                    self._folder.remove()
+                os._exit(ModelError.exit_code if self.given_up is None else 128 + self.given_up)
 
     def _obituary(self, rank: int, code: int, reason: tuple[str, str] | None) -> ModelError:
         subject = f"Process {rank + 1} of the {self.size} that hold the sharded models"
