@@ -12,6 +12,7 @@ from specctl.errors import OutputError, SpecctlError, reason
 from specctl.models.loading.hushing import hush_imports
 from specctl.outputs.file import name_standard_output
 from specctl.processes.interrupts import interrupt
+from specctl.processes.limits import exceeded
 from specctl.streams import Closed, replace_closed
 from specctl.terminal.output import tell
 
@@ -64,6 +65,9 @@ def _told(error: Exception) -> int:
     if isinstance(error, SpecctlError):
         _report(error, error.message, error.hint)
         return error.exit_code
+    if (limit := exceeded(error)) is not None:
+        _report(error, *limit)
+        return SpecctlError.exit_code
     said = reason(error)
     message = f"{type(error).__name__}: {said}" if said else type(error).__name__
     _report(error, message, "Set SPECCTL_DEBUG=1 to see where it happened.")

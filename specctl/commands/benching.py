@@ -93,7 +93,12 @@ def _run_field(
         from specctl.benchmark.replicated import run_by_replicas
 
         setup = {"field": field, "suite": suite, "plan": plan, "foreign_head": foreign_head}
-        start = partial(replication.start, profile, REPLICA, setup, progress, expected, exclusive=True)
+        others = [
+            table.model_copy(update={"head": head})
+            for table, heads in zip(field.drafts, field.heads, strict=True)
+            for head in (*heads, None)
+        ]
+        start = partial(replication.start, profile, REPLICA, setup, progress, expected, others=others, exclusive=True)
         with resumable(console, output and output.path):
             return run_by_replicas(start, suite, plan, output, watch, earlier)
     with ExitStack() as stack:

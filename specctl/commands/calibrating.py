@@ -76,7 +76,9 @@ def calibrate_one(
             tracers = None
             if replication is not None:
                 setup = {"heads": heads, "depth": asked.depth, "foreign_head": foreign_head}
-                tracers = partial(replication.start, own, REPLICA, setup, progress, spare=True)
+                draft = own.draft
+                others = [draft.model_copy(update={"head": head}) for head in heads] if draft is not None else []
+                tracers = partial(replication.start, own, REPLICA, setup, progress, others=others, spare=True)
             traces = collect_traces(pair, own, prompts, asked.depth, heads, traced, progress, earlier, tracers)
     assert traces is not None
     for identity, reason in traces.failures.items():

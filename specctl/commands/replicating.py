@@ -1,7 +1,7 @@
 """The flags about replicas, and replicas started as they say."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +14,7 @@ from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
+    from specctl.profile.schema import DraftTable
     from specctl.replicas.replica import Replicas
     from specctl.terminal.loading import TerminalProgress
 
@@ -93,6 +94,7 @@ class Replication:
         progress: "TerminalProgress",
         expected_tokens: int | None = None,
         *,
+        others: "Iterable[DraftTable]" = (),
         spare: bool = False,
         exclusive: bool = False,
     ) -> "Iterator[Replicas]":
@@ -104,21 +106,26 @@ class Replication:
             setup: of the job, without the profile and its share of the tokens.
             progress: shows that they are starting.
             expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
+            others: drafts and heads that are loaded besides the profile's.
             spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
             exclusive: whether nothing may share a replica's devices, because it measures time.
 
         Raises:
             UsageError: they do not fit on this machine, or Ray is missing or not there.
-            SpecctlError: they cannot be loaded.
+            SpecctlError: they cannot be loaded, or are not here.
         """
         from specctl.replicas.job import Job
         from specctl.replicas.local import LocalReplicas
         from specctl.replicas.replica import started
         from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
+        from specctl.replicas.sources import Sources
+
+        with progress.doing("reading the models' files"):
+            sources = Sources.of(profile, others)
 
         def job(count: int) -> Job:
             shared = {} if expected_tokens is None else {"expected_tokens": -(-expected_tokens // count)}
-            return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}))
+            return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
 
         replicas: Replicas
         if self.cluster is not None:

@@ -10,19 +10,22 @@ from specctl.replicas.job import Answer, Job, portable
 
 GONE = "gone"
 """What a call says that was meant for an earlier process of the actor."""
+STALE = "stale"
+"""What an actor says that has loaded what is no longer in the models' files."""
 
 
 class Actor:
     """One replica. Ray makes its process anew after a death, and repeats there what the dead one had been asked.
 
     So every call but the first names the life, which is the process, that it is meant for, and comes back with what
-    became of it: ``done``, ``failed`` or `GONE`.
+    became of it: ``done``, ``failed``, `GONE` or `STALE`.
     """
 
     def __init__(self, job: Job, number: int, warm_seconds: float) -> None:
         self._job, self._number, self._warm = job, number, warm_seconds
         self._life = uuid4().hex
         self._answer: Answer | None = None
+        self._state: list[Any] = []
         self._busy = threading.Lock()
         self._released = threading.Event()
         self._used = monotonic()
@@ -34,12 +37,16 @@ class Actor:
         return "done", self._life
 
     def begin(self, life: str) -> tuple[str, Any]:
-        """Load, unless that was done."""
+        """Load, unless that was done and the files are still those that were loaded."""
 
-        def load() -> None:
-            self._answer = self._answer or self._job.begin(self._number)
+        def load() -> bool:
+            if self._answer is None:
+                self._answer, self._state = self._job.begin(self._number), self._job.state()
+                return True
+            return self._job.state() == self._state
 
-        return self._in(life, load)
+        how, value = self._in(life, load)
+        return (how, value) if value is not False else (STALE, None)
 
     def answer(self, life: str, question: Any) -> tuple[str, Any]:
         """The answer to a question."""
@@ -57,6 +64,13 @@ class Actor:
         """End `watch`: Ray would complain of a call that it cannot repeat when it kills the actor."""
         self._released.set()
 
+    def retire(self) -> None:
+        """End for good, unless a command is being answered."""
+        import ray
+
+        if self._busy.acquire(blocking=False):
+            ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
+
     def _in(self, life: str, work: Callable[[], Any]) -> tuple[str, Any]:
         if life != self._life:
             return GONE, None
@@ -70,15 +84,12 @@ class Actor:
 
     def _end_after_rest(self) -> None:
         """End once there was nothing to do for long enough."""
-        import ray
-
         while True:
             rest = self._used + self._warm - monotonic()
             if rest > 0:
                 threading.Event().wait(rest)
-            elif self._busy.acquire(blocking=False):
-                ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
             else:
+                self.retire()
                 threading.Event().wait(min(1.0, self._warm))
 
 
@@ -86,7 +97,7 @@ def described(ray: Any) -> type[Actor]:
     """`Actor` with what Ray has to know of its methods: one that watches holds up nothing, and nothing its release."""
 
     class Replica(Actor):
-        """An `Actor` with threads for `watch` and `release`."""
+        """An `Actor` with threads for `watch`, `release` and `retire`."""
 
         @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
         def watch(self, life: str) -> tuple[str, Any]:
@@ -95,5 +106,9 @@ def described(ray: Any) -> type[Actor]:
         @ray.method(concurrency_group="release")  # type: ignore[untyped-decorator]
         def release(self) -> None:
             super().release()
+
+        @ray.method(concurrency_group="release")  # type: ignore[untyped-decorator]
+        def retire(self) -> None:
+            super().retire()
 
     return Replica

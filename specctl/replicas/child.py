@@ -36,10 +36,10 @@ def main() -> None:
                 send("alive")
 
     questions: SimpleQueue[Any] = SimpleQueue()
-    Thread(target=_receive, args=(asked, questions), name="questions", daemon=True).start()
-    number, job, seconds = questions.get()
-    Thread(target=beat, args=(seconds,), name="signs of life", daemon=True).start()
     try:
+        Thread(target=_receive, args=(asked, questions), name="questions", daemon=True).start()
+        number, job, seconds = questions.get()
+        Thread(target=beat, args=(seconds,), name="signs of life", daemon=True).start()
         answer = job.begin(number)
         send("ready")
         for question in _each(questions):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from specctl.errors import SpecctlError, reason
+from specctl.errors import ModelError, SpecctlError, reason
 from specctl.models.loading.hushing import hush_imports
+from specctl.replicas.sources import Sources
 
 Answer = Callable[[Any], Any]
 """Answers a question. Both are plain values: dictionaries, lists, text, bytes, numbers."""
@@ -25,18 +26,31 @@ class Job:
             gives the function that answers.
         setup: its keyword arguments; they are pickled.
         passing: names of those that differ from command to command and make no other replica.
+        sources: the command's models, which are to be the replica's; None for a job without any.
     """
 
     maker: str
     setup: Mapping[str, Any]
     passing: frozenset[str] = frozenset()
+    sources: Sources | None = None
 
     def begin(self, number: int) -> Answer:
-        """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would."""
+        """Load what answers need; ``number`` is the replica's, from 0, since one is enough to tell what all would.
+
+        Raises:
+            ModelError: the models are not those of the command, or were written while they were loaded.
+        """
         hush_imports()
+        before = [] if self.sources is None else self.sources.enter()
         module, _, function = self.maker.partition(":")
         answer: Answer = getattr(import_module(module), function)(number=number, **self.setup)
+        if self.state() != before:
+            raise ModelError("Files of the models were written while a replica loaded them.", "Run the command again.")
         return answer
+
+    def state(self) -> list[Any]:
+        """`Sources.state` of its models, from the replica's own folder."""
+        return [] if self.sources is None else self.sources.state()
 
 
 class ReplicaError(SpecctlError):

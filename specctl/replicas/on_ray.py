@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from specctl.errors import UsageError, reason
 from specctl.profile.schema import Profile
-from specctl.replicas.actor import GONE, described
+from specctl.replicas.actor import GONE, STALE, described
 from specctl.replicas.cluster import NAMESPACE, connected
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import MOST_FAILURES, Answered, Event, Lost
@@ -48,6 +48,7 @@ class RayReplicas:
         self._calls: dict[Any, tuple[int, str]] = {}
         self._ready: set[int] = set()
         self._lives: dict[int, str] = {}
+        self._stale: dict[int, str] = {}
         self._served = False  # whether any has been ready
         self._failures = dict.fromkeys(range(len(names)), 0)
         for number in range(len(names)):
@@ -94,9 +95,11 @@ class RayReplicas:
                 f"use --workers {max(1, fit)}, or a larger cluster",
             )
         made = job(count)
-        names = (
-            [None] * count if not warm_seconds else [f"specctl-{fingerprint(made)}-{number}" for number in range(count)]
-        )
+        names: list[str | None] = [None] * count
+        if warm_seconds:
+            known = fingerprint(made)
+            _make_room(ray, known)
+            names = [f"specctl-{known}-{number}" for number in range(count)]
         return cls(names, made, {"num_cpus": threads, "num_gpus": needed}, warn, warm_seconds)
 
     @property
@@ -134,10 +137,17 @@ class RayReplicas:
                 continue
             if how == GONE:
                 found += self._lost(number, "its process died")
+            elif how == STALE:
+                self._warn(f"replica {number + 1} holds files that were written again since; it is started again")
+                self._stale[number] = self._lives[number]
+                ray.kill(self._actors[number], no_restart=False)
+                self._call(number, "life")
             elif how == "failed" and (what == "answer" or not self._served):
                 raise value
             elif how == "failed":  # the others go on
                 found += self._lost(number, f"it cannot be loaded: {reason(value)}")
+            elif what == "life" and value == self._stale.get(number):  # it takes a moment to end
+                self._call(number, "life")
             elif what == "life":
                 self._lives[number] = value
                 self._call(number, "begin", value)
@@ -212,12 +222,28 @@ class RayReplicas:
 
 
 def fingerprint(job: Job) -> str:
-    """What tells replicas apart that may serve each other's commands: the job with its profile, and versions."""
+    """What tells replicas apart that may serve each other: the job and versions, a dash, its models' files."""
     setup = {
         name: value.model_dump(mode="json") if isinstance(value, Profile) else value
         for name, value in job.setup.items()
         if name not in job.passing
     }
     versions = {name: version(name) for name in ("specctl", "torch", "transformers")}
-    text = json.dumps([job.maker, setup, versions], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    found, folder = job.sources, None
+    if found is not None and found.relative:
+        folder = found.folder
+    files = None if found is None else [found.identities, found.state()]
+    return f"{_hash([job.maker, setup, versions, folder])}-{_hash(files)}"
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _make_room(ray: Any, known: str) -> None:
+    """End the idle replicas of a job whose models' files have been replaced: they would hold their devices in vain."""
+    job = known.partition("-")[0]
+    for name in ray.util.list_named_actors():
+        if name.startswith(f"specctl-{job}-") and not name.startswith(f"specctl-{known}-"):
+            with suppress(ValueError):  # it has ended in the meantime
+                ray.get_actor(name, NAMESPACE).retire.remote()

@@ -142,6 +142,21 @@ def test_an_announced_reason_is_told():
     assert done.stderr.startswith("error: ValueError: Validation failed for heads: in config.json: 64 % 7 != 0\n")
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise OSError(24, 'Too many open files')", "error: too many files are open: this process may open no more\n"),
+        ('raise RuntimeError("can\'t start new thread")', "error: no more threads can be started: the system limits"),
+    ],
+)
+def test_limits_of_the_system_are_told_with_a_way_out(body, said):
+    done = probe(body)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "ulimit" in done.stderr
+    assert "SPECCTL_DEBUG" not in done.stderr
+
+
 def test_unexpected_errors_are_one_line_and_advice():
     done = probe("raise ValueError('first\\nsecond')")
     assert done.returncode == 1

@@ -2,15 +2,19 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 from pathlib import Path
+from time import sleep
 
+import psutil
 import pytest
 import torch
-from checkpoints import save_model, tiny_tokenizer
+from checkpoints import llama_config, save_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from specctl.decoding import round as round_module
@@ -252,6 +256,38 @@ def test_what_cannot_run_in_shards_falls_back_or_is_refused(families):
     ]
     with pytest.raises(ModelError, match="onnxruntime does not run"):
         families("llama").sharded(engine="onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT] * 2, 130), ([signal.SIGTERM], 143)])
+def test_a_command_whose_follower_was_stopped_can_be_ended(tmp_path, signals, code):
+    """A collective waits in native code for the follower, for half an hour."""
+    target = save_model(tmp_path / "target", llama_config())
+    (tmp_path / "in.jsonl").write_text('{"prompt": "hello"}\n' * 20_000)  # it would take many minutes
+    flags = ["--target", str(target), "-n", "64", "--engine", "eager", "--set", "target.shards=2"]
+    asked = ["-i", str(tmp_path / "in.jsonl"), "--set", "target.device=cpu"]
+    command = [sys.executable, "-m", "specctl", "generate", *asked, *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    followers: list[psutil.Process] = []
+    try:
+        assert process.stdout.readline()
+        followers += [each for each in psutil.Process(process.pid).children() if "follower" in str(each.cmdline())]
+        for each in followers:
+            each.suspend()
+        for each in signals:
+            sleep(1.0)
+            assert process.poll() is None
+            process.send_signal(each)
+        process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.communicate()
+        left = [each for each in followers if each.is_running()]
+        for each in left:
+            each.kill()
+    assert process.returncode == code
+    assert followers
+    assert not left
 
 
 def test_a_follower_that_cannot_go_on_is_told_once_and_ends_the_run(families):

@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 
 import pytest
 import torch
@@ -328,6 +329,93 @@ def test_a_pass_that_no_exception_ends_is_ended_with_exit_code_3():
     assert process.returncode == 3
     assert said.count("error:") == 1
     assert "Process 2 of the 2 that hold the sharded models was killed (SIGKILL)." in said
+
+
+STUCK = """
+import ctypes, signal
+followers.PATIENCE = 0.5
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+group.began_pass()
+print("in it", flush=True)
+lock = ctypes.create_string_buffer(64)
+while True:  # native code that no signal ends, as a collective is
+    ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's locks")
+@pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT] * 2, 130), ([signal.SIGTERM], 143)])
+def test_signals_end_a_pass_that_waits_for_a_stopped_follower(signals, code):
+    process, follower = leader(STUCK)
+    os.kill(follower, signal.SIGSTOP)
+    try:
+        assert process.stdout.readline() == "in it\n"
+        for each in signals:
+            sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(each)
+        _, said = process.communicate(timeout=50)
+    finally:
+        process.kill()
+        with suppress(ProcessLookupError):
+            os.kill(follower, signal.SIGCONT)
+        process.communicate()
+    assert process.returncode == code
+    assert not said
+    assert gone(follower)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's locks")
+def test_one_interrupt_leaves_a_pass_that_waits_for_a_follower_to_it():
+    process, follower = leader(STUCK)
+    assert process.stdout.readline() == "in it\n"
+    process.send_signal(signal.SIGINT)
+    sleep(2)
+    assert process.poll() is None
+    assert not gone(follower, within=0.2)
+    process.kill()
+    process.communicate()
+    assert gone(follower)
+
+
+def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkeypatch):
+    from specctl.models.sharding.meeting_folder import ABANDONED, MeetingFolder
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    used = MeetingFolder()  # of this process, as of any that lives
+    old = time() - ABANDONED - 60
+    for name in ("specctl-shards-dead", "specctl-shards-young", "another-dead"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "store").touch()
+        (tmp_path / name / "lock").touch()
+        if not name.endswith("young"):
+            os.utime(tmp_path / name, (old, old))
+    (tmp_path / "specctl-shards-link").symlink_to(tmp_path / "another-dead")
+    os.utime(used.path, (old, old))
+    mine = MeetingFolder()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert "specctl-shards-dead" not in left
+    assert {"specctl-shards-young", "another-dead", "specctl-shards-link", used.path.name, mine.path.name} <= left
+    used.remove()
+    mine.remove()
+    assert not mine.path.exists()
+
+
+def test_folders_of_other_users_are_left_alone(tmp_path, monkeypatch):
+    from specctl.models.sharding.meeting_folder import MeetingFolder
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    theirs = tmp_path / "specctl-shards-theirs"
+    theirs.mkdir()
+    os.utime(theirs, (0, 0))
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    MeetingFolder().remove()
+    assert theirs.exists()
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    MeetingFolder().remove()
+    assert not theirs.exists()
 
 
 def test_a_leader_that_waits_for_a_person_is_left_alone():

@@ -1,6 +1,7 @@
 """Replicas in processes of this machine."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from specctl.errors import ModelError, RecordError, UsageError
+from specctl.replicas import local
 from specctl.replicas.job import Job, ReplicaError, portable
 from specctl.replicas.local import LocalReplicas
 from specctl.replicas.replica import MOST_FAILURES, started
@@ -159,6 +161,25 @@ def test_one_that_is_silent_counts_as_dead(start, heard):
     assert isinstance(answers[0], GivenUp)
     assert answers[1]["said"] == 1
     assert "gave no sign of life" in heard.warnings[0]
+
+
+def test_whatever_is_heard_is_a_sign_of_life(start, heard, monkeypatch):
+    """Otherwise each would count as dead some time after its start, however busy."""
+    replicas = start(1)
+    monkeypatch.setattr(local, "monotonic", lambda: time.monotonic() + 10 * local.SILENCE * local.BEAT)
+    replicas.ask(0, {"said": "here"})
+    answers = replicas._replicas[0].process.stdout
+    assert select.select([answers], [], [], 60.0)[0], "it gave no answer"
+    assert [event.answer["said"] for event in replicas.wait()] == ["here"]
+    assert not heard.warnings
+
+
+def test_failures_between_which_it_answered_do_not_add_up(start, heard, tmp_path):
+    deaths = MOST_FAILURES + 2
+    questions = [{"said": number, "dies_once": str(tmp_path / f"died-{number}")} for number in range(deaths)]
+    assert [answer["said"] for answer in asked(start(1), *questions)] == list(range(deaths))
+    assert len(heard.warnings) == deaths
+    assert all(warning.endswith("it is started again") for warning in heard.warnings)
 
 
 def test_closing_ends_all_of_them(start):

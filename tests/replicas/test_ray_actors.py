@@ -1,21 +1,38 @@
 """Replicas on a real Ray, where it is installed: ``pytest -m slow tests/replicas/test_ray_actors.py``."""
 
 import importlib.util
+import ipaddress
 import os
 import signal
 
+import psutil
 import pytest
 
 from specctl.replicas.cluster import connected
 from specctl.replicas.job import Job
 from specctl.replicas.on_ray import RayReplicas
 from specctl.replicas.replica import started
+from specctl.replicas.sources import Sources
 from specctl.replicas.window import GivenUp, Task, in_order
+from tests.faults import clusters
+from tests.replicas.ray_cluster import cluster
 
 if importlib.util.find_spec("ray") is None:  # importing it would settle how it authenticates
     pytest.skip("Ray is not installed", allow_module_level=True)
 
 ECHO = "tests.replicas.toy_jobs:echo"
+
+
+def listening(process):
+    """The addresses on which a process and those that it started listen, as the system tells."""
+    found = []
+    for each in [process, *process.children(recursive=True)]:
+        try:
+            sockets = each.net_connections(kind="inet")
+        except psutil.NoSuchProcess:
+            continue
+        found += [ipaddress.ip_address(one.laddr.ip) for one in sockets if one.status == psutil.CONN_LISTEN]
+    return {getattr(one, "ipv4_mapped", None) or one for one in found}
 
 
 @pytest.mark.slow
@@ -27,6 +44,7 @@ def test_actors_answer_in_order_and_are_started_again(tmp_path, monkeypatch):
         started(replicas)
         while len(replicas.idle()) < 2:
             replicas.wait()
+        assert listening(psutil.Process()) == {ipaddress.ip_address("127.0.0.1")}
         os.kill(replicas.pids[0], signal.SIGKILL)
         while len(replicas.idle()) == 2:
             replicas.wait()
@@ -38,3 +56,39 @@ def test_actors_answer_in_order_and_are_started_again(tmp_path, monkeypatch):
     assert [answer["said"] for answer in answers] == [0, 1, 2, 3, 4, 6, 7]
     assert {answer["threads"] for answer in answers} == {"1"}
     assert len(warnings) == 4  # one was idle, one died once, two died of the same question
+
+
+@pytest.mark.slow
+def test_an_actor_that_stayed_loads_again_what_was_written_since(tmp_path, monkeypatch):
+    files = clusters.Files(tmp_path)
+    monkeypatch.chdir(files.folder("A"))
+    profile = clusters.profile_of("./big", "./small")
+    with cluster(files.folder("B")) as address:
+
+        def answers(warnings):
+            connected(address)
+            job = Job("tests.replicas.toy_jobs:reader", {"profile": profile}, sources=Sources.of(profile))
+            with RayReplicas(["kept"], job, {"num_cpus": 1}, warnings.append, 600.0) as replicas:
+                started(replicas)
+                pid = replicas.pids[0]
+                return next(answer for _, answer in in_order(replicas, [Task(None, "read")])), pid
+
+        warnings = []
+        first, pid = answers(warnings)
+        assert answers(warnings) == (first, pid)
+        assert first["target"] == files.hash_of("A", "big")
+        assert not warnings
+        os.utime(files.folder("A") / "big" / "model.safetensors")
+        again, other = answers(warnings)
+        assert again == first
+        assert other != pid
+        assert len(warnings) == 1
+        assert "were written again" in warnings[0]
+
+
+@pytest.mark.slow
+def test_no_command_gets_the_text_of_other_weights():
+    found = clusters.search(5, seed=3)
+    assert not found.counts["WRONG"], found.reports
+    assert found.counts["right"]
+    assert sum(found.counts.values()) == 5

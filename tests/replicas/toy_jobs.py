@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 from specctl.errors import ModelError, UsageError
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.stored_weights import files_hash
 
 
 def echo(*, number, **setup):
@@ -32,6 +34,7 @@ def echo(*, number, **setup):
             "by": number,
             "pid": os.getpid(),
             "threads": os.environ["OMP_NUM_THREADS"],
+            "folder": os.getcwd(),
         }
 
     return answer
@@ -58,3 +61,16 @@ def _first(path):
         return False
     Path(path).touch()
     return True
+
+
+def writer(*, number, path, **setup):
+    """As `echo`, and writes to a file while it loads."""
+    Path(path).write_bytes(Path(path).read_bytes() + b" ")
+    return echo(number=number, **setup)
+
+
+def reader(*, number, profile, **_):  # noqa: ARG001
+    """Answers with hashes of the weights that it read while it was loaded."""
+    tables = {"target": profile.target, "draft": profile.draft}
+    read = {role: files_hash(locate(table, role).weight_files()) for role, table in tables.items()}
+    return lambda question: {**read, "said": question}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specctl.models.loading.checkpoint import SMALL_FILES, Checkpoint, locate
-from specctl.models.loading.head_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_head
+from specctl.models.loading.head_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_head, on_hub
 from specctl.models.loading.stored_weights import files_hash, stored_weights
 from specctl.profile.schema import IN_TARGET, Profile
 
@@ -16,9 +16,11 @@ class Contents:
 
     Attributes:
         files: of each model, draft head and acceptance head by its key in the profile, sorted; those that are here.
+        commits: of those from the hub, the commit that their revision names now.
     """
 
     files: dict[str, list[Path]] = field(default_factory=dict)
+    commits: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, profile: Profile) -> "Contents":
@@ -27,17 +29,25 @@ class Contents:
         Raises:
             ModelError: there is no such model.
         """
-        found: dict[str, list[Path]] = {"target": _of_checkpoint(locate(profile.target, "target"))}
+        checkpoints = {"target": locate(profile.target, "target")}
+        found: dict[str, list[Path]] = {}
+        commits: dict[str, str] = {}
         levels = profile.draft.levels if profile.draft is not None else ()
         for depth, level in enumerate(levels, start=1):
             key = ".".join(["draft"] * depth)
             if level.has_files and level.model != IN_TARGET:
-                found[key] = _of_checkpoint(locate(level, key))
+                checkpoints[key] = locate(level, key)
             if level.head is not None:
                 folder = locate_head(level.head).folder
                 names = (CONFIG, WEIGHTS, PUBLISHED_WEIGHTS)
                 found[f"{key}.head"] = [folder / name for name in names if (folder / name).is_file()]
-        return cls(found)
+                if on_hub(level.head):
+                    commits[f"{key}.head"] = folder.name
+        for key, checkpoint in checkpoints.items():
+            found[key] = _of_checkpoint(checkpoint)
+            if checkpoint.source == "hub":
+                commits[key] = checkpoint.folder.name
+        return cls(found, commits)
 
     def hashes(self) -> dict[str, str]:
         """`files_hash` of each, with the files' names; the same wherever a copy of them is."""
@@ -45,6 +55,11 @@ class Contents:
             key: hashlib.sha256("\n".join([files_hash(files), *(file.name for file in files)]).encode()).hexdigest()
             for key, files in self.files.items()
         }
+
+    def identities(self) -> dict[str, str]:
+        """The commit of each that is from the hub, whether all of its files are here or not, else its hash."""
+        local = Contents({key: files for key, files in self.files.items() if key not in self.commits})
+        return {**local.hashes(), **{key: f"commit {commit}" for key, commit in self.commits.items()}}
 
     def changes(self) -> dict[str, list[tuple[str, int, int, int]]]:
         """Path, size, time and inode of every file: differ as soon as one is written again, with whatever contents."""

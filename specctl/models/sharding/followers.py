@@ -6,20 +6,25 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
 from specctl.errors import ModelError
+from specctl.models.sharding.meeting_folder import MeetingFolder
+from specctl.processes.arrivals import Arrivals
 from specctl.processes.children import child_command
 
 PROGRAM = "specctl.models.loading.follower"
 GRACE = 20.0
 """Seconds after a follower's death in which a pass of the leader's may fail by itself. Then the process ends: NCCL
 waits for a dead rank without end, in code that no exception reaches."""
+PATIENCE = 2.0
+"""Seconds that a pass gets to end after the signals that are to end it. Then its followers are killed, which ends it
+with an error: a follower that was stopped takes no part in it, and the leader waits in native code."""
 LAST_WORDS = 5.0
 """Seconds in which a follower's death becomes known after a collective failed because of it."""
 
@@ -48,15 +53,19 @@ class Followers:
     Attributes:
         store: the file by which the ranks find each other.
         death: the first follower's that ended unasked; None while all live.
+        given_up: the signal because of which all were killed in the middle of a pass.
     """
 
     def __init__(self, size: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="specctl-shards-")
-        self.store = Path(self._folder.name) / "store"
+        self._folder = MeetingFolder()
+        self.store = self._folder.path / "store"
         self.size = size
         self.death: Death | None = None
         self._stopping = False
+        self.given_up: int | None = None
         self._pass_since: float | None = None
+        self._presses = 0
+        self._arrivals = Arrivals(self._heard)
         self._said: queue.Queue[str] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
@@ -94,8 +103,9 @@ class Followers:
                 if self.death is not None:
                     raise self.death.error from None
 
-    def began_pass(self) -> None:
-        """A pass that needs all ranks has begun."""
+    def began_pass(self, presses: int = 2) -> None:
+        """A pass that needs all ranks has begun; Ctrl-C pressed so many times is to end it."""
+        self._presses = presses
         self._pass_since = monotonic()
 
     def ended_pass(self) -> None:
@@ -111,6 +121,7 @@ class Followers:
     def stop(self) -> None:
         """End all of them."""
         self._stopping = True
+        self._arrivals.close()
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
@@ -120,10 +131,10 @@ class Followers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._folder.cleanup()
+        self._folder.remove()
 
     def _log(self, rank: int) -> Path:
-        return Path(self._folder.name) / f"rank{rank}.log"
+        return self._folder.path / f"rank{rank}.log"
 
     def _listen(self, rank: int, process: "subprocess.Popen[bytes]", ear: int) -> None:
         """Note what a follower says, and its end."""
@@ -141,13 +152,29 @@ class Followers:
         self.death = Death(rank, self._obituary(rank, code, reason), monotonic())
         self._end_a_stuck_pass(self.death)
 
+    def _heard(self, number: int) -> None:
+        """Note a signal that arrived, from a thread, and end the pass under way if it is stuck."""
+        since = self._pass_since
+        if since is None:
+            return
+        self._presses -= number == signal.SIGINT
+        if number == signal.SIGTERM or self._presses == 0:
+            sleep(PATIENCE)
+            if self._pass_since == since and not self._stopping:
+                self.given_up = number
+                for process in self._processes:
+                    process.kill()
+
     def _end_a_stuck_pass(self, death: Death) -> None:
         while not self._stopping:
             sleep(0.5)
             since = self._pass_since
             if since is not None and monotonic() - max(since, death.at) > GRACE:
-                print(f"error: {death.error}", file=sys.stderr, flush=True)
-                os._exit(ModelError.exit_code)
+                if self.given_up is None:
+                    print(f"error: {death.error}", file=sys.stderr, flush=True)
+                with suppress(OSError):
+                    self._folder.remove()
+                os._exit(ModelError.exit_code if self.given_up is None else 128 + self.given_up)
 
     def _obituary(self, rank: int, code: int, reason: tuple[str, str] | None) -> ModelError:
         subject = f"Process {rank + 1} of the {self.size} that hold the sharded models"

@@ -36,7 +36,9 @@ class Leader:
         self.followers = Followers(size)
         try:
             self.followers.wait_for("ready")
+            self.followers.began_pass(presses=1)
             self.group = ShardGroup(self.followers.store, 0, size)
+            self.followers.ended_pass()
         except BaseException:
             self.followers.stop()
             raise
@@ -93,7 +95,8 @@ class Leader:
         return LeadingRunner(runner, self.together, self._runners - 1, sharding)
 
     def together(self, message: Message, work: Callable[[], Result]) -> Result:
-        """Do what a message asks the followers for, with them. A first Ctrl-C waits for the end of a pass.
+        """Do what a message asks the followers for, with them. A first Ctrl-C waits for the end of a pass,
+        a second one or SIGTERM ends one that is stuck.
 
         Raises:
             ModelError: a rank failed. No more can be done then: the ranks are out of step.
@@ -103,12 +106,16 @@ class Leader:
         if self._closed is not None:
             raise ModelError(self._closed, "Load the models again.")
         # What takes minutes and is not needed by a session that goes on is given up at once.
-        with nullcontext() if message.order is Order.LOAD else _finished_first():
-            self.followers.began_pass()
+        at_once = message.order is Order.LOAD
+        with nullcontext() if at_once else _finished_first():
+            self.followers.began_pass(presses=1 if at_once else 2)
             try:
                 self.group.send(message)
                 return work()
             except Exception as error:
+                if self.followers.given_up is not None:
+                    self.close()
+                    raise KeyboardInterrupt from error
                 self._close(self._reason(error), error)
             except BaseException:
                 self.close()
