@@ -26,6 +26,7 @@ from specctl.models.running.engines import EngineSettings, fixed_width, note_idl
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.recurrent_state import untested
 from specctl.models.running.registered import RegisteredRunner
+from specctl.models.running.rounding import require_one_function
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import Threads, choose, share_of
 from specctl.models.running.token_rules import TokenRules, ruled
@@ -226,6 +227,7 @@ def load_pair(
     note_idle_stops(runners[1:], settings)
     target, bare = networks[0], runners[0]
     assert isinstance(target, LoadedModel), "the target is no draft head"
+    require_one_function(bare, target.model, vocabulary, target.name)
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
     if checks:
