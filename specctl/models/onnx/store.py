@@ -56,7 +56,7 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
     for name in ("_name_or_path", "transformers_version", "architectures"):
         told.pop(name, None)
     kind = next(model.parameters()).device.type
-    told_of = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.13 on
+    told_of: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.13 on
     able = sorted(name for name, has in told_of.items() if has is True)
     where = [kind, torch.backends.cpu.get_cpu_capability(), able]
     told["generated"] = [FORMAT, type(model).__name__, str(model.dtype), quantize, *(["trees"] if trees else [])]

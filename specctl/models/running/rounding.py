@@ -25,6 +25,8 @@ def apart(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     """The largest difference of two tensors as a share of the second's standard deviation; infinite with a NaN."""
     mine, theirs = mine.float(), theirs.float()
     difference = torch.where(mine == theirs, 0.0, (mine - theirs).abs())  # some models mask logits with infinity
+    if not difference.any():
+        return 0.0  # perhaps without any spread
     found = float(difference.max() / theirs[theirs.isfinite()].std())
     return found if found == found else float("inf")
 
