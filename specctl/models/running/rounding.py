@@ -27,7 +27,8 @@ def apart(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     difference = torch.where(mine == theirs, 0.0, (mine - theirs).abs())  # some models mask logits with infinity
     if not difference.any():
         return 0.0  # perhaps without any spread
-    found = float(difference.max() / theirs[theirs.isfinite()].std())
+    numbers = theirs[theirs.isfinite()]
+    found = float(difference.max() / numbers.std()) if len(numbers) > 1 else float("inf")
     return found if found == found else float("inf")
 
 

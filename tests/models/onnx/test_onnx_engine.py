@@ -118,6 +118,7 @@ def test_torch_runs_a_model_whose_graph_has_no_room_anywhere(monkeypatch: pytest
     ]
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_a_graph_that_computes_something_else_for_one_token_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -224,14 +225,14 @@ def test_rounded_weights(quantize: str, bound: float) -> None:
 @needs_onnx
 @pytest.mark.parametrize("trees", [False, True])
 def test_single_tokens_up_to_the_last_place_of_the_context(trees: bool) -> None:
-    model = llama(max_position_embeddings=40)
+    model = llama(max_position_embeddings=80)
     one_by_one, whole = (onnx_runner(model, 60, "int4", trees=trees) for _ in range(2))
     assert one_by_one is not None
     assert whole is not None
     one_by_one.watch([0])
     whole.watch([0])
-    read = [one_by_one.extend([token], keep=1, hidden=True) for token in TOKENS]
-    expected = whole.extend(TOKENS, keep=40, hidden=True)
+    read = [one_by_one.extend([token], keep=1, hidden=True) for token in 2 * TOKENS]
+    expected = whole.extend(2 * TOKENS, keep=80, hidden=True)
     for name in ("logits", "hidden"):
         rows = torch.cat([torch.as_tensor(getattr(each, name)) for each in read])
         torch.testing.assert_close(rows, torch.as_tensor(getattr(expected, name)), atol=1e-5, rtol=1e-5)
