@@ -22,6 +22,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.models.running.runner import Runner
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.records import Round
 
@@ -322,6 +323,7 @@ def enumerate_decode(
     eos: frozenset[int] = ENDS,
     sequences: Sequences | None = None,
     layers: Sequence[int] = (),
+    target: Callable[[], Runner] = lambda: TableRunner(TARGET),
 ) -> Enumeration:
     """Walk all that may come out, as far as the first ``length`` of at most ``limit`` tokens.
 
@@ -329,6 +331,7 @@ def enumerate_decode(
         drafter: makes a fresh one; it plays all the sequences of a branch, as in the program.
         sequences: several to write one after the other, instead of one.
         layers: of the target, whose states the drafter reads.
+        target: gives its runner, by default of the table.
     """
     found = Enumeration({}, 0, set(), set(), set(), set(), set(), set())
 
@@ -343,17 +346,17 @@ def enumerate_decode(
             note(inner, found.inner_stops, found.inner_extras)
 
     def play() -> tuple[tuple[int, ...], ...]:
-        player, target = drafter(), TableRunner(TARGET)
-        target.watch(layers)
+        player, verifier = drafter(), target()
+        verifier.watch(layers)
         completions = []
         for prompt, looked_at in sequences or ((PROMPT, length),):
-            target.rollback(0)
+            verifier.rollback(0)
             if player is not None:
                 player.rollback(0)
             if layers:
-                prefill(target, player, prompt)
+                prefill(verifier, player, prompt)
             tokens: list[int] = []
-            for played in decode(target, player, prompt, limit, sampling, eos, None):
+            for played in decode(verifier, player, prompt, limit, sampling, eos, None):
                 note(played, found.stops, found.extras)
                 tokens += played.emitted
                 if len(tokens) >= looked_at:

@@ -1,12 +1,16 @@
-"""With a quantised target the text of every policy is that of the same quantised target alone."""
+"""With a quantised target every text, and every law of texts, is that of the same quantised target alone."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toys import STOPPING, WITHOUT_FORESIGHT, generated, head_for, noisy_copy, random_head, random_model
+from law_table import BY_BLOCK, TARGET
+from onnx_models import needs_onnx
+from quantised_forms import ONNX, OTHER_WAYS, TORCHAO, Form, target_of
+from toys import STOPPING, WITHOUT_FORESIGHT, TableRunner, generated, head_for, noisy_copy, random_head, random_model
 from transformers import PreTrainedModel
 
 from specctl.decoding.composition import build_drafter
@@ -15,13 +19,17 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
+from specctl.errors import ModelError
 from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.eager import EagerRunner
+from specctl.models.running.rounding import ROUNDING, apart, require_one_function, widths_apart
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable
 from specctl.records import Round
+from tests.faults.quantised import ROUNDED, greedy_differs, law_error
 
 pytest.importorskip("torchao")
 
@@ -96,3 +104,81 @@ def test_the_embedded_pair_writes_what_its_quantised_target_writes(settings: dic
 
     assert any(round_.accepted for round_ in rounds)
     assert any(not round_.fully_accepted for round_ in rounds)
+
+
+# A single token, a round and a tree are passes of different widths: what a form computes must not depend on them.
+
+
+@needs_onnx
+@pytest.mark.parametrize("way", ["constant", "svip", "cost-optimal", *OTHER_WAYS])
+@pytest.mark.parametrize("form", ONNX, ids=str)
+def test_no_way_to_draft_changes_the_text_of_onnxruntimes_forms(form: Form, way: str) -> None:
+    assert not greedy_differs(form, way, "llama")
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+@pytest.mark.parametrize("form", [form for form in TORCHAO if form.quantize != "fp8"], ids=str)
+def test_no_way_to_draft_changes_the_text_of_torchaos_forms(form: Form, way: str) -> None:
+    assert not greedy_differs(form, way, "llama")
+
+
+@needs_onnx
+@pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *OTHER_WAYS])
+@pytest.mark.parametrize("form", ONNX, ids=str)
+def test_no_way_to_draft_changes_the_law_of_onnxruntimes_forms(form: Form, way: str) -> None:
+    assert law_error(form, way, "T=1") < ROUNDED
+
+
+@needs_onnx
+@pytest.mark.parametrize("form", ONNX, ids=str)
+def test_block_verification_keeps_the_law_of_onnxruntimes_forms(form: Form) -> None:
+    assert law_error(form, "constant", BY_BLOCK) < ROUNDED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *OTHER_WAYS])
+@pytest.mark.parametrize("form", TORCHAO, ids=str)
+def test_no_way_to_draft_changes_the_law_of_torchaos_forms(form: Form, way: str) -> None:
+    assert law_error(form, way, "T=1") < ROUNDED
+
+
+@pytest.mark.parametrize("form", [*TORCHAO, Form("eager"), Form("static")], ids=str)
+def test_widths_of_passes_agree(form: Form) -> None:
+    assert widths_apart(target_of(form, "llama"), 64) < ROUNDING[torch.float32] / 10
+
+
+class DependsOnItsWidth(EagerRunner):
+    """Single tokens are computed a little differently."""
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        found = super().extend(tokens, keep, hidden=hidden)
+        return Forward(found.logits * 1.02, found.hidden, found.states) if len(tokens) == 1 else found
+
+
+def test_a_target_whose_widths_differ_is_refused(folder: Path) -> None:
+    model = quantised(folder, "int8")
+    require_one_function(EagerRunner(model, 64), model, 64, "it")
+    with pytest.raises(ModelError, match="it cannot be a target: its quantised weights compute something else"):
+        require_one_function(DependsOnItsWidth(model, 64), model, 64, "it")
+
+
+@pytest.mark.parametrize(
+    "runner", [TableRunner(TARGET), EagerRunner(random_model("mistral"), 64)], ids=["table", "windows"]
+)
+def test_widths_of_any_runner_are_compared(runner: Runner) -> None:
+    assert widths_apart(runner, 3) < 1e-5
+    assert runner.length == 0
+
+
+def test_a_short_context_is_read_as_far_as_it_goes() -> None:
+    runner = EagerRunner(random_model("llama"), 64)
+    for context in (8, 20, 70):
+        runner.context = context
+        assert widths_apart(runner, 64) < 1e-4
+
+
+def test_what_is_no_number_is_infinitely_far_apart() -> None:
+    rows = torch.tensor([1.0, 2.0, float("-inf")])
+    assert apart(rows, rows) == apart(torch.ones(3), torch.ones(3)) == 0, "masked alike, or without any spread"
+    assert apart(rows + torch.tensor([0, float("nan"), 0]), rows) == float("inf")
+    assert apart(rows, torch.tensor([1.0, 2.0, 3.0])) == float("inf")

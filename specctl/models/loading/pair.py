@@ -26,6 +26,7 @@ from specctl.models.running.disco_head import DiscoHead
 from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.recurrent_state import untested
+from specctl.models.running.rounding import require_one_function
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import choose, share_of
 from specctl.models.running.token_rules import TokenRules, ruled
@@ -133,6 +134,7 @@ def load_pair(
             runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
     target, bare = networks[0], runners[0]
     assert isinstance(target, LoadedModel), "the target is no draft head"
+    require_one_function(bare, target.model, vocabulary, target.name)
     if settings.deterministic:
         runners[0] = fixed_width(runners[0], target.model)
     if checks:

@@ -21,6 +21,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, checked
 from specctl.models.running.narrow import NarrowRunner
 from specctl.models.running.recurrent_state import untested
+from specctl.models.running.rounding import require_one_function
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.trained_heads import TrainedHead
 from specctl.profile.schema import DraftTable, ModelTable
@@ -72,8 +73,13 @@ def form_of(model: PreTrainedModel) -> list[Any]:
 
 
 def target_runners(target: LoadedModel) -> tuple[EagerRunner, Runner]:
-    """Eager passes of a target with all its output rows, and the same, checked once if its family is not known."""
+    """Eager passes of a target with all its output rows, and the same, checked once if its family is not known.
+
+    Raises:
+        ModelError: its weights are quantised, and what they compute depends on the width of a pass.
+    """
     bare = EagerRunner(target.model, target.vocabulary)
+    require_one_function(bare, target.model, target.vocabulary, target.name)
     unknown = untested(target.model)
     return bare, checked(bare, target.model, target.vocabulary, target.name) if unknown else bare
 

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -93,12 +94,15 @@ class Times:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
             return {str(place): {str(k): float(v) for k, v in times.items()} for place, times in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
     def here(self) -> dict[str, float] | None:
         """Milliseconds by engine, measured on this machine with as many threads; None if nothing is known."""
-        return self._all().get(self._place)
+        found = self._all().get(self._place)
+        if found is None or (found and {EAGER, ONNX} - found.keys()) or not all(map(isfinite, found.values())):
+            return None
+        return found
 
     def note(self, times: dict[str, float]) -> None:
         """Keep the times of this machine with as many threads; empty if onnxruntime cannot run the model."""

@@ -11,12 +11,11 @@ from specctl.models.onnx.export import watched
 from specctl.models.onnx.passes import Passes
 from specctl.models.onnx.quantization import BITS, nearest
 from specctl.models.running.masks import seen_in_tree
+from specctl.models.running.rounding import ROUNDING, apart
 
-LIMITS = {None: 1e-3, "int8": 0.1, "int4": 0.1}
-"""The largest difference of logits and states, as a share of their standard deviation: by rounding of float32, and by
-rounding of what enters products to 8 bits, where it is the root of the mean square."""
-HALF = 0.05
-"""The same in float16 and bfloat16."""
+INPUTS = 0.1
+"""The largest difference that rounding what enters products to 8 bits explains, where torch does not: the root of the
+mean square of the logits' differences as a share of their standard deviation."""
 STEPS = ((1, 0), (5, 3), (1, 0), (8, 8), (2, 1), (16, 4), (1, 0))
 """Passes after the first: tokens, and how many of them are taken back."""
 FIRST = 24
@@ -25,7 +24,9 @@ LONGEST_WINDOW = 512
 
 
 def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize: str | None = None) -> float:
-    """The largest difference between a graph's passes and whole ones of its model, as `LIMITS` measures it.
+    """The largest difference between a graph's passes and whole ones of its model, as `apart` measures it.
+
+    Where weights are rounded it is the root of the mean square instead.
 
     The passes have several widths, and after some of them tokens are taken back. The model computes with weights that
     are rounded as the graph's are: what rounding weights does to a text differs from model to model.
@@ -77,7 +78,7 @@ def _tree_difference(
 
 def limit(quantize: str | None, dtype: torch.dtype) -> float:
     """The largest `difference` that rounding explains."""
-    return LIMITS[quantize] if dtype == torch.float32 else max(HALF, LIMITS[quantize])
+    return ROUNDING[dtype] if quantize is None else INPUTS
 
 
 def whole_pass(model: PreTrainedModel, text: list[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -106,7 +107,7 @@ def _rounded(model: PreTrainedModel, bits: int) -> Iterator[None]:
 
 
 def _apart(mine: torch.Tensor, theirs: torch.Tensor, quantize: str | None) -> float:
-    error = (mine.float() - theirs.float()).abs()
-    size = error.max() if quantize is None else error.square().mean().sqrt()
-    apart = float(size / theirs.float().std())
-    return apart if apart == apart else float("inf")  # NaN is no rounding
+    if quantize is None:
+        return apart(mine, theirs)
+    found = float((mine.float() - theirs.float()).square().mean().sqrt() / theirs.float().std())
+    return found if found == found else float("inf")  # NaN is no rounding

@@ -1,12 +1,10 @@
 """The onnxruntime runner for a model, or the reason why it has none."""
 
-import atexit
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,15 +13,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specctl.errors import ModelError
-from specctl.models.onnx.store import Store, cache_folder, key_of
+from specctl.models.onnx.store import Store, cache_folder, key_of, passing_store
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.masks import WIDEST, attends_to_everything
+from specctl.models.running.rounding import ROUNDING, widths_apart
 from specctl.models.running.threads import fastest, small_round, timed
 from specctl.models.running.weights import weight_bytes
 
 if TYPE_CHECKING:
-    from specctl.models.onnx.passes import Passes
     from specctl.models.onnx.runner import OnnxRunner
 
 INSTALL = "Run `pip install 'specctl[onnx]'`."
@@ -135,6 +133,7 @@ def _built(
     if why := obstacle(model):
         raise Unable(why)
     from specctl.models.onnx.passes import Passes, open_session
+    from specctl.models.onnx.quantization import NARROWEST
     from specctl.models.onnx.runner import CAPACITY, OnnxRunner
 
     device = next(model.parameters()).device
@@ -145,45 +144,50 @@ def _built(
     several = {1, settings.most_threads} if settings.most_threads else {torch.get_num_threads()}
     numbers = [1] if weight_bytes(model) <= SMALL else sorted(several)
 
-    def opened(path: Path, threads: int = 1) -> Passes:
-        return Passes(open_session(path, device, threads), device, min(CAPACITY, context))
+    no_trees = tree_graph_obstacle(model) if settings.trees else "its onnx graph was made for chains"
+    trees = no_trees is None
+    narrowest = NARROWEST if quantize is not None and device.type == "cpu" else 1
+
+    def opened(path: Path, seconds: float = 0.0, threads: int = 1) -> OnnxRunner:
+        return OnnxRunner(
+            Passes(open_session(path, device, threads), device, min(CAPACITY, context), narrowest),
+            vocabulary,
+            context,
+            device,
+            engine="onnx" if quantize is None else f"onnx, {quantize}",
+            preparing_seconds=seconds,
+            no_trees=no_trees,
+            threads=threads,
+        )
 
     def write(path: Path) -> None:
         nonlocal made
         made = True
         settings.progress(f"preparing {name} for onnxruntime, once")
-        _write(model, context, quantize, path, trees)
+        # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
+        _write(model, context, context + (WIDEST if trees else 0) + narrowest - 1, quantize, path, trees)
         _require_equal(opened(path), model, vocabulary, quantize)
 
-    no_trees = tree_graph_obstacle(model) if settings.trees else "its onnx graph was made for chains"
-    trees = no_trees is None
     key, store = key or key_of(model, quantize, trees=trees), Store(cache_folder())
     try:
         with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
             path = store.find(key) or store.put(key, write)
     except OSError as error:
         settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
-        folder = Path(tempfile.mkdtemp(prefix="specctl-onnx-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        path = Store(folder).put(key, write)
+        path = _unkept(key, write)
     if not keeps:  # before onnxruntime reads its own
         release(model)
-    engine = "onnx" if quantize is None else f"onnx, {quantize}"
     seconds = perf_counter() - began if made else 0.0
-    runners = {
-        threads: OnnxRunner(
-            opened(path, threads),
-            vocabulary,
-            context,
-            device,
-            engine=engine,
-            preparing_seconds=seconds,
-            no_trees=no_trees,
-            threads=threads,
-        )
-        for threads in numbers
-    }
+    runners = {threads: opened(path, seconds, threads) for threads in numbers}
     return runners[numbers[0]] if len(numbers) == 1 else _fastest(runners, vocabulary)
+
+
+def _unkept(key: str, write: Callable[[Path], None]) -> Path:
+    """A graph in a folder that ends with this process."""
+    try:
+        return passing_store().put(key, write)
+    except OSError as error:
+        raise Unable(f"there is no room for its graph in {gettempdir()} either ({error.strerror or error})") from error
 
 
 def _fastest(runners: Mapping[int, "OnnxRunner"], vocabulary: int) -> "OnnxRunner":
@@ -196,8 +200,8 @@ def _fastest(runners: Mapping[int, "OnnxRunner"], vocabulary: int) -> "OnnxRunne
     return best
 
 
-def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Path, trees: bool) -> None:
-    """Export a model to a file, with its weights in another one beside it."""
+def _write(model: PreTrainedModel, context: int, places: int, quantize: str | None, path: Path, trees: bool) -> None:
+    """Export a model to a file, with its weights in another one beside it; it knows the angles of so many places."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
             raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', INSTALL)
@@ -213,22 +217,27 @@ def _write(model: PreTrainedModel, context: int, quantize: str | None, path: Pat
         graph = exported(model, trees=trees)
     except CannotExport as why:
         raise Unable(str(why)) from why
-    places = context + (WIDEST if trees else 0)  # a tree at the end of the context takes more of them than positions
     fuse(graph, lambda value: position_table(graph, value, places) if context <= LONGEST else None)
     if quantize is not None and not round_weights(graph, BITS[quantize]):
         raise Unable(f"none of its products has weights that {quantize} rounds")
     ir.save(graph, path, external_data="weights.bin")
 
 
-def _require_equal(passes: "Passes", model: PreTrainedModel, vocabulary: int, quantize: str | None) -> None:
-    """Raise `Unable` unless a graph computes what its model computes."""
+def _require_equal(runner: "OnnxRunner", model: PreTrainedModel, vocabulary: int, quantize: str | None) -> None:
+    """Raise `Unable` unless a graph computes what its model computes, in passes of every width."""
     from specctl.models.onnx.check import difference, limit
 
     try:
-        found = difference(passes, model, vocabulary, quantize)
+        found = difference(runner.passes, model, vocabulary, quantize)
+        widths = widths_apart(runner, vocabulary)
     except RuntimeError as error:  # onnxruntime's own, of every kind
         raise Unable(f"onnxruntime cannot run its graph ({str(error).strip().splitlines()[0][:200]})") from error
     if found > (most := limit(quantize, model.dtype)):
         raise Unable(
             f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
+        )
+    if widths > (most := ROUNDING[model.dtype]):
+        raise Unable(
+            "what onnxruntime computes for a token depends on how many are read with it: it differs by "
+            f"{widths:.2g} of the logits' spread, and rounding explains {most:g}"
         )

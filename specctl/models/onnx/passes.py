@@ -113,6 +113,7 @@ class Passes:
         session: of `open_session`.
         device: where the graph runs and its buffers lie.
         capacity: tokens to make room for at first.
+        narrowest: the fewest tokens of a pass; to fewer, others are added behind that nobody sees.
 
     Attributes:
         layers: how many decoder layers have states.
@@ -120,8 +121,11 @@ class Passes:
         trees: whether the graph reads trees.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, device: torch.device, capacity: int) -> None:
+    def __init__(
+        self, session: onnxruntime.InferenceSession, device: torch.device, capacity: int, narrowest: int = 1
+    ) -> None:
         self._session = session
+        self._narrowest = narrowest
         self._device = device
         self._on_host = device.type == "cpu"
         inputs = {given.name: given for given in session.get_inputs()}
@@ -147,15 +151,16 @@ class Passes:
 
     @torch.inference_mode(False)
     def _allocated(self) -> dict[str, torch.Tensor]:
+        capacity = self.capacity + self._narrowest - 1
         # Zeros: what lies behind the sequence is multiplied by 0, and uninitialised memory may hold NaN.
         return {
-            name: torch.zeros(1, shape[1], self.capacity, shape[3], dtype=self._dtype, device=self._device)
+            name: torch.zeros(1, shape[1], capacity, shape[3], dtype=self._dtype, device=self._device)
             for name, shape in self._caches
         }
 
     def fresh(self) -> "Passes":
         """The same graph over buffers of its own."""
-        return Passes(self._session, self._device, self.capacity)
+        return Passes(self._session, self._device, self.capacity, self._narrowest)
 
     def grow(self, capacity: int, filled: int) -> None:
         """Move the first ``filled`` tokens to larger buffers."""
@@ -191,12 +196,15 @@ class Passes:
         width, rows = len(tokens), max(keep, 1)  # onnxruntime takes no empty tensors
         kind = _Kind(width, rows, tuple(layers))
         bound = self._bound.get(kind) or self._bind(kind)
-        self._before.host[0] = after + width - 1
-        self._total.host[0] = after + width
-        bound.ids.host[0] = tokens
+        end = after + max(width, self._narrowest)
+        self._before.host[0] = end - 1
+        self._total.host[0] = end
+        bound.ids.host[0, :width] = tokens
         if bound.positions is not None:
             start = 0 if seen is None else after + width - seen.shape[1]
-            bound.positions.host[0] = range(after, after + width) if seen is None else start + seen.sum(1).numpy() - 1
+            placed = range(after, after + width) if seen is None else start + seen.sum(1).numpy() - 1
+            bound.positions.host[0, :width] = placed
+            bound.positions.host[0, width:] = after  # any that the model knows
         if self.trees:
             bias = self._bias(width, after, seen)  # until the pass has run
             self._bind_input(bound.binding, "bias", bias)
@@ -210,13 +218,14 @@ class Passes:
 
     @torch.inference_mode(False)  # what is filled anew in each pass must not be an inference tensor
     def _bind(self, kind: _Kind) -> _Bound:
-        places = torch.arange(kind.width)
+        places = torch.arange(max(kind.width, self._narrowest))
+        results, states = self._results(kind)
         bound = _Bound(
             self._session.io_binding(),
             _Numbers(places[None].clone(), self._device),
             _Numbers(places[None].clone(), self._device) if self._placed else None,
-            _Numbers(places[kind.width - kind.rows :], self._device),
-            self._results(kind),
+            _Numbers(places[kind.width - kind.rows : kind.width], self._device),
+            results,
         )
         inputs = {"ids": bound.ids, "rows": bound.rows, "before": self._before, "total": self._total}
         if bound.positions is not None:
@@ -227,14 +236,14 @@ class Passes:
         for name, buffer in self._buffers.items():
             self._bind_output(bound.binding, name.replace("past", "present"), buffer)
         self._bind_output(bound.binding, "logits", bound.results.logits)
-        for layer, states in bound.results.states.items():
-            self._bind_output(bound.binding, state_name(layer), states)
+        for layer, rows in states.items():
+            self._bind_output(bound.binding, state_name(layer), rows)
         if kind.width <= KEPT:
             self._bound[kind] = bound
         return bound
 
-    def _results(self, kind: _Kind) -> Results:
-        """Memory for the results of a kind of pass, which short ones share."""
+    def _results(self, kind: _Kind) -> tuple[Results, dict[int, torch.Tensor]]:
+        """Memory for the results of a kind of pass, which short ones share, and all of it that the states take."""
 
         def memory(name: str, rows: int, width: int) -> torch.Tensor:
             if kind.width > KEPT:
@@ -245,16 +254,19 @@ class Passes:
             return self._shared[name, size][:rows]
 
         logits = memory("logits", kind.rows, self._vocabulary)
-        states = {layer: memory(state_name(layer), kind.width, self._width) for layer in kind.layers}
-        return Results(logits, states, shared=kind.width <= KEPT)
+        width = max(kind.width, self._narrowest)
+        states = {layer: memory(state_name(layer), width, self._width) for layer in kind.layers}
+        read = {layer: rows[: kind.width] for layer, rows in states.items()}
+        return Results(logits, read, shared=kind.width <= KEPT), states
 
     @torch.inference_mode(False)
     def _bias(self, width: int, after: int, seen: torch.Tensor | None) -> torch.Tensor:
-        """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see."""
+        """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see; none sees what comes after it."""
+        end, width = after + width, max(width, self._narrowest)
         shape = 1, 1, width, after + width
         if seen is not None:
             bias = np.zeros(shape, dtype=np.float32)
-            bias[0, 0, :, after + width - seen.shape[1] :] = np.where(
+            bias[0, 0, : len(seen), end - seen.shape[1] : end] = np.where(
                 seen.numpy(), np.float32(0), np.finfo(np.float32).min
             )
             return torch.from_numpy(bias)

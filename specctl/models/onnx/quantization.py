@@ -10,6 +10,9 @@ BLOCK = 32
 """Weights of one output that share a scale and a zero."""
 INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
+NARROWEST = 2
+"""The fewest tokens of a pass on a CPU: a single one goes through another kernel there, which rounds its inputs
+differently, so that its logits are another function's. Passes of two and more agree bit for bit."""
 
 
 def quantize(model: ir.Model, bits: int) -> int:

@@ -31,6 +31,7 @@ class OnnxRunner:
         threads: of its passes on a CPU.
 
     Attributes:
+        passes: of the model's graph.
         tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
     """
 
@@ -55,7 +56,7 @@ class OnnxRunner:
         self.no_trees = no_trees
         self.threads = threads
         self.tried: Mapping[int, float] = {}
-        self._passes = passes
+        self.passes = passes
         self._watched: tuple[int, ...] = ()
         self._sight = TreeSight()
         self._tree = 0  # the length before the last tree
@@ -78,7 +79,7 @@ class OnnxRunner:
     def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         self._reserve(self.length + len(tokens))
         layers = self._layers(hidden)
-        found = self._passes.run(tokens, self.length, keep, layers)
+        found = self.passes.run(tokens, self.length, keep, layers)
         self.length += len(tokens)
         return self._forward(found, keep, layers, hidden)
 
@@ -92,19 +93,19 @@ class OnnxRunner:
         self._reserve(self.length + len(tokens))
         layers = self._layers(hidden)
         seen = self._sight.grown(parents, before)
-        found = self._passes.run(tokens, self.length, len(tokens), layers, seen=seen)
+        found = self.passes.run(tokens, self.length, len(tokens), layers, seen=seen)
         self._tree = self.length - before
         self.length += len(tokens)
         return self._forward(found, len(tokens), layers, hidden)
 
     def keep_path(self, path: Sequence[int]) -> None:
-        self._passes.keep_path(self._tree, path)
+        self.passes.keep_path(self._tree, path)
         self.length = self._tree + len(path)
 
     def _forward(self, found: Results, keep: int, layers: Sequence[int], hidden: bool) -> Forward:
         """What a pass gave, in memory that the next pass leaves alone."""
         logits: torch.Tensor | npt.NDArray[np.float32]
-        if self._passes.gives_rows:
+        if self.passes.gives_rows:
             logits = found.rows[:keep, : self.vocabulary]
             if found.shared:
                 logits = logits.copy()
@@ -120,13 +121,13 @@ class OnnxRunner:
 
     def watch(self, layers: Iterable[int]) -> None:
         wanted = {*self._watched, *layers}
-        if unknown := [layer for layer in wanted if not LAST <= layer < self._passes.layers]:
-            raise IndexError(f"the model has {self._passes.layers} layers, and none is number {unknown[0]}")
+        if unknown := [layer for layer in wanted if not LAST <= layer < self.passes.layers]:
+            raise IndexError(f"the model has {self.passes.layers} layers, and none is number {unknown[0]}")
         self._watched = tuple(sorted(wanted))
 
     def fresh(self) -> "OnnxRunner":
         """Another runner of the same graph with an empty cache."""
-        passes = self._passes.fresh()
+        passes = self.passes.fresh()
         return OnnxRunner(
             passes,
             self.vocabulary,
@@ -142,6 +143,6 @@ class OnnxRunner:
 
     def _reserve(self, tokens: int) -> None:
         """Grow the buffers to hold this many tokens."""
-        if tokens > self._passes.capacity:
+        if tokens > self.passes.capacity:
             # Padding of a `FixedWidthRunner` may end beyond the context.
-            self._passes.grow(max(tokens, 2 * self._passes.capacity), self.length)
+            self.passes.grow(max(tokens, 2 * self.passes.capacity), self.length)

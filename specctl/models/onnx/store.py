@@ -1,14 +1,17 @@
 """Exported graphs in a folder of the user's, by what they were made from."""
 
+import atexit
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -22,6 +25,12 @@ FORMAT = 1
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
+MAKERS = ("specctl", "torch", "transformers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
+"""Packages that decide what a graph computes."""
+NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
+PASSING = "specctl-onnx-"
+ABANDONED = 3600.0
+"""Seconds after which a folder that nobody has locked is taken for one of a process that was killed."""
 
 
 def cache_folder() -> Path:
@@ -30,7 +39,10 @@ def cache_folder() -> Path:
 
 
 def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = False) -> str:
-    """A name for a model's graph, which another weight, configuration, dtype or quantisation changes.
+    """A name for a model's graph, by all that it was made and checked with.
+
+    That is the weights, the configuration, the dtype and the quantisation, a custom model's code, the versions of
+    `MAKERS`, and the kind of processor, for kernels differ.
 
     Args:
         model: whose graph it is.
@@ -43,12 +55,42 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
     told = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         told.pop(name, None)
+    kind = next(model.parameters()).device.type
+    told_of: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.13 on
+    able = sorted(name for name, has in told_of.items() if has is True)
+    where = [kind, torch.backends.cpu.get_cpu_capability(), able]
     told["generated"] = [FORMAT, type(model).__name__, str(model.dtype), quantize, *(["trees"] if trees else [])]
+    told["made by"] = [{name: _version(name) for name in MAKERS}, where]
+    for path in _own_code(model):
+        found.update(path.read_bytes())
     found.update(json.dumps(told, sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()[:32]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _own_code(model: "PreTrainedModel") -> list[Path]:
+    """The files of a model's classes that are neither transformers' nor torch's; of remote code, all in its folder."""
+    names = {part.__module__ for module in model.modules() for part in type(module).__mro__}
+    own = {
+        name for name in names if name.partition(".")[0] not in ("builtins", "torch", "transformers", "typing", "abc")
+    }
+    files = {Path(file) for name in own if (file := getattr(sys.modules.get(name), "__file__", None))}
+    files |= {
+        beside
+        for name in own
+        if name.startswith("transformers_modules.")
+        for beside in Path(str(sys.modules[name].__file__)).parent.glob("*.py")
+    }
+    return sorted(path for path in files if path.is_file())
 
 
 class Store:
@@ -68,10 +110,11 @@ class Store:
             manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
             whole = (
                 manifest["format"] == FORMAT
-                and manifest["files"]
+                and GRAPH in manifest["files"]
+                and all(Path(name).name == name for name in manifest["files"])
                 and all(_checksum(entry / name) == known for name, known in manifest["files"].items())
             )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return entry / GRAPH if whole else None
 
@@ -104,16 +147,53 @@ class Store:
     def alone(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
         """Let no other process make this graph meanwhile; ``waiting`` is called once if another one does.
 
+        What processes left behind that were killed while they made one is removed.
+
         Raises:
             OSError: the folder cannot be written to.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f".{key}.lock").open("ab") as file:
+        for left in self.folder.glob(".*-*"):
+            _sweep(left, self._lock(left.name[1:].rpartition("-")[0]))
+        with self._lock(key).open("ab") as file:
             if not locked(file.fileno()):
                 waiting()
                 while not locked(file.fileno()):
                     sleep(0.2)
             yield
+
+    def _lock(self, key: str) -> Path:
+        return self.folder / f".{key}.lock"
+
+
+def passing_store() -> Store:
+    """A store in a temporary folder that this process removes at its end; those of killed ones are removed now.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{PASSING}*"):
+        _sweep(left, left / ".lock")
+    folder = Path(tempfile.mkdtemp(prefix=PASSING))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = (folder / ".lock").open("ab")
+    locked(file.fileno())
+    atexit.register(file.close)
+    return Store(folder)
+
+
+def _sweep(left: Path, lock: Path) -> None:
+    """Remove a folder of this user's that is old and whose lock nobody holds."""
+    try:
+        newest = max(path.lstat().st_mtime for path in [left, *left.rglob("*")])
+        mine = not hasattr(os, "getuid") or left.lstat().st_uid == os.getuid()
+        if left.is_symlink() or not left.is_dir() or not mine or newest > time() - ABANDONED:
+            return
+        with lock.open("ab") as file:
+            if locked(file.fileno()):
+                shutil.rmtree(left, ignore_errors=True)
+    except OSError:
+        return
 
 
 def _checksum(path: Path) -> list[int]:

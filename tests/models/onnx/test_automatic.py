@@ -67,8 +67,11 @@ def test_what_was_measured_is_remembered(cache: Path, timed: Timed, model: PreTr
     assert times == {EAGER: 1.0, ONNX: 2.0}
     path.write_text(json.dumps({f"another {place}": times}))
     assert chosen(model, LONG_RUN) == "onnx", "another machine's times say nothing of this one"
-    path.write_text("garbage")
-    assert chosen(model, LONG_RUN) == "onnx"
+    odd: list[object] = [{EAGER: 5.0}, {EAGER: 5.0, ONNX: float("nan")}, {EAGER: 5.0, ONNX: "x"}, [], 3]
+    for text in ("garbage", "[" * 100_000, *(json.dumps({place: each}) for each in odd)):
+        path.write_text(text)
+        assert chosen(model, LONG_RUN) == "onnx", text[:80]
+        assert json.loads(path.read_text())[place] == {EAGER: 2.0, ONNX: 1.0}, "measured again"
 
 
 def test_a_real_measurement_leaves_an_empty_cache(cache: Path, model: PreTrainedModel) -> None:

@@ -23,10 +23,12 @@ from transformers.utils.quantization_config import QuantizationMethod
 from specctl.errors import ModelError
 from specctl.models.loading.diagnosis import diagnose
 from specctl.models.loading.memory import DeviceMemory
+from specctl.models.loading.model import load_model
 from specctl.models.loading.pair import load_pair
 from specctl.models.loading.quantization import OWN_OF_ONNX
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, engine_name, preparing_seconds
+from specctl.models.running.rounding import widths_apart
 from specctl.profile import resolve
 
 TOKENS: list[int] = torch.randint(0, 60, (40,), generator=seeded(3)).tolist()
@@ -98,6 +100,59 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @needs_onnx
+def test_torch_runs_a_model_whose_graph_has_no_room_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from specctl.models.onnx import engine
+
+    def full(*_: Any) -> None:
+        raise OSError("problem writing element 1024 to file")
+
+    no_graph_is_kept_yet(monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(engine, "_write", full)
+    heard: list[str] = []
+    assert onnx_runner(llama(), 60, notice=heard.append) is None
+    why = "problem writing element 1024 to file"
+    assert heard == [
+        f"it: its graph cannot be kept in {tmp_path / 'cache'} ({why})",
+        f"it runs on torch: there is no room for its graph in {tmp_path} either ({why})",
+    ]
+
+
+@pytest.mark.slow
+@needs_onnx
+def test_a_graph_that_computes_something_else_for_one_token_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Read as they are, single tokens go through a kernel that rounds them differently."""
+    profile = resolve("embedded").profile
+    model = load_model(profile.target, role="target").model
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    with monkeypatch.context() as unmended:
+        unmended.setattr("specctl.models.onnx.quantization.NARROWEST", 1)
+        line = said(model, "int4")
+    assert line.startswith("it runs on torch: what onnxruntime computes for a token depends on how many are read with")
+    assert line.endswith(" of the logits' spread, and rounding explains 0.001")
+    runner = onnx_runner(model, 60, "int4")
+    assert runner is not None
+    assert widths_apart(runner, 60) < 1e-5
+
+
+@needs_onnx
+def test_a_graph_that_computes_no_numbers_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from specctl.models.onnx import quantization
+
+    usual = quantization.rounded
+
+    def no_numbers(weight: Any, bits: int) -> Any:
+        codes, scales, zeros = usual(weight, bits)
+        return codes, scales * float("nan"), zeros
+
+    monkeypatch.setattr(quantization, "rounded", no_numbers)
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    assert "differs by inf of the logits' spread" in said(llama(), "int8")
+
+
+@needs_onnx
 def test_a_graph_that_computes_something_else_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from specctl.models.onnx import fusions
 
@@ -160,9 +215,29 @@ def test_rounded_weights(quantize: str, bound: float) -> None:
     apart = float((found - expected).square().mean().sqrt() / expected.std())
     assert 1e-5 < apart < bound
     # A token's numbers do not depend on how many others are read with it.
-    rounded.rollback(20)
-    one_by_one = torch.cat([rounded.extend([token], keep=1).logits for token in TOKENS[20:]])
-    torch.testing.assert_close(one_by_one, found, atol=1e-4, rtol=1e-4)
+    for width in range(1, 20):
+        rounded.rollback(20)
+        parts = [TOKENS[start : start + width] for start in range(20, 40, width)]
+        rows = torch.cat([torch.as_tensor(rounded.extend(part, keep=len(part)).logits) for part in parts])
+        torch.testing.assert_close(rows, torch.as_tensor(found), atol=1e-5, rtol=1e-5)
+
+
+@needs_onnx
+@pytest.mark.parametrize("trees", [False, True])
+def test_single_tokens_up_to_the_last_place_of_the_context(trees: bool) -> None:
+    model = llama(max_position_embeddings=80)
+    one_by_one, whole = (onnx_runner(model, 60, "int4", trees=trees) for _ in range(2))
+    assert one_by_one is not None
+    assert whole is not None
+    one_by_one.watch([0])
+    whole.watch([0])
+    read = [one_by_one.extend([token], keep=1, hidden=True) for token in 2 * TOKENS]
+    expected = whole.extend(2 * TOKENS, keep=80, hidden=True)
+    for name in ("logits", "hidden"):
+        rows = torch.cat([torch.as_tensor(getattr(each, name)) for each in read])
+        torch.testing.assert_close(rows, torch.as_tensor(getattr(expected, name)), atol=1e-5, rtol=1e-5)
+    states = torch.cat([each.states[0] for each in read])
+    torch.testing.assert_close(states, expected.states[0], atol=1e-5, rtol=1e-5)
 
 
 def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:

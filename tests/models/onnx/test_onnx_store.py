@@ -1,14 +1,19 @@
 """Graphs appear whole or not at all, are known by what they were made from, and damaged ones are not read."""
 
 import fcntl
+import os
+import sys
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from threading import Timer
+from time import time
 
 import pytest
 import torch
 from toys import random_model
 
-from specctl.models.onnx.store import GRAPH, Store, cache_folder, key_of
+from specctl.models.onnx.store import ABANDONED, GRAPH, PASSING, Store, cache_folder, key_of, passing_store
 
 
 def write(path: Path) -> None:
@@ -39,7 +44,7 @@ def test_a_graph_that_is_not_finished_is_not_there(store: Store) -> None:
     assert list(store.folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "manifest", "format"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "manifest", "format", "deep", "outside"])
 def test_a_damaged_graph_is_not_found_and_is_replaced(store: Store, damage: str) -> None:
     folder = store.put("it", write).parent
     weights, manifest = folder / "weights.bin", folder / "manifest.json"
@@ -51,6 +56,10 @@ def test_a_damaged_graph_is_not_found_and_is_replaced(store: Store, damage: str)
         (folder / GRAPH).unlink()
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-3])
+    elif damage == "deep":
+        manifest.write_text("[" * 100_000)
+    elif damage == "outside":
+        manifest.write_text(manifest.read_text().replace('"weights.bin"', '"../it/weights.bin"'))
     else:
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 0'))
     assert store.find("it") is None
@@ -68,6 +77,42 @@ def test_two_processes_do_not_make_the_same_graph(store: Store) -> None:
     assert heard == ["waiting", "done", "alone"]
 
 
+def left_behind(path: Path, *, old: bool = True) -> Path:
+    """What a process leaves that was killed while it wrote a graph."""
+    (path / "it").mkdir(parents=True)
+    write(path / "it" / GRAPH)
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (time() - 2 * ABANDONED * old,) * 2)
+    return path
+
+
+def test_what_killed_processes_left_is_removed(store: Store) -> None:
+    killed, fresh = left_behind(store.folder / ".it-a1b2"), left_behind(store.folder / ".it-c3d4", old=False)
+    others = left_behind(store.folder / ".other-e5f6")
+    with (store.folder / ".other.lock").open("ab") as other:
+        fcntl.flock(other.fileno(), fcntl.LOCK_EX)
+        with store.alone("new", lambda: None):
+            assert not killed.exists()
+            assert fresh.exists(), "it was just begun"
+            assert others.exists(), "a living process writes it, however long that takes"
+    with store.alone("new", lambda: None):
+        assert not others.exists()
+
+
+def test_folders_that_end_with_a_process_are_removed_if_it_was_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = left_behind(tmp_path / f"{PASSING}a1b2")
+    alive = passing_store().folder
+    for each in (*alive.iterdir(), alive):
+        os.utime(each, (0, 0))
+    left_behind(tmp_path / "something-else")
+    second = passing_store().folder
+    assert not killed.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {alive.name, second.name, "something-else"}
+
+
 def test_a_key_says_what_a_graph_was_made_from() -> None:
     model = random_model.__wrapped__("llama")
     key = key_of(model, None)
@@ -79,6 +124,36 @@ def test_a_key_says_what_a_graph_was_made_from() -> None:
         model.lm_head.weight[3, 3] += 1e-3
     keys.add(key_of(model, None))
     assert len(keys) == 5
+
+
+@pytest.mark.parametrize("package", ["specctl", "torch", "transformers", "onnxscript", "onnxruntime"])
+def test_another_version_makes_another_graph(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    model = random_model.__wrapped__("llama")
+    before, usual = key_of(model, None), version
+
+    monkeypatch.setattr("specctl.models.onnx.store.version", lambda name: "99" if name == package else usual(name))
+    assert key_of(model, None) != before
+
+
+def test_other_code_of_a_custom_model_makes_another_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = "from transformers import LlamaForCausalLM\nclass Own(LlamaForCausalLM): pass\n"
+    package = tmp_path / "transformers_modules"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "modeling_own.py").write_text(code)
+    (package / "helping.py").write_text("a = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        monkeypatch.delitem(sys.modules, name)
+    made = import_module("transformers_modules.modeling_own").Own(random_model("llama").config)
+    keys = {key_of(made, None)}
+    (package / "modeling_own.py").write_text(code + "# other\n")
+    keys.add(key_of(made, None))
+    (package / "helping.py").write_text("a = 2\n")
+    keys.add(key_of(made, None))
+    assert len(keys) == 3
+    for name in ("transformers_modules", "transformers_modules.modeling_own"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_where_graphs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

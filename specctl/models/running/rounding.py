@@ -1,0 +1,114 @@
+"""Whether passes of every width compute the same function, up to rounding: drafting changes how wide passes are."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.errors import ModelError
+from specctl.models.running.eager import EagerRunner
+from specctl.models.running.runner import PreparedRunner, Runner
+from specctl.models.running.trees import tree_obstacle, tree_runner
+
+ROUNDING = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
+"""The largest difference of a logit, as a share of the logits' standard deviation, that rounding explains.
+
+Measured on the embedded target, plain and quantised by torchao, between widths of 1 to 96: 6e-6, 0.009 and 0.09; larger
+models differ several times as much. A kernel that rounds what it reads to 8 bits in another way for one token than for
+several makes 0.03 to 0.04: in float32 that is far outside, in the others it is no more than what their rounding does.
+"""
+WIDTHS = 1, 2, 5, 8
+BEFORE = 48
+
+
+def apart(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference of two tensors as a share of the second's standard deviation; infinite with a NaN."""
+    mine, theirs = mine.float(), theirs.float()
+    difference = torch.where(mine == theirs, 0.0, (mine - theirs).abs())  # some models mask logits with infinity
+    if not difference.any():
+        return 0.0  # perhaps without any spread
+    numbers = theirs[theirs.isfinite()]
+    found = float(difference.max() / numbers.std()) if len(numbers) > 1 else float("inf")
+    return found if found == found else float("inf")
+
+
+def widths_apart(runner: Runner, vocabulary: int) -> float:
+    """The largest difference that the widths of passes make, as `apart` measures it.
+
+    The same tokens are read in one wide pass, in passes of 1, 2, 5 and 8, and where the runner can as a tree.
+
+    Args:
+        runner: any; its cache is empty afterwards.
+        vocabulary: V, ids are drawn from below it.
+    """
+    sweep = [*WIDTHS, *WIDTHS[::-1]]
+    before = min(BEFORE, runner.context - sum(sweep))
+    if before < 1:
+        sweep, before = list(WIDTHS[: max(runner.context - 1, 0)]), 1
+    draws = torch.Generator().manual_seed(12)
+    text: list[int] = torch.randint(0, vocabulary, (before + sum(sweep),), generator=draws).tolist()
+    with torch.inference_mode():
+        runner.rollback(0)
+        wide = torch.as_tensor(runner.extend(text, sum(sweep)).logits).clone()
+        found = [_swept(runner, text, before, sweep)]
+        if tree_obstacle(runner) is None:
+            found.append(_grown(runner, text, before, sweep))
+        runner.rollback(0)
+    return max(apart(rows, wide) for rows in found)
+
+
+def _swept(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
+    """The logits of a text from ``start`` on, read in passes of these widths."""
+    _back_to(runner, text, start)
+    rows = []
+    for width in widths:
+        rows.append(torch.as_tensor(runner.extend(text[start : start + width], width).logits).clone())
+        start += width
+    return torch.cat(rows)
+
+
+def _grown(runner: Runner, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
+    """The same as a tree with one branch, which passes of these widths grow."""
+    _back_to(runner, text, start)
+    trees, rows, read = tree_runner(runner), [], 0
+    for width in [widths[0] + widths[1], *widths[2:]]:  # a tree's first pass has its root and more
+        parents = range(max(read - 1, 0), read + width - 1)
+        part = text[start + read : start + read + width]
+        rows.append(torch.as_tensor(trees.extend_tree(part, parents, before=read).logits).clone())
+        read += width
+    runner.rollback(start)
+    return torch.cat(rows)
+
+
+def _back_to(runner: Runner, text: Sequence[int], start: int) -> None:
+    runner.rollback(start)
+    if runner.length < start:  # a recurrent state goes back further
+        runner.extend(text[runner.length : start], 0)
+
+
+def require_one_function(runner: Runner, model: PreTrainedModel, vocabulary: int, name: str) -> None:
+    """Check a target that torch runs with quantised weights, whose kernels may depend on the width of a pass.
+
+    Weights that are not quantised go through matrix products, which tests compare; nothing is asked of them here.
+
+    Args:
+        runner: the target's; one that compiles or captures passes is not asked, but the model by eager passes.
+        model: the target.
+        vocabulary: the pair's shared vocabulary.
+        name: the model's, in messages.
+
+    Raises:
+        ModelError: passes of different widths differ by more than rounding explains, so that drafting changes the text.
+    """
+    if getattr(model, "quantization_method", None) is None:
+        return
+    if isinstance(runner, PreparedRunner) and runner.prepares:
+        runner = EagerRunner(model, vocabulary)
+    found, most = widths_apart(runner, vocabulary), ROUNDING.get(model.dtype, ROUNDING[torch.float32])
+    if found > most:
+        raise ModelError(
+            f"{name} cannot be a target: its quantised weights compute something else in passes over one token than "
+            f"over several (logits differ by {found:.2g} of their spread, and rounding explains {most:g}), so drafting "
+            "would change its text.",
+            "Choose another value of quantize or another checkpoint.",
+        )
