@@ -92,7 +92,7 @@ def complete_rounds(results: RunSet) -> RunSet:
     rounds: dict[tuple[str, int, int], set[str]] = {}
     for run in results.runs:
         rounds.setdefault((run.prompt, run.repeat, run.length), set()).add(run.candidate)
-    awaited = {run.candidate for run in results.runs}
+    awaited = {run.candidate for run in results.runs} - results.failed.keys()
     runs = [run for run in results.runs if rounds[run.prompt, run.repeat, run.length] >= awaited]
     return replace(results, runs=runs)
 
