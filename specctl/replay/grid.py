@@ -8,11 +8,6 @@ it drafts at a position depends on where the round began, and a trace needs a ro
     a round   at 0     the   cat   ran   off          two are accepted
     that      at 1           cat   sat   up           two
     begins    at 2                 sat   down         two
-
-Below a middle draft, what verifies the draft head at a position is what the middle draft writes in a block that begins
-at this position or before it: the text up to the first token that the target rejects, this token, and how the middle
-draft goes on. After a block of which the target accepts every token, the middle draft has not read the last of them,
-and the target has written one more. The head then begins its round without the state of that place: `DraftGrid.late`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +17,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specctl.errors import UsageError
 from specctl.models.running.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.block_chances import BlockChances
@@ -39,10 +33,8 @@ class DraftGrid(RecordedRounds):
         runs: for each of the N positions, how many tokens of the row are accepted, before the first that is rejected.
         longest: the most tokens that the draft can draft in a round; None for any number.
         chances: when sampling, for each position, the probability of accepting each token of the row up to the first
-            that is rejected, this one included, once those before it are accepted; None in greedy decoding and below
-            another draft.
+            that is rejected, this one included, once those before it are accepted; None in greedy decoding.
         blocks: when sampling with block verification, what the chances of each row follow from; else None.
-        late: below another draft, the rounds that begin where this draft has not read the newest token but one.
         disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
@@ -51,19 +43,7 @@ class DraftGrid(RecordedRounds):
     longest: int | None = None
     chances: list[list[float]] | None = None
     blocks: list[BlockChances] | None = None
-    late: "DraftGrid | None" = None
     disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
-
-    @property
-    def begun_late(self) -> "DraftGrid":
-        """The rounds that begin where the verifier has not read the newest token but one.
-
-        Raises:
-            UsageError: they were not recorded.
-        """
-        if self.late is None:
-            raise UsageError("the trace was not recorded below another draft", "record a new one")
-        return self.late
 
     def of_head(self, name: str) -> "DraftGrid":
         """This object with the predictions of another head of the draft; itself where no other head has that name."""
@@ -79,9 +59,7 @@ class DraftGrid(RecordedRounds):
         if own is None:
             return self
         if own not in self._by_disco:
-            self._by_disco[own] = replace(
-                self, disco=own, late=None if self.late is None else self.late.of_disco([own])
-            )
+            self._by_disco[own] = replace(self, disco=own)
         return self._by_disco[own]
 
     @cached_property

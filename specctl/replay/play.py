@@ -91,7 +91,6 @@ class _Drafting:
         self.policy, self._once, self._clock = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
-        self._read = -1  # positions of the text that a middle draft has read; of the prompt, all but the last token
         self.policy.reset()
 
     def draft(self, draft: Drafted, start: int, budget: int) -> _Block:
@@ -108,16 +107,11 @@ class _Drafting:
             return _Block(steps, stop, threshold, [])
         assert isinstance(draft, DraftAlong)
         text = draft.under(start)
-        # A draft head begins late where one place lacks. Where more do, a live run reads them all first.
-        self._read = min(self._read, start - 1)
-        begun = text.begun_late if self._read == start - 2 else text
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             position = start + first - 1
-            along = text if index else begun
-            drafted = below.draft(along, position, room)
-            round_ = below.verify(drafted, index, along, position, lambda count: draft.step(start, first + count).token)
-            self._read = position + round_.accepted
+            drafted = below.draft(text, position, room)
+            round_ = below.verify(drafted, index, text, position, lambda count: draft.step(start, first + count).token)
             below.policy.observe(round_)
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
@@ -183,8 +177,7 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     disjoint positions, each with one row, so their coins are independent, as in a live run.
 
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
-    the lower draft's token at that position is independent of x, as in a live run. A draft head below a middle draft
-    also depends on whether that draft lacked a place when the round began, which follows from the rounds before.
+    the lower draft's token at that position is independent of x, as in a live run.
     `replayable` is False for settings whose replayed rounds would be distributed differently.
 
     Args:

@@ -16,7 +16,6 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading
 from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid_below import ReadBelow
 from specctl.replay.grid_recording import read_grid
 from specctl.replay.steps import DraftSteps, draft_steps
 from specctl.replay.traces import DraftAlong, Drafted
@@ -73,15 +72,15 @@ def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
 
 
 def require_recordable(drafts: int, has_draft_head: bool) -> None:
-    """Raise UsageError for a draft head below two others.
+    """Raise UsageError for a draft head below another draft.
 
-    The texts of the middle drafts, along which it would have to be read, differ with where the blocks of the upper one
-    began.
+    Its round depends on the states that this draft had read when the round began, and so on the rounds before.
     """
-    if drafts > 2 and has_draft_head:
+    if drafts > 1 and has_draft_head:
         raise UsageError(
-            "a hierarchy of more than three models with a draft head cannot be replayed",
-            "leave a model out, or compare settings live with `specctl bench`",
+            "a draft head below another draft cannot be replayed: what it drafts depends on what that draft had read "
+            "when the round began, which a trace does not hold",
+            "leave one of the two out, or compare settings live with `specctl bench`",
         )
 
 
@@ -172,12 +171,6 @@ class _Reading:
         self, drafted: DraftAlong, level: int, prefix: Sequence[int], text: Sequence[int], last: int
     ) -> DraftAlong:
         """Add what the next draft drafts along the text and along each branch."""
-        if isinstance(draft := self.pair.drafts[level + 1], StateReader):
-            heads = self._heads(level + 1)
-            head = ReadBelow(
-                self.pair.drafts[level], draft, heads, self.depth, self.sampling, self.generator, self.pair.eos
-            )
-            return head.read(prefix, text, drafted, last)
         # One position more is left to this draft, as the verifier of the next.
         below = self.read(level + 1, prefix, text, drafted.along.tokens, last - 1)
         branches_below = {}

@@ -13,8 +13,7 @@ A round that starts at position 0 and drafts four tokens drafts ``the cat ran of
 next round starts at position 3. In a hierarchy, the next draft predicts what this draft writes: ``below`` contains what
 it drafts along ``along``, and ``branches_below`` what it drafts along each branch.
 
-What a draft head drafts depends on where its round began, too: see `specctl.replay.grid.DraftGrid`, which also stands
-below a draft model.
+What a draft head drafts depends on where its round began, too: see `specctl.replay.grid.DraftGrid`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,18 +54,13 @@ class DraftAlong(RecordedRounds):
     along: Annotated[DraftSteps, Field(validation_alias=AliasChoices("along", "path"))]
     branches: Mapping[int, DraftSteps]
     chances: list[float] | None = None
-    below: "DraftAlong | DraftGrid | None" = None
-    branches_below: "Mapping[int, DraftAlong | DraftGrid]" = field(default_factory=dict)
+    below: "DraftAlong | None" = None
+    branches_below: "Mapping[int, DraftAlong]" = field(default_factory=dict)
     disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
 
     @property
     def longest(self) -> None:
         """The most tokens that a draft model can draft in a round: any number."""
-
-    @property
-    def begun_late(self) -> "DraftAlong":
-        """This object: a draft model reads tokens, and does not ask what its verifier has read."""
-        return self
 
     def of_head(self, name: str) -> "DraftAlong":
         """This object with the predictions of another head of the draft; itself where no other head has that name."""
@@ -126,7 +120,7 @@ class DraftAlong(RecordedRounds):
             return None
         return after.accept_prob[index]
 
-    def under(self, start: int) -> "DraftAlong | DraftGrid":
+    def under(self, start: int) -> "DraftAlong":
         """What the next draft drafts along the tokens that this draft writes in a round starting at a position.
 
         These tokens are ``along`` up to the first rejected token, this token included, and then its branch. Positions
@@ -140,7 +134,7 @@ class DraftAlong(RecordedRounds):
         return self._under[rejected]
 
     @cached_property
-    def _under(self) -> "dict[int, DraftAlong | DraftGrid]":
+    def _under(self) -> "dict[int, DraftAlong]":
         return {}
 
     @cached_property
@@ -152,12 +146,8 @@ class DraftAlong(RecordedRounds):
         return {}
 
 
-def _joined(trunk: DraftAlong | DraftGrid, branch: DraftAlong | DraftGrid, first: int) -> DraftAlong | DraftGrid:
+def _joined(trunk: DraftAlong, branch: DraftAlong, first: int) -> DraftAlong:
     """What a draft drafts along the first positions of one text, followed by the whole of another text."""
-    if isinstance(trunk, DraftGrid) and isinstance(branch, DraftGrid):
-        return replace(trunk, rows=trunk.rows[:first] + branch.rows, runs=trunk.runs[:first] + branch.runs)
-    assert isinstance(trunk, DraftAlong)
-    assert isinstance(branch, DraftAlong)
     below = trunk.below
     if below is not None and branch.below is not None:
         below = _joined(below, branch.below, first)

@@ -422,3 +422,12 @@ def test_a_block_that_costs_the_same_at_any_length_is_drafted_whole_or_not_at_al
     cheap = replay(best_stopping(traces, costs(1.0)), traces, NO_EOS)
     assert {drafted for one in cheap for drafted in one.drafted[:-4]} == {4}
     assert best_stopping(traces, costs(40.0)).draft_limit() == 0
+
+
+@pytest.mark.parametrize("middles", [1, 2])
+def test_a_draft_head_below_another_draft_is_refused(middles: int) -> None:
+    pair, _ = greedy("toy")
+    drafts = *[TableRunner(table(1, vocabulary=VOCABULARY))] * middles, pair.drafts[0]
+    below = replace(pair, drafts=drafts, named_heads=({},) * len(drafts))
+    with pytest.raises(UsageError, match="what that draft had read when the round began"):
+        trace_of(below, PROMPT, [1, 2], LENGTH, DEPTH, GREEDY)
