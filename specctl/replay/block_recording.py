@@ -11,10 +11,10 @@ from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
-from specctl.replay.blocks import DraftBlocks
+from specctl.replay.chances import BlockChances, RoundChances
 from specctl.replay.detours import Detours
+from specctl.replay.recorded import Recorded
 from specctl.replay.steps import DraftSteps, draft_steps
 from specctl.replay.tails import HELD, Tail
 
@@ -64,7 +64,7 @@ class BlockReading:
     _tails: list[int | None] = field(default_factory=list)
     _branches: list[Tail] = field(default_factory=list)
 
-    def read(self) -> DraftBlocks:
+    def read(self) -> Recorded:
         """What the draft drafts in the rounds that may begin at each position."""
         along = self._read_text()
         target = Detours(self.target, [*self.prompt, *self.text])
@@ -77,13 +77,14 @@ class BlockReading:
                     length = len(self.prompt) + branch.position
                     found = target.behind(length, branch.to_read, len(branch.drafted))
                     branch.settle(self.sampling.probs(found), self.sampling, self.generator)
-        return DraftBlocks(
+        runs, branches = [*self._runs, 0], self._branches
+        return Recorded(
+            runs,
+            runs,
+            [*self._tails, None],
+            [self._steps(branch.tokens, branch.values) for branch in branches],
             along,
-            self._runs,
-            self._chances,
-            self._tails,
-            [self._steps(branch.tokens, branch.values) for branch in self._branches],
-            [BlockChances(branch.weights, branch.passing) for branch in self._branches],
+            RoundChances(self._chances, [BlockChances(branch.weights, branch.passing) for branch in branches]),
         )
 
     def _read_text(self) -> DraftSteps:

@@ -9,11 +9,11 @@ from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_pro
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
+from specctl.replay.chances import BlockChances
 from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid import DraftGrid
 from specctl.replay.grid_rows import Row
+from specctl.replay.recorded import Recorded, recorded_by_start
 from specctl.replay.starts import ReadText, Starts, starts_of
 from specctl.replay.tails import HELD
 
@@ -29,8 +29,8 @@ def read_grid(
     sampling: Sampling,
     generator: torch.Generator,
     eos: frozenset[int],
-) -> DraftGrid:
-    """The grid of a text. At each start the draft has witnessed what it has in a live round: all but the newest token.
+) -> Recorded:
+    """The rounds along a text. At each start the draft has witnessed what it has in a live round: all but the newest.
 
     See `specctl.replay.play.play` for the joint distribution when sampling. One coin decides the verdict at a position
     for all starts, so that starts differ by what they draft and not by luck.
@@ -79,13 +79,13 @@ class GridReading:
     heads: Mapping[str, TrainedHead]
     eos: frozenset[int]
 
-    def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> DraftGrid:
+    def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> Recorded:
         """The rows of rounds that begin at each position.
 
         Args:
             rounds: run the draft.
             rooms: for the first positions, the most tokens of each row; those that are not 0 stand in a row.
-            longest: of `DraftGrid`.
+            longest: of `Recorded`.
         """
         rows = [Row(start, room, self.eos) for start, room in enumerate(rooms)]
         starting = [row for row in rows if row.room]
@@ -103,7 +103,7 @@ class GridReading:
             for row in group:
                 row.finish()
         sampled = not self.sampling.greedy
-        return DraftGrid(
+        return recorded_by_start(
             [row.steps(state_heads(self.heads)) for row in rows],
             [row.accepted for row in rows],
             longest,

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from specctl.replay.play import Level, Replay
-from specctl.replay.traces import DraftAlong, Drafted, Trace
+from specctl.replay.recorded import Recorded
+from specctl.replay.traces import Trace
 
 
 def oracle(trace: Trace, levels: int = 1) -> Replay:
@@ -48,11 +49,10 @@ def _fewest_passes(runs: Sequence[int], first: int, end: int, limit: int) -> dic
     return lengths
 
 
-def _add_inner(draft: Drafted, start: int, length: int, inner: Sequence[Level]) -> None:
+def _add_inner(draft: Recorded, start: int, length: int, inner: Sequence[Level]) -> None:
     """Add the inner rounds that collect a block of a given length without any rejection."""
     if not inner:
         return
-    assert isinstance(draft, DraftAlong)
     text, position, end = draft.under(start), start, start + length
     lengths = _fewest_passes(text.accepted_runs, start, end, end)
     while position < end:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
-from specctl.replay.traces import DraftAlong, Drafted, Trace
+from specctl.replay.recorded import Recorded
+from specctl.replay.traces import Trace
 
 Clock = Callable[[int, int], tuple[float, float]]
 """Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included) and
@@ -93,7 +94,7 @@ class _Drafting:
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
         self.policy.reset()
 
-    def draft(self, draft: Drafted, start: int, budget: int) -> _Block:
+    def draft(self, draft: Recorded, start: int, budget: int) -> _Block:
         """A block of at most ``budget`` tokens that starts at a position.
 
         Args:
@@ -105,7 +106,6 @@ class _Drafting:
         if (below := self._below) is None:
             steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start), draft.longest)
             return _Block(steps, stop, threshold, [])
-        assert isinstance(draft, DraftAlong)
         text = draft.under(start)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
@@ -122,7 +122,7 @@ class _Drafting:
         self,
         drafted: _Block,
         index: int,
-        draft: Drafted,
+        draft: Recorded,
         start: int,
         written: Callable[[int], int],
     ) -> Round:
@@ -170,7 +170,7 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
     token that the target writes without a draft token has the distribution p.
 
-    A draft head's q at a position depends on where the round began. Its grid contains, for each start, y and its
+    A draft head's q at a position depends on where the round began. A trace contains, for each start, y and its
     verdict at every position up to the first rejected y, drawn in the same way with that start's q, and then how the
     draft goes on; the token that is fed next is x as long as y is accepted, as in a live run. Given the text, the rows
     of different starts share nothing but the coin that decides the verdict at a position. The rounds of a replay cover

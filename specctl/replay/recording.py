@@ -17,8 +17,8 @@ from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid_recording import read_grid
+from specctl.replay.recorded import Recorded, recorded_by_place
 from specctl.replay.steps import DraftSteps, draft_steps
-from specctl.replay.traces import DraftAlong, Drafted
 
 
 def read_sequence(
@@ -32,7 +32,7 @@ def read_sequence(
     *,
     matched: bool = False,
     tops: bool = False,
-) -> Drafted:
+) -> Recorded:
     """What the draft drafts along an output of at least one token, and which draft tokens are accepted.
 
     In a hierarchy, each further draft is read along everything that the draft above it would write. See
@@ -103,7 +103,7 @@ class _Reading:
         verifier_tokens: Sequence[int],
         last: int,
         previous: Sequence[float] | None = None,
-    ) -> DraftAlong:
+    ) -> Recorded:
         """Read a text with one draft, and everything that this draft would write with the drafts below it.
 
         On entry, the caches of this draft, of the drafts below and of its verifier hold a prefix of ``prefix[:-1]``,
@@ -162,27 +162,22 @@ class _Reading:
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
             branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
         # Inner rounds know no chances in a live run either.
-        drafted = DraftAlong(accepted, along, branches, None if level else chances)
-        if level + 1 < len(self.pair.drafts):
-            drafted = self._with_below(drafted, level, prefix, text, last)
-        return drafted
-
-    def _with_below(
-        self, drafted: DraftAlong, level: int, prefix: Sequence[int], text: Sequence[int], last: int
-    ) -> DraftAlong:
-        """Add what the next draft drafts along the text and along each branch."""
+        chances = None if level else chances
+        if level + 1 == len(self.pair.drafts):
+            return recorded_by_place(accepted, along, branches, chances)
         # One position more is left to this draft, as the verifier of the next.
-        below = self.read(level + 1, prefix, text, drafted.along.tokens, last - 1)
+        below = self.read(level + 1, prefix, text, along.tokens, last - 1)
+        assert below.along is not None
         branches_below = {}
-        for position, branch in drafted.branches.items():
+        for position, branch in branches.items():
             shared = [*prefix, *text[:position]]
-            start = [*shared, drafted.along.tokens[position]]
+            start = [*shared, along.tokens[position]]
             room = min(last - position, self.depth) - 2
             previous = below.along.signals(position)
             branches_below[position] = self.read(level + 1, start, branch.tokens, branch.tokens, room, previous)
             for runner in self.pair.drafts[level:]:
                 runner.rollback(min(runner.length, len(shared)))
-        return replace(drafted, below=below, branches_below=branches_below)
+        return recorded_by_place(accepted, along, branches, chances, below, branches_below)
 
     def _along(
         self,
