@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
+from specctl.decoding.sampling import Sampling, draw, sibling
+from specctl.decoding.token_columns import token_columns
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
+from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.chances import BlockChances
@@ -164,7 +165,8 @@ class GridReading:
             verdicts = [drawn[number] == self.text[rows[number].position] for number in judged]
         else:
             chosen, verdicts = self._sampled(rows, logits, judged)
-        columns = torch.stack(self._columns(rows, forward, chosen), dim=1).tolist()  # B rows
+        previous = [row.newest[: len(DISTRIBUTION_SIGNALS)] for row in rows] if len(rows[0]) else None
+        columns = token_columns(forward, chosen, previous, self.heads).tolist()
         for row, token, values, own in zip(rows, chosen.tolist(), columns, logits, strict=True):
             row.draft(token, values, own)
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
@@ -202,20 +204,6 @@ class GridReading:
         if others := [number for number, row in enumerate(rows) if row.rejected]:
             chosen[others] = draw(probs[others], sibling(self.generator, logits.device))
         return chosen, verdicts
-
-    def _columns(self, rows: Sequence[Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
-        """The signals ``(B,)`` of the chosen tokens, the heads' predictions for the tokens before them, and what DISCO
-        heads read."""
-        columns = list(read_signals(forward.logits, chosen).values())
-        tops = list(read_top_probs(forward.logits).unbind(-1)) if disco_heads(self.heads) else []
-        if not (heads := state_heads(self.heads)):
-            return columns + tops
-        if not len(rows[0]):  # no draft token precedes the first
-            return columns + [torch.ones_like(columns[0])] * len(heads) + tops
-        assert forward.hidden is not None
-        count = len(DISTRIBUTION_SIGNALS)
-        previous = torch.tensor([row.newest[:count] for row in rows], device=forward.hidden.device)  # (B, 3)
-        return columns + [head.accept_prob(forward.hidden, previous) for head in heads.values()] + tops
 
     def _settle(self, row: Row) -> None:
         """Have the verifier read what the draft alone drafted behind a token that a block does not keep."""

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
+from specctl.decoding.sampling import Sampling, draw, sibling
+from specctl.decoding.token_columns import NOTHING, token_columns
 from specctl.errors import UsageError
 from specctl.models.loading.pair import Pair
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
+from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading
@@ -119,8 +120,8 @@ class _Reading:
                 leaves one position to the verifier.
             previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
         """
-        draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
-        tops = self.tops or bool(disco_heads(self._heads(level)))
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
+        names = state_heads(heads)
         along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
         eos = self.pair.eos
         rejected = [
@@ -138,16 +139,9 @@ class _Reading:
                 chosen = logits.argmax(-1)  # (B,)
             else:
                 chosen = draw(sampling.probs(logits), sibling(self.generator, logits.device))
-            columns = list(read_signals(logits, chosen).values())
-            if forward.hidden is not None:
-                rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
-                of_previous = torch.tensor(
-                    [row[: len(DISTRIBUTION_SIGNALS)] for row in rows], device=logits.device
-                )  # (B, 3)
-                columns += [head.accept_prob(forward.hidden, of_previous) for head in heads.values()]
-            if tops:
-                columns += read_top_probs(logits).unbind(-1)
-            new_rows = torch.stack(columns, dim=1).tolist()  # (B, 3, one for each head, and what DISCO heads read)
+            rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
+            previous = [row[: len(DISTRIBUTION_SIGNALS)] for row in rows]
+            new_rows = token_columns(forward, chosen, previous, heads, tops=self.tops).tolist()
             for branch, token, row in zip(which, chosen.tolist(), new_rows, strict=True):
                 tokens[branch].append(token)
                 signals[branch].append(row)
@@ -156,11 +150,11 @@ class _Reading:
         if rejected:
             first = [along.tokens[position] for position in rejected]
             starts = [len(prefix) + position for position in rejected]
-            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(heads))
+            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(names))
         branches = {}
         for position, ids, rows in zip(rejected, tokens, signals, strict=True):
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
-            branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
+            branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), names)
         # Inner rounds know no chances in a live run either.
         chances = None if level else chances
         if level + 1 == len(self.pair.drafts):
@@ -191,16 +185,16 @@ class _Reading:
 
         The models read the whole text in few passes.
         """
-        draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
-        tops = self.tops or bool(disco_heads(self._heads(level)))
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         apart = sampling.greedy or self.matched
         readers: list[Runner] = [draft] if apart else [draft, verifier]
         tokens: list[int] = []
         accepted: list[bool] = []
         chances: list[float] = []
-        signals: list[torch.Tensor] = []
-        for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=bool(heads), cached=True):
+        columns: list[torch.Tensor] = []
+        hidden = bool(state_heads(heads))
+        for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=hidden, cached=True):
             logits = forward.logits  # (C, V)
             written = torch.tensor(verifier_tokens[part], device=logits.device)
             if apart:
@@ -219,20 +213,9 @@ class _Reading:
                 chances += part_chances.tolist()
             tokens += drafted.tolist()
             accepted += verdicts.tolist()
-            columns = list(read_signals(logits, drafted).values())
-            if forward.hidden is not None:
-                own = torch.stack(columns, dim=1)  # (C, 3)
-                # A row's hidden state is of the token before its position, and so must the signals be.
-                if signals:
-                    last = signals[-1][: len(DISTRIBUTION_SIGNALS), -1]
-                else:
-                    last = torch.zeros_like(own[0]) if previous is None else own.new_tensor(previous)
-                previous_of_each = torch.cat([last[None], own[:-1]])  # (C, 3)
-                columns += [head.accept_prob(forward.hidden, previous_of_each) for head in heads.values()]
-            if tops:
-                columns += read_top_probs(logits).unbind(-1)
-            signals.append(torch.stack(columns))  # (3, one for each head, and what DISCO heads read; C)
-        along = draft_steps(tokens, torch.cat(signals, dim=1).tolist(), heads)
+            last = columns[-1][-1, : len(DISTRIBUTION_SIGNALS)].tolist() if columns else previous or NOTHING
+            columns.append(token_columns(forward, drafted, last, heads, tops=self.tops))
+        along = draft_steps(tokens, torch.cat(columns).T.tolist(), state_heads(heads))
         return along, accepted, None if apart else chances
 
     def _heads(self, level: int) -> Mapping[str, TrainedHead]:
