@@ -5,9 +5,10 @@ import random
 import numpy as np
 
 from specctl.replay.costs import CostTable, signal_key
+from specctl.replay.recorded import recorded_by_place
 from specctl.replay.steps import DraftSteps
 from specctl.replay.trace_files import TraceHeader, TraceSet
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 LENGTH = 60
 SIGNALS = {"entropy", "top_prob", "token_prob"}
@@ -34,7 +35,7 @@ def trace(prompt: str, accepted: list[bool], category: str = "c") -> Trace:
     along = DraftSteps([t if fine else 7 for t, fine in zip(tokens, accepted, strict=True)], entropy, top, top)
     branch = DraftSteps([8] * 40, [3.0] * 40, [0.3] * 40, [0.3] * 40)
     branches = {position: branch for position, fine in enumerate(accepted) if not fine}
-    return Trace(prompt, category, 0, 20, len(accepted), tokens, DraftAlong(accepted, along, branches), 1.0)
+    return Trace(prompt, category, 0, 20, len(accepted), tokens, recorded_by_place(accepted, along, branches), 1.0)
 
 
 def traces(every: int, prompts: int = 12) -> TraceSet:

@@ -268,7 +268,7 @@ def test_both_kinds_of_trace_are_analysed() -> None:
     sampled, greedy = read_traces(recorded("trace-sampled")).traces, read_traces(recorded("trace-hierarchy")).traces
     (first,), (second,) = sampled, greedy
     assert len(texts.accepted) == len(first.tokens) + len(second.tokens)
-    assert texts.accepted[: len(first.tokens)].tolist() == first.draft.chances
+    assert texts.accepted[: len(first.tokens)].tolist() == first.draft.chances.along
     assert texts.accepted[len(first.tokens) :].tolist() == list(map(float, second.draft.accepted))
     assert texts.signals["entropy"].tolist() == pytest.approx(first.draft.along.entropy + second.draft.along.entropy)
     assert texts.run[len(first.tokens) :].tolist() == second.draft.accepted_runs[:-1]

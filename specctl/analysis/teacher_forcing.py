@@ -9,7 +9,7 @@ import torch
 from specctl.analysis.readings import Reading, Readings, run_lengths
 from specctl.decoding.along import read_along
 from specctl.decoding.answers import Answerer
-from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_tokens, predict_acceptance
+from specctl.decoding.draft_tokens import draft_token_generator, draw_along, predict_acceptance
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
@@ -68,7 +68,7 @@ def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
     reading = read(target, draft, *text, sampling)
     if not isinstance(pair.head, AcceptanceHead):
         return reading
-    drawn = draw_draft_tokens(target, draft, *text, sampling, draft_token_generator(target, completion.seed))
+    drawn = draw_along(target, draft, *text, sampling, draft_token_generator(target, completion.seed))
     predicted = predict_acceptance(draft, pair.head, *text, drawn)
     return replace(reading, predicted=_array(predicted), predicted_of=_array(drawn.acceptance))
 

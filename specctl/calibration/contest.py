@@ -120,7 +120,7 @@ def recordable(profile: Profile) -> frozenset[Signal]:
 
     Raises:
         ModelError: a draft cannot be found.
-        UsageError: a draft is a lookup, or the profile is a hierarchy of more than three models with a draft head.
+        UsageError: a draft is a lookup, or a draft head below another draft.
     """
     if profile.draft is not None:
         require_models(profile.draft.levels, "calibrate", "compare policies of a lookup with specctl bench")

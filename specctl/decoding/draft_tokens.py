@@ -8,8 +8,9 @@ import torch
 
 from specctl.decoding.along import read_along
 from specctl.decoding.reading import AcceptancePredictor
-from specctl.decoding.sampling import Sampling, draw, read_signals
-from specctl.models.running.runner import Runner
+from specctl.decoding.sampling import Sampling, draw
+from specctl.decoding.token_columns import token_columns
+from specctl.models.running.runner import Forward, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class DraftTokens:
     signals: torch.Tensor
 
 
-def draw_draft_tokens(
+def draw_along(
     target: Runner,
     draft: Runner,
     prompt: Sequence[int],
@@ -55,10 +56,9 @@ def draw_draft_tokens(
             draft_probs = sampling.probs(draft_logits)
             tokens = draw(draft_probs, generator)[:, None]  # (C, 1)
             ratio = sampling.probs(target_logits).gather(1, tokens) / draft_probs.gather(1, tokens)
-            signals = read_signals(draft_logits, tokens[:, 0], probs=draft_probs, sampling=sampling).values()
-            rows = tokens[:, 0], ratio[:, 0].clamp(max=1), *signals
+            columns = tokens, ratio.clamp(max=1), token_columns(Forward(draft_logits), tokens[:, 0])
             # float64 holds ids and probabilities alike
-            parts.append(torch.stack([row.double() for row in rows], dim=1).cpu())
+            parts.append(torch.cat([column.double() for column in columns], dim=1).cpu())
     whole = torch.cat(parts)  # (T, 5)
     return DraftTokens(whole[:, 0].long(), whole[:, 1].float(), whole[:, 2:].float())
 

@@ -18,7 +18,7 @@ from specctl.replay.collecting import answerer_of
 from specctl.replay.recording import read_sequence
 from specctl.replay.steps import DraftSteps
 from specctl.replay.trace_files import TraceSet
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 GREEDY = Sampling()
 
@@ -81,7 +81,7 @@ def traces_as(reading: Reading, traces: TraceSet, profile: Profile, pair: Callab
 
 
 def _has_top_probs(trace: Trace) -> bool:
-    return isinstance(trace.draft, DraftAlong) and trace.draft.along.top_probs is not None
+    return trace.draft.along is not None and trace.draft.along.top_probs is not None
 
 
 def _read_again(reading: Reading, traces: TraceSet, profile: Profile, pair: Pair) -> TraceSet:
@@ -139,8 +139,6 @@ def _read_turns(
 
 def _judged_by(trace: Trace, confidence: Confidence) -> Trace:
     """The trace with an engine's confidence in the place of the largest probability."""
-    draft = trace.draft
-    assert isinstance(draft, DraftAlong)
 
     def judged(steps: DraftSteps) -> DraftSteps:
         if confidence == "chosen":
@@ -148,5 +146,4 @@ def _judged_by(trace: Trace, confidence: Confidence) -> Trace:
         assert steps.top_probs is not None
         return replace(steps, top_prob=[ten[0] / sum(ten) for ten in steps.top_probs])
 
-    branches = {position: judged(branch) for position, branch in draft.branches.items()}
-    return replace(trace, draft=replace(draft, along=judged(draft.along), branches=branches))
+    return replace(trace, draft=trace.draft.each(judged))

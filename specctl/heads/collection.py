@@ -11,7 +11,7 @@ import torch
 
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.draft_tokens import draft_token_generator, draw_draft_tokens
+from specctl.decoding.draft_tokens import draft_token_generator, draw_along
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
@@ -92,7 +92,7 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
             return None
     elif laws:
         rounds = read_model_rounds(target, draft, *text, sampling, generator)
-    found = draw_draft_tokens(target, draft, *text, sampling, generator) if rounds is None else rounds.drawn
+    found = draw_along(target, draft, *text, sampling, generator) if rounds is None else rounds.drawn
     ids, answer = (torch.tensor(part, dtype=torch.int32) for part in text)
     entropy, top_prob, token_prob = found.signals.unbind(1)
     drawn = found.tokens.int(), found.acceptance, entropy, top_prob, token_prob

@@ -6,10 +6,11 @@ import torch
 
 from specctl.decoding.along import read_along
 from specctl.decoding.draft_tokens import DraftTokens
-from specctl.decoding.sampling import Sampling, read_signals, read_top_probs
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.token_columns import token_columns
 from specctl.heads import rounds
 from specctl.heads.rounds import SIGNALS_END, RoundTokens
-from specctl.models.running.runner import Runner
+from specctl.models.running.runner import Forward, Runner
 from specctl.replay.coupling import draw_draft_tokens
 
 
@@ -46,10 +47,9 @@ def read_model_rounds(
             else:
                 above, probs = sampling.probs(by_target.logits), sampling.probs(logits)
                 tokens, verdicts, acceptance = draw_draft_tokens(written, probs, above, generator)
-            signals = read_signals(logits, tokens).values()
-            columns = [tokens, verdicts, acceptance, *signals, *read_top_probs(logits).unbind(-1)]
+            columns = [tokens, verdicts, acceptance, token_columns(Forward(logits), tokens, tops=True)]
             # float64 holds ids and probabilities alike
-            parts.append(torch.stack([column.double() for column in columns], dim=1).cpu())
+            parts.append(torch.column_stack([column.double() for column in columns]).cpu())
     whole = torch.cat(parts)  # (T, 16)
     places: list[int] = []
     indices: list[int] = []

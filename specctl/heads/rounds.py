@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from specctl.decoding.draft_tokens import DraftTokens
-from specctl.decoding.sampling import Sampling, read_signals, read_top_probs, sibling
-from specctl.models.running.runner import Runner, StateReader
+from specctl.decoding.sampling import Sampling, sibling
+from specctl.decoding.token_columns import token_columns
+from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.starts import ReadText, starts_of
@@ -176,10 +177,8 @@ class _Drawing:
             probs = self.sampling.probs(logits).to(above.device)
             tokens, verdicts, acceptance = draw_draft_tokens(written.to(above.device), probs, above, generator)
             tokens = tokens.to(logits.device)
-        columns = [acceptance.to(logits.device), *read_signals(logits, tokens).values()]
-        if self.laws:
-            columns += read_top_probs(logits).unbind(-1)
-        rows = torch.stack(columns, dim=1).tolist()
+        columns = token_columns(Forward(logits), tokens, tops=self.laws)
+        rows = torch.column_stack([acceptance.to(logits.device), columns]).tolist()
         for one, token, fine, row in zip(rounds, tokens.tolist(), verdicts.tolist(), rows, strict=True):
             one.tokens.append(token)
             one.rows.append(row)

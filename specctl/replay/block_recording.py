@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
+from specctl.decoding.sampling import Sampling, draw, sibling
+from specctl.decoding.token_columns import NOTHING, token_columns, token_row
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
+from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
-from specctl.replay.blocks import DraftBlocks
+from specctl.replay.chances import BlockChances, RoundChances
 from specctl.replay.detours import Detours
+from specctl.replay.recorded import Recorded
 from specctl.replay.steps import DraftSteps, draft_steps
 from specctl.replay.tails import HELD, Tail
 
@@ -64,7 +65,7 @@ class BlockReading:
     _tails: list[int | None] = field(default_factory=list)
     _branches: list[Tail] = field(default_factory=list)
 
-    def read(self) -> DraftBlocks:
+    def read(self) -> Recorded:
         """What the draft drafts in the rounds that may begin at each position."""
         along = self._read_text()
         target = Detours(self.target, [*self.prompt, *self.text])
@@ -77,13 +78,14 @@ class BlockReading:
                     length = len(self.prompt) + branch.position
                     found = target.behind(length, branch.to_read, len(branch.drafted))
                     branch.settle(self.sampling.probs(found), self.sampling, self.generator)
-        return DraftBlocks(
+        runs, branches = [*self._runs, 0], self._branches
+        return Recorded(
+            runs,
+            runs,
+            [*self._tails, None],
+            [self._steps(branch.tokens, branch.values) for branch in branches],
             along,
-            self._runs,
-            self._chances,
-            self._tails,
-            [self._steps(branch.tokens, branch.values) for branch in self._branches],
-            [BlockChances(branch.weights, branch.passing) for branch in self._branches],
+            RoundChances(self._chances, [BlockChances(branch.weights, branch.passing) for branch in branches]),
         )
 
     def _read_text(self) -> DraftSteps:
@@ -95,15 +97,8 @@ class BlockReading:
         ):
             logits = drafting.logits  # (C, V)
             written = torch.tensor(self.text[part], device=logits.device)
-            columns = list(read_signals(logits, written).values())
-            if drafting.hidden is not None:
-                own = torch.stack(columns, dim=1)  # (C, 3)
-                # A row's hidden state is of the token before its position, and so must the signals be.
-                before = own.new_tensor(values[-1][: own.shape[1]]) if values else torch.zeros_like(own[0])
-                previous = torch.cat([before[None], own[:-1]])  # (C, 3)
-                columns += [head.accept_prob(drafting.hidden, previous) for head in state_heads(self.heads).values()]
-            columns += self._tops(logits)
-            values += torch.stack(columns, dim=1).tolist()
+            last = values[-1][: len(DISTRIBUTION_SIGNALS)] if values else NOTHING
+            values += token_columns(drafting, written, last, self.heads).tolist()
             above = self.sampling.probs(verifying.logits)  # (C, V)
             own_probs = self.sampling.probs(logits).to(above.device)
             coins = torch.rand(len(above), generator=self.generator, device=self.generator.device).to(above.device)
@@ -154,8 +149,7 @@ class BlockReading:
                 for start in rounds.starts:
                     self._tails[start] = len(self._branches)
                 room = max(self._room(start) - (position - start) for start in rounds.starts)
-                signals = read_signals(logits, torch.tensor(token, device=logits.device)).values()
-                own = [*map(float, signals), *values[len(DISTRIBUTION_SIGNALS) :]]
+                own = [*token_row(logits, token), *values[len(DISTRIBUTION_SIGNALS) :]]
                 self._branches.append(Tail(position, room, self.eos, [token], [own], [weight], [passing]))
         self._going = list(going.values())
 
@@ -206,19 +200,11 @@ class BlockReading:
         logits = forward.logits[rows]  # (R, V)
         drawn = draw(self.sampling.probs(logits), sibling(self.generator, logits.device))  # (R,)
         chosen[rows] = drawn
-        columns = list(read_signals(logits, drawn).values())
-        if forward.hidden is not None:
-            known = [(branch.drafted_values or branch.values)[-1][: len(columns)] for branch in branches]
-            previous = torch.tensor(known, device=logits.device)  # (R, 3)
-            columns += [head.accept_prob(forward.hidden[rows], previous) for head in state_heads(self.heads).values()]
-        columns += self._tops(logits)
-        values = torch.stack(columns, dim=1).tolist()  # R rows
+        previous = [(branch.drafted_values or branch.values)[-1][: len(DISTRIBUTION_SIGNALS)] for branch in branches]
+        own_rows = Forward(logits, None if forward.hidden is None else forward.hidden[rows])
+        values = token_columns(own_rows, drawn, previous, self.heads).tolist()
         for branch, token, own, row in zip(branches, drawn.tolist(), values, logits, strict=True):
             branch.draft(token, own, row)
-
-    def _tops(self, logits: torch.Tensor) -> list[torch.Tensor]:  # (R, V) -> (R,) each
-        """What DISCO heads read."""
-        return list(read_top_probs(logits).unbind(-1)) if disco_heads(self.heads) else []
 
     def _steps(self, tokens: list[int], values: Sequence[Sequence[float]]) -> DraftSteps:
         return draft_steps(tokens, [list(column) for column in zip(*values, strict=True)], state_heads(self.heads))

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
+from specctl.decoding.sampling import Sampling, draw, sibling
+from specctl.decoding.token_columns import token_columns
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
+from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_chances import BlockChances
 from specctl.replay.block_coupling import draw_in_blocks
+from specctl.replay.chances import BlockChances
 from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid import DraftGrid
 from specctl.replay.grid_rows import Row
+from specctl.replay.recorded import Recorded, recorded_by_start
 from specctl.replay.starts import ReadText, Starts, starts_of
 from specctl.replay.tails import HELD
 
@@ -29,8 +30,8 @@ def read_grid(
     sampling: Sampling,
     generator: torch.Generator,
     eos: frozenset[int],
-) -> DraftGrid:
-    """The grid of a text. At each start the draft has witnessed what it has in a live round: all but the newest token.
+) -> Recorded:
+    """The rounds along a text. At each start the draft has witnessed what it has in a live round: all but the newest.
 
     See `specctl.replay.play.play` for the joint distribution when sampling. One coin decides the verdict at a position
     for all starts, so that starts differ by what they draft and not by luck.
@@ -79,13 +80,13 @@ class GridReading:
     heads: Mapping[str, TrainedHead]
     eos: frozenset[int]
 
-    def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> DraftGrid:
+    def grid(self, rounds: Starts, rooms: Sequence[int], longest: int | None) -> Recorded:
         """The rows of rounds that begin at each position.
 
         Args:
             rounds: run the draft.
             rooms: for the first positions, the most tokens of each row; those that are not 0 stand in a row.
-            longest: of `DraftGrid`.
+            longest: of `Recorded`.
         """
         rows = [Row(start, room, self.eos) for start, room in enumerate(rooms)]
         starting = [row for row in rows if row.room]
@@ -103,7 +104,7 @@ class GridReading:
             for row in group:
                 row.finish()
         sampled = not self.sampling.greedy
-        return DraftGrid(
+        return recorded_by_start(
             [row.steps(state_heads(self.heads)) for row in rows],
             [row.accepted for row in rows],
             longest,
@@ -164,7 +165,8 @@ class GridReading:
             verdicts = [drawn[number] == self.text[rows[number].position] for number in judged]
         else:
             chosen, verdicts = self._sampled(rows, logits, judged)
-        columns = torch.stack(self._columns(rows, forward, chosen), dim=1).tolist()  # B rows
+        previous = [row.newest[: len(DISTRIBUTION_SIGNALS)] for row in rows] if len(rows[0]) else None
+        columns = token_columns(forward, chosen, previous, self.heads).tolist()
         for row, token, values, own in zip(rows, chosen.tolist(), columns, logits, strict=True):
             row.draft(token, values, own)
         for row, fine in zip((rows[number] for number in judged), verdicts, strict=True):
@@ -202,20 +204,6 @@ class GridReading:
         if others := [number for number, row in enumerate(rows) if row.rejected]:
             chosen[others] = draw(probs[others], sibling(self.generator, logits.device))
         return chosen, verdicts
-
-    def _columns(self, rows: Sequence[Row], forward: Forward, chosen: torch.Tensor) -> list[torch.Tensor]:
-        """The signals ``(B,)`` of the chosen tokens, the heads' predictions for the tokens before them, and what DISCO
-        heads read."""
-        columns = list(read_signals(forward.logits, chosen).values())
-        tops = list(read_top_probs(forward.logits).unbind(-1)) if disco_heads(self.heads) else []
-        if not (heads := state_heads(self.heads)):
-            return columns + tops
-        if not len(rows[0]):  # no draft token precedes the first
-            return columns + [torch.ones_like(columns[0])] * len(heads) + tops
-        assert forward.hidden is not None
-        count = len(DISTRIBUTION_SIGNALS)
-        previous = torch.tensor([row.newest[:count] for row in rows], device=forward.hidden.device)  # (B, 3)
-        return columns + [head.accept_prob(forward.hidden, previous) for head in heads.values()] + tops
 
     def _settle(self, row: Row) -> None:
         """Have the verifier read what the draft alone drafted behind a token that a block does not keep."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from specctl.replay.play import Level, Replay
-from specctl.replay.traces import DraftAlong, Drafted, Trace
+from specctl.replay.recorded import Recorded
+from specctl.replay.traces import Trace
 
 
 def oracle(trace: Trace, levels: int = 1) -> Replay:
@@ -16,14 +17,12 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
     """
     top, *inner = (Level() for _ in range(levels))
     lengths = _fewest_passes(trace.draft.accepted_runs, 0, len(trace.tokens), trace.limit)
-    start, read = 0, -1  # positions that the first draft has read, as in `specctl.replay.play`
+    start = 0
     while start < len(trace.tokens):
         length = lengths[start]
         top.starts.append(start)
         top.drafted.append(length)
-        _add_inner(trace.draft, start, length, inner, late=read == start - 2)
-        if length:
-            read = start + length - 1
+        _add_inner(trace.draft, start, length, inner)
         start += length + 1
     for level in (top, *inner):
         level.accepted.extend(level.drafted)
@@ -50,16 +49,12 @@ def _fewest_passes(runs: Sequence[int], first: int, end: int, limit: int) -> dic
     return lengths
 
 
-def _add_inner(draft: Drafted, start: int, length: int, inner: Sequence[Level], *, late: bool = False) -> None:
-    """Add the inner rounds that collect a block of a given length without any rejection, the first perhaps late."""
+def _add_inner(draft: Recorded, start: int, length: int, inner: Sequence[Level]) -> None:
+    """Add the inner rounds that collect a block of a given length without any rejection."""
     if not inner:
         return
-    assert isinstance(draft, DraftAlong)
     text, position, end = draft.under(start), start, start + length
-    runs = [*text.accepted_runs[:end]]
-    if late and length:
-        runs[start] = text.begun_late.accepted_runs[start]
-    lengths = _fewest_passes(runs, start, end, end)
+    lengths = _fewest_passes(text.accepted_runs, start, end, end)
     while position < end:
         inner[0].starts.append(position)
         inner[0].drafted.append(lengths[position])

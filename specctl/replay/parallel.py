@@ -17,8 +17,7 @@ from math import ceil
 
 from specctl.errors import UsageError
 from specctl.replay.costs import CostTable
-from specctl.replay.grid import DraftGrid
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 
 def stretches(trace: Trace) -> list[int]:
@@ -27,9 +26,9 @@ def stretches(trace: Trace) -> list[int]:
     Raises:
         UsageError: the trace is a draft head's, which cannot draft while its verifier reads.
     """
-    if isinstance(trace.draft, DraftGrid):
+    if trace.draft.along is None:
         raise UsageError("a draft head drafts from what the target has read, so never in parallel")
-    assert isinstance(trace.draft, DraftAlong), "in greedy decoding there are no blocks"
+    assert trace.draft.by_place, "in greedy decoding there are no blocks"
     return cut([place for place, accepted in enumerate(trace.draft.accepted) if not accepted], len(trace.tokens))
 
 

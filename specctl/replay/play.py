@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
-from specctl.replay.traces import DraftAlong, Drafted, Trace
+from specctl.replay.recorded import Recorded
+from specctl.replay.traces import Trace
 
 Clock = Callable[[int, int], tuple[float, float]]
 """Seconds of a round's drafting and of its verifying, from the number of tokens before the round (prompt included) and
@@ -91,10 +92,9 @@ class _Drafting:
         self.policy, self._once, self._clock = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
         self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
-        self._read = -1  # positions of the text that a middle draft has read; of the prompt, all but the last token
         self.policy.reset()
 
-    def draft(self, draft: Drafted, start: int, budget: int) -> _Block:
+    def draft(self, draft: Recorded, start: int, budget: int) -> _Block:
         """A block of at most ``budget`` tokens that starts at a position.
 
         Args:
@@ -106,18 +106,12 @@ class _Drafting:
         if (below := self._below) is None:
             steps, stop = draft_phase(self.policy, budget, self._eos, partial(draft.step, start), draft.longest)
             return _Block(steps, stop, threshold, [])
-        assert isinstance(draft, DraftAlong)
         text = draft.under(start)
-        # A draft head begins late where one place lacks. Where more do, a live run reads them all first.
-        self._read = min(self._read, start - 1)
-        begun = text.begun_late if self._read == start - 2 else text
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             position = start + first - 1
-            along = text if index else begun
-            drafted = below.draft(along, position, room)
-            round_ = below.verify(drafted, index, along, position, lambda count: draft.step(start, first + count).token)
-            self._read = position + round_.accepted
+            drafted = below.draft(text, position, room)
+            round_ = below.verify(drafted, index, text, position, lambda count: draft.step(start, first + count).token)
             below.policy.observe(round_)
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
@@ -128,7 +122,7 @@ class _Drafting:
         self,
         drafted: _Block,
         index: int,
-        draft: Drafted,
+        draft: Recorded,
         start: int,
         written: Callable[[int], int],
     ) -> Round:
@@ -176,15 +170,14 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
     after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
     token that the target writes without a draft token has the distribution p.
 
-    A draft head's q at a position depends on where the round began. Its grid contains, for each start, y and its
+    A draft head's q at a position depends on where the round began. A trace contains, for each start, y and its
     verdict at every position up to the first rejected y, drawn in the same way with that start's q, and then how the
     draft goes on; the token that is fed next is x as long as y is accepted, as in a live run. Given the text, the rows
     of different starts share nothing but the coin that decides the verdict at a position. The rounds of a replay cover
     disjoint positions, each with one row, so their coins are independent, as in a live run.
 
     In a hierarchy this holds for each draft and its verifier, along everything that the verifier may write: given y,
-    the lower draft's token at that position is independent of x, as in a live run. A draft head below a middle draft
-    also depends on whether that draft lacked a place when the round began, which follows from the rounds before.
+    the lower draft's token at that position is independent of x, as in a live run.
     `replayable` is False for settings whose replayed rounds would be distributed differently.
 
     Args:

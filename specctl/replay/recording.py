@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, read_signals, read_top_probs, sibling
+from specctl.decoding.sampling import Sampling, draw, sibling
+from specctl.decoding.token_columns import NOTHING, token_columns
 from specctl.errors import UsageError
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
+from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading
 from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid_below import ReadBelow
 from specctl.replay.grid_recording import read_grid
+from specctl.replay.recorded import Recorded, recorded_by_place
 from specctl.replay.steps import DraftSteps, draft_steps
-from specctl.replay.traces import DraftAlong, Drafted
 
 
 def read_sequence(
@@ -33,7 +33,7 @@ def read_sequence(
     *,
     matched: bool = False,
     tops: bool = False,
-) -> Drafted:
+) -> Recorded:
     """What the draft drafts along an output of at least one token, and which draft tokens are accepted.
 
     In a hierarchy, each further draft is read along everything that the draft above it would write. See
@@ -73,15 +73,15 @@ def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
 
 
 def require_recordable(drafts: int, has_draft_head: bool) -> None:
-    """Raise UsageError for a draft head below two others.
+    """Raise UsageError for a draft head below another draft.
 
-    The texts of the middle drafts, along which it would have to be read, differ with where the blocks of the upper one
-    began.
+    Its round depends on the states that this draft had read when the round began, and so on the rounds before.
     """
-    if drafts > 2 and has_draft_head:
+    if drafts > 1 and has_draft_head:
         raise UsageError(
-            "a hierarchy of more than three models with a draft head cannot be replayed",
-            "leave a model out, or compare settings live with `specctl bench`",
+            "a draft head below another draft cannot be replayed: what it drafts depends on what that draft had read "
+            "when the round began, which a trace does not hold",
+            "leave one of the two out, or compare settings live with `specctl bench`",
         )
 
 
@@ -104,7 +104,7 @@ class _Reading:
         verifier_tokens: Sequence[int],
         last: int,
         previous: Sequence[float] | None = None,
-    ) -> DraftAlong:
+    ) -> Recorded:
         """Read a text with one draft, and everything that this draft would write with the drafts below it.
 
         On entry, the caches of this draft, of the drafts below and of its verifier hold a prefix of ``prefix[:-1]``,
@@ -120,8 +120,8 @@ class _Reading:
                 leaves one position to the verifier.
             previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
         """
-        draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
-        tops = self.tops or bool(disco_heads(self._heads(level)))
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
+        names = state_heads(heads)
         along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
         eos = self.pair.eos
         rejected = [
@@ -139,16 +139,9 @@ class _Reading:
                 chosen = logits.argmax(-1)  # (B,)
             else:
                 chosen = draw(sampling.probs(logits), sibling(self.generator, logits.device))
-            columns = list(read_signals(logits, chosen).values())
-            if forward.hidden is not None:
-                rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
-                of_previous = torch.tensor(
-                    [row[: len(DISTRIBUTION_SIGNALS)] for row in rows], device=logits.device
-                )  # (B, 3)
-                columns += [head.accept_prob(forward.hidden, of_previous) for head in heads.values()]
-            if tops:
-                columns += read_top_probs(logits).unbind(-1)
-            new_rows = torch.stack(columns, dim=1).tolist()  # (B, 3, one for each head, and what DISCO heads read)
+            rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
+            previous = [row[: len(DISTRIBUTION_SIGNALS)] for row in rows]
+            new_rows = token_columns(forward, chosen, previous, heads, tops=self.tops).tolist()
             for branch, token, row in zip(which, chosen.tolist(), new_rows, strict=True):
                 tokens[branch].append(token)
                 signals[branch].append(row)
@@ -157,39 +150,28 @@ class _Reading:
         if rejected:
             first = [along.tokens[position] for position in rejected]
             starts = [len(prefix) + position for position in rejected]
-            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(heads))
+            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(names))
         branches = {}
         for position, ids, rows in zip(rejected, tokens, signals, strict=True):
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
-            branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), heads)
+            branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), names)
         # Inner rounds know no chances in a live run either.
-        drafted = DraftAlong(accepted, along, branches, None if level else chances)
-        if level + 1 < len(self.pair.drafts):
-            drafted = self._with_below(drafted, level, prefix, text, last)
-        return drafted
-
-    def _with_below(
-        self, drafted: DraftAlong, level: int, prefix: Sequence[int], text: Sequence[int], last: int
-    ) -> DraftAlong:
-        """Add what the next draft drafts along the text and along each branch."""
-        if isinstance(draft := self.pair.drafts[level + 1], StateReader):
-            heads = self._heads(level + 1)
-            head = ReadBelow(
-                self.pair.drafts[level], draft, heads, self.depth, self.sampling, self.generator, self.pair.eos
-            )
-            return head.read(prefix, text, drafted, last)
+        chances = None if level else chances
+        if level + 1 == len(self.pair.drafts):
+            return recorded_by_place(accepted, along, branches, chances)
         # One position more is left to this draft, as the verifier of the next.
-        below = self.read(level + 1, prefix, text, drafted.along.tokens, last - 1)
+        below = self.read(level + 1, prefix, text, along.tokens, last - 1)
+        assert below.along is not None
         branches_below = {}
-        for position, branch in drafted.branches.items():
+        for position, branch in branches.items():
             shared = [*prefix, *text[:position]]
-            start = [*shared, drafted.along.tokens[position]]
+            start = [*shared, along.tokens[position]]
             room = min(last - position, self.depth) - 2
             previous = below.along.signals(position)
             branches_below[position] = self.read(level + 1, start, branch.tokens, branch.tokens, room, previous)
             for runner in self.pair.drafts[level:]:
                 runner.rollback(min(runner.length, len(shared)))
-        return replace(drafted, below=below, branches_below=branches_below)
+        return recorded_by_place(accepted, along, branches, chances, below, branches_below)
 
     def _along(
         self,
@@ -203,16 +185,16 @@ class _Reading:
 
         The models read the whole text in few passes.
         """
-        draft, heads, sampling = self.pair.drafts[level], state_heads(self._heads(level)), self.sampling
-        tops = self.tops or bool(disco_heads(self._heads(level)))
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
         verifier = self.pair.drafts[level - 1] if level else self.pair.target
         apart = sampling.greedy or self.matched
         readers: list[Runner] = [draft] if apart else [draft, verifier]
         tokens: list[int] = []
         accepted: list[bool] = []
         chances: list[float] = []
-        signals: list[torch.Tensor] = []
-        for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=bool(heads), cached=True):
+        columns: list[torch.Tensor] = []
+        hidden = bool(state_heads(heads))
+        for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=hidden, cached=True):
             logits = forward.logits  # (C, V)
             written = torch.tensor(verifier_tokens[part], device=logits.device)
             if apart:
@@ -231,20 +213,9 @@ class _Reading:
                 chances += part_chances.tolist()
             tokens += drafted.tolist()
             accepted += verdicts.tolist()
-            columns = list(read_signals(logits, drafted).values())
-            if forward.hidden is not None:
-                own = torch.stack(columns, dim=1)  # (C, 3)
-                # A row's hidden state is of the token before its position, and so must the signals be.
-                if signals:
-                    last = signals[-1][: len(DISTRIBUTION_SIGNALS), -1]
-                else:
-                    last = torch.zeros_like(own[0]) if previous is None else own.new_tensor(previous)
-                previous_of_each = torch.cat([last[None], own[:-1]])  # (C, 3)
-                columns += [head.accept_prob(forward.hidden, previous_of_each) for head in heads.values()]
-            if tops:
-                columns += read_top_probs(logits).unbind(-1)
-            signals.append(torch.stack(columns))  # (3, one for each head, and what DISCO heads read; C)
-        along = draft_steps(tokens, torch.cat(signals, dim=1).tolist(), heads)
+            last = columns[-1][-1, : len(DISTRIBUTION_SIGNALS)].tolist() if columns else previous or NOTHING
+            columns.append(token_columns(forward, drafted, last, heads, tops=self.tops))
+        along = draft_steps(tokens, torch.cat(columns).T.tolist(), state_heads(heads))
         return along, accepted, None if apart else chances
 
     def _heads(self, level: int) -> Mapping[str, TrainedHead]:

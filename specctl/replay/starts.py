@@ -56,29 +56,16 @@ class OneByOne:
     at_once = 1
 
     def __init__(
-        self,
-        draft: StateReader,
-        verifier: "ReadText",
-        sequence: Sequence[int],
-        before: int,
-        *,
-        hidden: bool,
-        late: bool = False,
+        self, draft: StateReader, verifier: "ReadText", sequence: Sequence[int], before: int, *, hidden: bool
     ) -> None:
-        self._draft, self._verifier, self._sequence, self._before, self._hidden = (
-            draft,
-            verifier,
-            sequence,
-            before,
-            hidden,
-        )
+        self._draft, self._verifier, self._sequence = draft, verifier, sequence
+        self._before, self._hidden = before, hidden
         self._foresee = foresight_of(draft)
-        self._unread = 2 if late else 1  # tokens that the verifier has not read when a round begins
         draft.rollback(0)
 
     def first(self, starts: Sequence[int]) -> Forward:
         draft, length = self._draft, self._before + starts[0]
-        read = length - self._unread
+        read = length - 1  # the verifier has not read the newest token when a round begins
         draft.rollback(read)
         for place, states in self._verifier.states(read):
             draft.witness(place, states)
@@ -102,7 +89,6 @@ class ManyAtOnce:
         before: int,
         *,
         hidden: bool,
-        late: bool = False,
     ) -> None:
         self._rounds: SideBySide | BlocksSideBySide
         if isinstance(draft, BlockRunner):
@@ -111,18 +97,13 @@ class ManyAtOnce:
         else:
             self._rounds = SideBySide(draft.head, draft.vocabulary, sequence)
             self.at_once = CHUNK
-        self._verifier, self._sequence, self._before, self._hidden = verifier, sequence, before, hidden
-        self._late = late
+        self._verifier, self._before, self._hidden = verifier, before, hidden
 
     def first(self, starts: Sequence[int]) -> Forward:
-        lengths = [self._before + start - self._late for start in starts]
+        lengths = [self._before + start for start in starts]
         for _, states in self._verifier.states(lengths[-1] - 1):
             self._rounds.witness(states)
-        forward = self._rounds.first(lengths)
-        if not self._late:
-            return forward
-        # The newest token is read with the row that the head itself wrote after the token before it.
-        return self.further(range(len(starts)), [self._sequence[length] for length in lengths])
+        return self._rounds.first(lengths)
 
     def further(self, going: Sequence[int], tokens: Sequence[int]) -> Forward:
         return self._rounds.further(going, tokens, hidden=self._hidden)
@@ -140,30 +121,18 @@ class ReadText:
         prompt: at least one id.
         text: ids that follow it.
         sampling: as in decoding.
-        known: states of all places of the prompt but the last, perhaps of more, ``(T, D)`` for each of the layers; the
-            runner's cache then holds these tokens. None to read the prompt too.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        layers: Sequence[int],
-        prompt: Sequence[int],
-        text: Sequence[int],
-        sampling: Sampling,
-        known: States | None = None,
+        self, runner: Runner, layers: Sequence[int], prompt: Sequence[int], text: Sequence[int], sampling: Sampling
     ) -> None:
         runner.watch(layers)
-        runner.rollback(0 if known is None else len(prompt) - 1)
+        runner.rollback(0)
         self._runner, self._prompt, self._text, self._sampling = runner, prompt, text, sampling
         self._passes = self._read()
-        self._unread = prompt[runner.length : -1]
         self._known = 0  # places whose states were read
         self._witnessed = 0
         self._pending: list[tuple[int, States]] = []
-        if known is not None:
-            self._known = len(prompt) - 1
-            self._pending.append((0, {layer: known[layer][: self._known] for layer in layers}))
         self._first = 0  # position of the first distribution that is held
         self._probs: torch.Tensor | None = None  # (W, V)
         self._detours = Detours(runner, [*prompt, *text])
@@ -202,11 +171,9 @@ class ReadText:
             self._first += gone
 
     def _read(self) -> Iterator[None]:
-        if self._unread:
-            forward = self._runner.extend(self._unread, keep=0)
-            if not self._known:
-                self._note(forward, len(self._unread))
-                yield
+        if before := self._prompt[:-1]:
+            self._note(self._runner.extend(before, keep=0), len(before))
+            yield
         read = [self._prompt[-1], *self._text[:-1]]
         for start in range(0, len(read), CHUNK):
             part = read[start : start + CHUNK]
@@ -231,7 +198,6 @@ def starts_of(
     before: int,
     *,
     hidden: bool,
-    late: bool = False,
 ) -> Starts:
     """Runs a draft head as well as it can be run.
 
@@ -241,8 +207,7 @@ def starts_of(
         sequence: prompt and text.
         before: length of the prompt.
         hidden: whether `Starts.further` shall give hidden states.
-        late: whether rounds begin where the verifier has not read the newest token but one; there are two then.
     """
-    if isinstance(draft, HeadRunner) or (isinstance(draft, BlockRunner) and not late):
-        return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden, late=late)
-    return OneByOne(draft, verifier, sequence, before, hidden=hidden, late=late)
+    if isinstance(draft, HeadRunner | BlockRunner):
+        return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden)
+    return OneByOne(draft, verifier, sequence, before, hidden=hidden)

@@ -1,9 +1,7 @@
 """Draft tokens with all that a policy may read of them, as columns. No torch here."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from specctl.errors import UsageError
@@ -87,32 +85,6 @@ class DraftSteps:
         if disco is None or self.top_probs is None:
             return None
         return disco.own_accept_prob(self.top_probs[position], self.entropy[position], index)
-
-
-class RecordedRounds(ABC):
-    """The steps of the rounds that may begin at each position of a text.
-
-    Each is found once, because thousands of settings replay the same steps.
-    """
-
-    def step(self, start: int, index: int) -> DraftStep:
-        """The ``index``-th step of a round that starts at a position.
-
-        Raises:
-            UsageError: the trace was recorded for shorter drafts.
-        """
-        steps = self._steps.setdefault(start, [])
-        while len(steps) < index:
-            steps.append(self._find(start, len(steps) + 1))
-        return steps[index - 1]
-
-    @abstractmethod
-    def _find(self, start: int, index: int) -> DraftStep:
-        """`step`, from what was recorded."""
-
-    @cached_property
-    def _steps(self) -> dict[int, list[DraftStep]]:
-        return {}
 
 
 def draft_steps(tokens: list[int], columns: list[list[float]], heads: Iterable[str]) -> DraftSteps:

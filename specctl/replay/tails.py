@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specctl.decoding.sampling import Sampling, read_signals, sibling
+from specctl.decoding.sampling import Sampling, sibling
+from specctl.decoding.token_columns import token_row
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.block_coupling import draw_unkept
 
@@ -70,10 +71,8 @@ class Tail:
         draft_probs = sampling.probs(logits).to(device)
         found = draw_unkept(drafted, draft_probs, verifier_probs, self.weights[-1], sibling(generator, device))
         count = len(found.tokens)
-        last = logits[count - 1]
-        signals = read_signals(last, torch.tensor(found.tokens[-1], device=last.device)).values()
         self.values += self.drafted_values[:count]
-        self.values[-1][: len(DISTRIBUTION_SIGNALS)] = map(float, signals)
+        self.values[-1][: len(DISTRIBUTION_SIGNALS)] = token_row(logits[count - 1], found.tokens[-1])
         self.tokens += found.tokens
         self.weights += found.weights
         self.passing += found.passing

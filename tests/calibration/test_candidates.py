@@ -15,8 +15,9 @@ from specctl.policies import Setting, nested
 from specctl.profile import resolve
 from specctl.replay.costs import CostTable
 from specctl.replay.play import Level, Replay
+from specctl.replay.recorded import recorded_by_place
 from specctl.replay.steps import DraftSteps
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 SIGNALS = {"entropy", "top_prob", "token_prob"}
 ABOVE, BELOW = Setting("svip", (("threshold", 0.5),)), Setting("self-verify", (("max_draft", 4),))
@@ -133,7 +134,7 @@ def flat(draft: float, verify: float, rest: float, **more) -> CostTable:
 def test_every_level_has_its_price():
     costs = flat(100.0, 10.0, 1.0, below=flat(2.0, 5.0, 0.5), reading_ms={"top_prob": 0.125})
     nothing = DraftSteps([], [], [], [])
-    trace = Trace("p", "c", 0, 3, 20, [1] * 9, DraftAlong([], nothing, {}), 0.0)
+    trace = Trace("p", "c", 0, 3, 20, [1] * 9, recorded_by_place([], nothing, {}), 0.0)
     found = Replay(trace, [0, 5], [4, 3], [4, 3], (Level([0, 2, 5], [1, 1, 2], [1, 1, 2]),))
     expected = 2 * (10 + 1) + 3 * (5 + 0.5 + 0.125) + 4 * (2 + 0.25)
     assert costs.milliseconds([found], {"top_prob"}, {"entropy"}) == pytest.approx(expected)

@@ -14,6 +14,7 @@ from toy_heads import random_eagle3
 from specctl.errors import UsageError
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.loading.eagle_writing import write_eagle3
+from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
@@ -380,25 +381,29 @@ def stacked(folder, *middles):
     return path
 
 
-def test_a_draft_head_below_a_draft_is_calibrated(tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:4]), encoding="utf-8")
-    path, trace = stacked(tmp_path, "embedded:mid"), tmp_path / "trace.jsonl"
-    options = ["-p", path, "-i", prompts, "-n", 12, "--grid", "paper", "--policy", "constant"]
-    document = json.loads(calibrate(*options, "--trace", trace, "--json").stdout)
-    ranked = {" < ".join(_names(entry["policy"])) for entry in document["ranking"]}
-    assert {"none", "constant", "constant < constant", "constant(once) < constant"} <= ranked
-    assert document["costs"]["below"]["draft_ms"] != document["costs"]["draft_ms"]
-    assert all(one["measured_tokens_per_second"] > 0 for one in document["measured"])
-    known = ["-p", path, "--from", trace, "--policy", "constant", "--grid", "paper", "--no-verify", "--json"]
-    again = json.loads(calibrate(*known).stdout)
-    assert again["chosen"] == document["chosen"]
-
-
-def test_a_draft_head_below_two_drafts_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+@pytest.mark.parametrize("middles", [1, 2])
+def test_a_draft_head_below_a_draft_is_refused_before_a_model_is_loaded(middles, tmp_path, monkeypatch):
     for name in ("calibrating", "calibrate_several"):
         monkeypatch.setattr(f"specctl.commands.{name}.load", lambda *_, **__: pytest.fail("a model was loaded"))
-    path = stacked(tmp_path, "embedded:mid", "embedded:mid")
+    path = stacked(tmp_path, *["embedded:mid"] * middles)
     for arguments in (["-p", path], ["-p", "embedded", "--against", path]):
-        with pytest.raises(UsageError, match="more than three models with a draft head"):
+        with pytest.raises(UsageError, match="what that draft had read when the round began") as error:
             calibrate(*arguments, "--policy", "constant", "-n", 4)
+        assert "specctl bench" in error.value.hint
+
+
+def test_a_draft_head_below_a_draft_runs_all_the_same(tmp_path):
+    """Alone and among settings compared live: greedily, it writes what the target writes."""
+    prompts, results = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:2]), encoding="utf-8")
+    path = stacked(tmp_path, "embedded:mid")
+    texts = [
+        json.loads(invoke("generate", "-p", profile, "-n", 12, "--json", PROMPTS[0]["prompt"]).stdout)["completion"]
+        for profile in ("embedded", path)
+    ]
+    assert texts[0] == texts[1]
+    invoke("bench", "-p", path, "-i", prompts, "-n", 12, "--policy", "constant", "-o", results, "-q")
+    drafted = [run for run in read_results(results).runs if run.candidate != "none"]
+    assert len(drafted) == 2
+    assert all(run.difference is None and run.turns[0].rounds for run in drafted)
+    assert any(round_.inner for run in drafted for turn in run.turns for round_ in turn.rounds)

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from toys import FAMILIES, TableRunner, noisy_copy, random_head, random_model, related_table, seeded, table
 
 from specctl.decoding.along import CHUNK
-from specctl.decoding.draft_tokens import draw_draft_tokens, predict_acceptance
+from specctl.decoding.draft_tokens import draw_along, predict_acceptance
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 
@@ -19,7 +19,7 @@ PAPER = Sampling(temperature=1.0, top_k=3)
 
 
 def proposed(sampling: Sampling, seed: int = 0, answer: list[int] = ANSWER) -> list[list[float]]:
-    found = draw_draft_tokens(TableRunner(TARGET), TableRunner(DRAFT), PROMPT, answer, sampling, seeded(seed))
+    found = draw_along(TableRunner(TARGET), TableRunner(DRAFT), PROMPT, answer, sampling, seeded(seed))
     return [column.tolist() for column in (found.tokens, found.acceptance, *found.signals.unbind(1))]
 
 
@@ -62,7 +62,7 @@ def test_long_answers_are_read_in_chunks() -> None:
 def test_a_head_predicts_each_draft_token_after_the_text_before_it(family: str) -> None:
     draft, head = EagerRunner(random_model(family), 64), random_head(32, spread=0.2)
     prompt, answer = [3, 1], torch.randint(1, 64, (20,), generator=seeded(6)).tolist()
-    drawn = draw_draft_tokens(EagerRunner(noisy_copy(family), 64), draft, prompt, answer, PAPER, seeded(0))
+    drawn = draw_along(EagerRunner(noisy_copy(family), 64), draft, prompt, answer, PAPER, seeded(0))
     predicted = predict_acceptance(draft, head, prompt, answer, drawn)
     text = [*prompt, *answer]
     for place in (0, 7, 19):

@@ -15,7 +15,7 @@ from specctl.policies import Setting
 from specctl.replay.play import rounds
 from specctl.replay.recording import read_sequence
 from specctl.replay.trace_files import TraceHeader, TraceSet
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 WORDS, LENGTH, DEPTH = 14, 400, 8
 PROMPT = [3, 1]
@@ -64,7 +64,7 @@ def test_rounds_of_an_engine_whose_draft_takes_the_likeliest_token(text: list[in
 def test_tokens_that_are_drawn_apart_are_kept_where_they_are_the_same(text: list[int]) -> None:
     """Given the text, its token is the draft's too with the probability that the draft gives it."""
     draft = read(text, SAMPLING, matched=True).draft
-    assert isinstance(draft, DraftAlong)
+    assert draft.along is not None
     assert draft.chances is None
     assert draft.accepted == [drawn == own for drawn, own in zip(draft.along.tokens, text, strict=True)]
     whole = [*PROMPT, *text]
@@ -74,7 +74,6 @@ def test_tokens_that_are_drawn_apart_are_kept_where_they_are_the_same(text: list
     spread = sqrt(sum(chance * (1 - chance) for chance in chances))
     assert abs(sum(draft.accepted) - sum(chances)) < 4 * spread
     jointly = read(text, SAMPLING).draft
-    assert isinstance(jointly, DraftAlong)
     assert sum(jointly.accepted) > sum(chances) + 4 * spread, "drawn jointly with the text, more are kept"
 
 
@@ -86,17 +85,18 @@ def test_a_softmax_over_ten_logits_is_told_from_the_ten_largest_probabilities(te
         raise AssertionError("the trace has what is needed")
 
     draft = traces_as(Reading(confidence="top ten"), made, None, no_pair).traces[0].draft  # type: ignore[arg-type]
-    assert isinstance(draft, DraftAlong)
+    assert draft.along is not None
     whole = [*PROMPT, *text]
     expected = [
         float(draft_logits(whole[: place + len(PROMPT)]).topk(10).values.softmax(-1)[0]) for place in range(LENGTH)
     ]
     assert draft.along.top_prob == pytest.approx(expected, abs=1e-6)
-    place, branch = next(iter(draft.branches.items()))
+    place = next(start for start, tail in enumerate(draft.tails) if tail == 0 and not draft.accepted[start])
+    branch = draft.branches[0]
     rejected = [*whole[: place + len(PROMPT)], draft.along.tokens[place]]
     assert branch.top_prob[0] == pytest.approx(float(draft_logits(rejected).topk(10).values.softmax(-1)[0]), abs=1e-6)
     full = trace.draft
-    assert isinstance(full, DraftAlong)
+    assert full.along is not None
     assert all(ten > all_ for ten, all_ in zip(draft.along.top_prob, full.along.top_prob, strict=True))
 
 
@@ -109,7 +109,7 @@ def test_a_sampled_confidence_is_that_of_the_token_that_was_drawn(text: list[int
 
     reading = Reading("ratio", confidence="chosen")
     draft = traces_as(reading, made, None, no_pair).traces[0].draft  # type: ignore[arg-type]
-    assert isinstance(draft, DraftAlong)
-    assert isinstance(trace.draft, DraftAlong)
+    assert draft.along is not None
+    assert trace.draft.along is not None
     assert draft.along.top_prob == trace.draft.along.token_prob
     assert draft.accepted == trace.draft.accepted

@@ -18,7 +18,7 @@ from enumeration import law_of, walk
 from specctl.decoding.acceptance import passing
 from specctl.decoding.block_chances import kept_in_turn
 from specctl.replay import block_coupling
-from specctl.replay.block_chances import BlockChances
+from specctl.replay.chances import BlockChances
 
 Tokens = tuple[int, ...]
 Model = Callable[[Tokens], list[Fraction]]

@@ -108,7 +108,7 @@ def test_the_traces_hold_refusals_and_long_branches(family: str) -> None:
     """Or the identity above would not have looked at what comes after a refusal."""
     _, trace = greedy_pair(family, frozenset())
     assert any(trace.draft.accepted)
-    assert max(map(len, trace.draft.branches.values())) == DEPTH - 1
+    assert max(map(len, trace.draft.branches)) == DEPTH - 1
 
 
 def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
@@ -116,10 +116,10 @@ def test_a_runner_without_shared_branches_leaves_the_same_trace() -> None:
     pair = pair_of(StaticRunner(random_model("llama"), 64), StaticRunner(noisy_copy("llama"), 64), heads=[HEAD])
     found = trace_of(pair, PROMPT, expected.tokens, LENGTH, DEPTH, Sampling())
     assert (found.draft.accepted, found.draft.along.tokens) == (expected.draft.accepted, expected.draft.along.tokens)
-    assert found.draft.branches.keys() == expected.draft.branches.keys()
-    for position, branch in found.draft.branches.items():
-        assert branch.tokens == expected.draft.branches[position].tokens
-        assert branch.accept_prob == pytest.approx(expected.draft.branches[position].accept_prob, abs=1e-4)
+    assert found.draft.tails == expected.draft.tails
+    for branch, other in zip(found.draft.branches, expected.draft.branches, strict=True):
+        assert branch.tokens == other.tokens
+        assert branch.accept_prob == pytest.approx(other.accept_prob, abs=1e-4)
 
 
 def test_a_longer_draft_than_recorded_is_refused() -> None:
@@ -178,7 +178,7 @@ class FromTrace:
         self._start, self._index = self._start + accepted + 1, 0
         assert self._trace.draft.chances is not None
         first = self._start - accepted - 1
-        chances = tuple(self._trace.draft.chances[first : first + accepted + (kind is ExtraToken.CORRECTION)])
+        chances = tuple(self._trace.draft.chances.along[first : first + accepted + (kind is ExtraToken.CORRECTION)])
         return Verdict(accepted, self._trace.tokens[self._start - 1], kind, chances), None
 
 

@@ -25,10 +25,8 @@ from specctl.outputs import Outputs
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
 from specctl.replay import tails
-from specctl.replay.blocks import DraftBlocks
 from specctl.replay.bound import best_stopping
 from specctl.replay.costs import CostTable
-from specctl.replay.grid import DraftGrid
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
@@ -122,7 +120,6 @@ def test_greedy_traces_know_no_blocks() -> None:
 def test_rounds_share_what_is_not_kept() -> None:
     """A trace would else be as large as one for every start."""
     trace = recorded(drafts_of_a_model(), 1)
-    assert isinstance(trace.draft, DraftBlocks)
     ends = [tail for tail in trace.draft.tails if tail is not None]
     assert len(set(ends)) == len(trace.draft.branches) < len(ends)
     assert max(map(len, trace.draft.branches)) > 4
@@ -136,9 +133,7 @@ def test_what_the_draft_drafts_alone_may_be_read_in_parts(monkeypatch: pytest.Mo
     for module in ("block_recording", "grid_recording"):
         monkeypatch.setattr(f"specctl.replay.{module}.HELD", 1)
     parts = recorded(pair, 1)
-    assert isinstance(whole.draft, DraftBlocks)
-    assert isinstance(parts.draft, DraftBlocks)
-    assert (parts.draft.runs, parts.draft.tails) == (whole.draft.runs, whole.draft.tails)
+    assert (parts.draft.accepted_runs, parts.draft.tails) == (whole.draft.accepted_runs, whole.draft.tails)
     assert list(map(len, parts.draft.branches)) == list(map(len, whole.draft.branches))
 
 
@@ -152,7 +147,7 @@ def test_block_traces_survive_a_file(kind: str, tmp_path: Path) -> None:
     read = read_traces(tmp_path / "t.jsonl")
     assert read.verification == "block"
     assert read.traces == [trace]
-    assert type(read.traces[0].draft) is (DraftBlocks if kind == "a draft model" else DraftGrid)
+    assert (read.traces[0].draft.along is None) == (kind != "a draft model")
 
 
 def test_another_head_has_its_own_word_in_blocks() -> None:

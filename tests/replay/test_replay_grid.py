@@ -42,12 +42,13 @@ from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import StopReason
 from specctl.replay import starts
 from specctl.replay.bound import best_stopping, play_best
+from specctl.replay.chances import TokenChances
 from specctl.replay.costs import CostTable
-from specctl.replay.grid import DraftGrid
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
+from specctl.replay.recorded import Recorded, recorded_by_place
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 VOCABULARY, LENGTH, DEPTH = 12, 48, 12
 PROMPT = (3, 1, 4, 1, 5)
@@ -137,8 +138,8 @@ def greedy(
     return pair, trace_of(pair, prompt, said(pair, prompt), LENGTH, DEPTH, Sampling())
 
 
-def grid_of(trace: Trace) -> DraftGrid:
-    assert isinstance(trace.draft, DraftGrid)
+def grid_of(trace: Trace) -> Recorded:
+    assert trace.draft.along is None
     return trace.draft
 
 
@@ -181,7 +182,7 @@ def test_so_are_those_of_a_head_that_foresees_what_is_accepted(threshold: float)
 
 def test_so_are_those_of_a_head_that_drafts_a_few_tokens_at_most() -> None:
     pair, trace = greedy("toy", longest=3)
-    assert max(map(len, grid_of(trace).rows)) == 3
+    assert max(map(len, grid_of(trace).branches)) == 3
     assert_rounds_are_live(pair, trace)
 
 
@@ -191,14 +192,16 @@ def test_so_are_those_of_a_sequence_that_ends(kind: str) -> None:
     _, whole = greedy(kind)
     drafted = grid_of(whole)
     rejected = next(
-        row.tokens[run] for row, run in zip(drafted.rows, drafted.runs, strict=True) if 0 < run < len(row.tokens)
+        row.tokens[run]
+        for row, run in zip(drafted.branches, drafted.accepted_runs, strict=False)
+        if 0 < run < len(row.tokens)
     )
     for token in {whole.tokens[-2], rejected}:
         pair, trace = greedy(kind, frozenset({token}))
         assert_rounds_are_live(pair, trace)
 
 
-def judged_tokens(draft: DraftGrid) -> Iterator[tuple[int, int, int, bool]]:
+def judged_tokens(draft: Recorded) -> Iterator[tuple[int, int, int, bool]]:
     """Start, position, token and verdict of each judged token."""
     for start, judged in enumerate(draft.judged()):
         for number, (token, fine) in enumerate(zip(judged.steps.tokens, judged.accepted, strict=True)):
@@ -214,20 +217,20 @@ def test_what_is_drafted_depends_on_where_the_round_began(kind: str) -> None:
     for _, position, _, fine in judged_tokens(drafted):
         by_position.setdefault(position, set()).add(fine)
     assert {True, False} in by_position.values()
-    assert max(drafted.runs) > 2
-    assert any(not run and len(row) == DEPTH for row, run in zip(drafted.rows, drafted.runs, strict=True))
+    assert max(drafted.accepted_runs) > 2
+    assert any(not run and len(row) == DEPTH for row, run in zip(drafted.branches, drafted.accepted_runs, strict=False))
 
 
 def test_a_trace_that_forgets_where_rounds_began_is_caught() -> None:
     """Or the identity above might see nothing."""
     pair, trace = greedy("toy")
     drafted = grid_of(trace)
-    along = drafted.rows[0][:1]
-    for row in drafted.rows[1:]:
+    along = drafted.branches[0][:1]
+    for row in drafted.branches[1:]:
         along += row[:1]
-    accepted = [run > 0 for run in drafted.runs[: len(along)]]
-    branches = {place: drafted.rows[place][1:] for place, fine in enumerate(accepted) if not fine}
-    forgetful = replace(trace, draft=DraftAlong(accepted, along, branches))
+    accepted = [run > 0 for run in drafted.accepted_runs[: len(along)]]
+    branches = {place: drafted.branches[place][1:] for place, fine in enumerate(accepted) if not fine}
+    forgetful = replace(trace, draft=recorded_by_place(accepted, along, branches))
     settings = {"draft_length": 4}
     found = [shape(played) for played in rounds(POLICIES["constant"](**settings), forgetful, pair.eos, clock)]
     assert found != [
@@ -235,7 +238,7 @@ def test_a_trace_that_forgets_where_rounds_began_is_caught() -> None:
     ]
 
 
-def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Trace]) -> DraftGrid:
+def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Trace]) -> Recorded:
     with monkeypatch.context() as patched:
         patched.setattr(starts, "ManyAtOnce", starts.OneByOne)
         return grid_of(record())
@@ -262,14 +265,14 @@ def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
         return trace_of(ending, prompt, text, len(text), DEPTH, Sampling())
 
     found = grid_of(record())
-    assert len(found.rows) > CHUNK
+    assert len(found.branches) > CHUNK
     expected = recorded_one_by_one(monkeypatch, record)
-    assert (found.runs, found.longest) == (expected.runs, expected.longest)
-    for one, other in zip(found.rows, expected.rows, strict=True):
+    assert (found.accepted_runs, found.longest) == (expected.accepted_runs, expected.longest)
+    for one, other in zip(found.branches, expected.branches, strict=True):
         assert one.tokens == other.tokens
         for name in (*SIGNALS, "next_accept_prob"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-3)
-    assert all((row.next_accept_prob is not None) == (kind in FORESEEING) for row in found.rows if row.tokens)
+    assert all((row.next_accept_prob is not None) == (kind in FORESEEING) for row in found.branches if row.tokens)
 
 
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
@@ -283,9 +286,12 @@ def test_when_sampling_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return trace_of(pair, PROMPT, text, LENGTH, DEPTH, PLAIN, seed=1)
 
     found, expected = grid_of(record()), recorded_one_by_one(monkeypatch, record)
-    assert found.runs == expected.runs
-    assert {len(chances) for chances in found.chances or []} > {1, 2}
-    for run, one, other in zip(found.runs, found.chances or [], expected.chances or [], strict=True):
+    assert found.accepted_runs == expected.accepted_runs
+    assert isinstance(found.chances, TokenChances)
+    assert isinstance(expected.chances, TokenChances)
+    assert {len(chances) for chances in found.chances.branches} > {1, 2}
+    both = zip(found.chances.branches, expected.chances.branches, strict=True)
+    for run, (one, other) in zip(found.accepted_runs[:-1], both, strict=True):
         assert one[:run] == pytest.approx(other[:run], abs=1e-4)
 
 
@@ -345,7 +351,7 @@ def test_another_head_has_its_own_word() -> None:
         DEPTH,
         Sampling(),
     )
-    start = next(start for start, run in enumerate(grid_of(trace).runs) if run)
+    start = next(start for start, run in enumerate(grid_of(trace).accepted_runs) if run)
     for index in (1, 2, 3):
         assert both.draft.step(start, index) == trace.draft.step(start, index)
         assert both.of_head("other").draft.step(start, index) == other.draft.step(start, index)
@@ -422,3 +428,12 @@ def test_a_block_that_costs_the_same_at_any_length_is_drafted_whole_or_not_at_al
     cheap = replay(best_stopping(traces, costs(1.0)), traces, NO_EOS)
     assert {drafted for one in cheap for drafted in one.drafted[:-4]} == {4}
     assert best_stopping(traces, costs(40.0)).draft_limit() == 0
+
+
+@pytest.mark.parametrize("middles", [1, 2])
+def test_a_draft_head_below_another_draft_is_refused(middles: int) -> None:
+    pair, _ = greedy("toy")
+    drafts = *[TableRunner(table(1, vocabulary=VOCABULARY))] * middles, pair.drafts[0]
+    below = replace(pair, drafts=drafts, named_heads=({},) * len(drafts))
+    with pytest.raises(UsageError, match="what that draft had read when the round began"):
+        trace_of(below, PROMPT, [1, 2], LENGTH, DEPTH, GREEDY)

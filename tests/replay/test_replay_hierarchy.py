@@ -187,7 +187,9 @@ def test_so_are_those_of_four_models() -> None:
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only a draft proposes."""
     _, whole = greedy(family, 2)
+    assert whole.draft.along is not None
     assert whole.draft.below is not None
+    assert whole.draft.below.along is not None
     ends = {
         whole.tokens[-2],
         whole.draft.along.tokens[whole.draft.accepted.index(False)],
@@ -206,7 +208,7 @@ def test_the_traces_hold_refusals_below_the_path_and_below_branches(family: str)
     _, trace = greedy(family, 2)
     assert trace.draft.below is not None
     assert {True, False} <= set(trace.draft.below.accepted)
-    assert any(draft.branches for draft in trace.draft.branches_below.values())
+    assert any(draft.branches for draft in trace.draft.branches_below)
 
 
 def test_a_draft_that_was_idle_does_not_read_after_another_text() -> None:

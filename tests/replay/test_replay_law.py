@@ -24,9 +24,8 @@ from specctl.models.running.pair import Pair
 from specctl.records import Round, StopReason
 from specctl.replay import block_coupling, block_recording, grid_recording, tails
 from specctl.replay.block_coupling import InBlocks, Unkept
-from specctl.replay.grid import DraftGrid
 from specctl.replay.play import Player, play
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 EXACT = 3e-7
 """Probabilities are float32 in the program."""
@@ -82,25 +81,10 @@ class HeadToy(Toy):
         return pair_of(runner, draft, eos=self.eos, heads=[toy_head(target, 5)])
 
 
-@dataclass(frozen=True)
-class HeadBelowToy(Toy):
-    """A draft head below a middle draft, whose states it reads."""
-
-    def pair(self) -> Pair:
-        target = table(8, eos_logit=-1.0, spread=1.0, vocabulary=self.vocabulary)
-        middle = related_table(target, 9, noise=0.8)
-        draft = ToyDraftHead(related_table(middle, 5, noise=0.5), 3, noise=0.8)
-        runner = StateTable(middle)
-        runner.watch(draft.layers)
-        return pair_of(TableRunner(target), runner, draft, eos=frozenset({EOS}), heads=[toy_head(middle, 5)] * 2)
-
-
 # With three tokens a rejected proposal leaves a choice; with two, rounds can be longer.
 ALONE = [Toy(1, 3, 4), Toy(1, 2, 6)]
 STATES = [HeadToy(1, 3, 3), HeadToy(1, 2, 4), HeadToy(1, 2, 4, longest=2)]
 ABOVE = [Toy(2, 3, 3), Toy(2, 2, 5)]
-STATES_BELOW = HeadBelowToy(2, 2, 4)
-LATE = HeadBelowToy(2, 2, 5, depth=2)  # of five tokens, a second round that begins late drafts two at most
 # Where rounds are verified as blocks, every round that may begin has tokens of its own behind those that are kept.
 IN_BLOCKS = [Toy(1, 2, 4, ends=False), HeadToy(1, 2, 4, ends=False), HeadToy(1, 3, 3), HeadToy(1, 2, 4, longest=2)]
 LONGER_BLOCKS = Toy(1, 3, 4)
@@ -312,48 +296,6 @@ def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> 
     for toy in ABOVE:
         stops |= assert_same_law(toy, parts)
     assert stops >= {StopReason.EOS, StopReason(stop)}
-
-
-LONGER: Part = ("heuristic", {"draft_length": 1, "max_draft": 3}, False)
-"""After a block of one token that the target accepts, the head begins late, and drafts."""
-BELOW: dict[str, tuple[list[Part], str]] = {
-    "longer and longer": ([LONGER, ("constant", {"draft_length": 2}, False)], "max_draft"),
-    "pre-verify once": ([("constant", {"draft_length": 3}, True), ("constant", {"draft_length": 2}, False)], "policy"),
-    "full": ([SELF_VERIFY, SELF_VERIFY], "policy"),
-    "SVIP over SpecDec++": (
-        [
-            ("svip", {"c": 1.0, "threshold": 0.5, "max_draft": 3}, False),
-            ("specdec++", {"threshold": 0.6, "min_draft": 1, "max_draft": 3}, False),
-        ],
-        "policy",
-    ),
-    "DISCO over DISCO": HIERARCHIES["DISCO over DISCO"],
-    "cost-optimal twice": HIERARCHIES["cost-optimal twice"],
-}
-
-
-@pytest.mark.parametrize("name", BELOW)
-def test_replayed_rounds_of_a_draft_head_below_a_draft_have_the_law_of_live_ones(name: str) -> None:
-    parts, stop = BELOW[name]
-    assert assert_same_law(STATES_BELOW, parts) >= {StopReason.EOS, StopReason(stop)}
-
-
-@pytest.mark.slow
-def test_so_have_those_that_begin_late() -> None:
-    """And a trace that forgets where the middle draft lacked a place is caught."""
-    pair, (parts, _) = LATE.pair(), BELOW["longer and longer"]
-    assert_same_law(LATE, parts)
-
-    def forgetful(trace: Trace) -> Hashable:
-        assert isinstance(trace.draft, DraftAlong)
-        below = trace.draft.below
-        assert isinstance(below, DraftGrid)
-        wrong = replace(trace, draft=replace(trace.draft, below=replace(below, late=below)))
-        return first_two(list(play(players(parts), wrong, pair.eos)))
-
-    expected = law_of(walk(lambda: first_two(live(pair, parts, PROMPT, LATE.limit, PLAIN)), shared_clock))
-    found = law_of((forgetful(trace), probability) for trace, probability in traces(LATE))
-    assert largest_difference(found, expected) > 100 * EXACT
 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES
 from specctl.policies.constant import Constant
 from specctl.replay.costs import CostTable
-from specctl.replay.grid import DraftGrid
 from specctl.replay.parallel import Simulated, TwoDevices, cut, parallel_steps, rounds_in_turns, stretches
 from specctl.replay.play import replay
+from specctl.replay.recorded import recorded_by_start
 from specctl.replay.traces import Trace
 
 BLOCKS = range(1, 7)
@@ -66,7 +66,7 @@ class Reads:
 
 def played(made: Trace, block: int, *, parallel: bool) -> int:
     """Rounds of the program on a text, after a prompt of one token."""
-    assert not isinstance(made.draft, DraftGrid)
+    assert made.draft.along is not None
     kind = ParallelDrafter if parallel else ModelDrafter
     drafter = kind(Reads([*made.draft.along.tokens, WRONG]), Constant(block))
     with torch.inference_mode():
@@ -113,7 +113,7 @@ def test_stretches_end_at_each_rejected_token_and_at_the_end(rejected: list[int]
 def test_a_draft_head_has_none() -> None:
     text = trace("p", [True])
     with pytest.raises(UsageError, match="never in parallel"):
-        stretches(Trace("p", "c", 0, 20, 1, text.tokens, DraftGrid([], []), 1.0))
+        stretches(Trace("p", "c", 0, 20, 1, text.tokens, recorded_by_start([], []), 1.0))
 
 
 def priced(costs: CostTable, lengths: Sequence[int], sync_ms: float = 0.0, widest: int = 40) -> list[Simulated]:

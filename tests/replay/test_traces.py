@@ -3,14 +3,15 @@ from dataclasses import replace
 import pytest
 
 from specctl.errors import UsageError
+from specctl.replay.recorded import recorded_by_place
 from specctl.replay.steps import DraftSteps
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 
 def some_trace(prompt: str = "p", turn: int = 0) -> Trace:
     along = DraftSteps([5, 6, 9], [0.1, 0.2, 0.3], [0.9, 0.8, 0.7], [0.9, 0.8, 0.7])
     branch = DraftSteps([3, 4], [1.1, 1.2], [0.3, 0.2], [0.3, 0.2])
-    draft = DraftAlong([True, True, False], along, {2: branch}, [1.0, 0.5, 0.25])
+    draft = recorded_by_place([True, True, False], along, {2: branch}, [1.0, 0.5, 0.25])
     return Trace(prompt, "c", turn, 7, 20, [5, 6, 7], draft, 1.5)
 
 
@@ -27,7 +28,7 @@ def test_steps_come_from_the_path_and_then_from_the_branch():
 def test_another_head_has_its_own_word():
     along = DraftSteps([5, 6, 9], [0.1] * 3, [0.9] * 3, [0.9] * 3, [0.5, 0.6, 0.7], {"other": [0.1, 0.2, 0.3]})
     branch = DraftSteps([3], [1.1], [0.3], [0.3], [0.2], {"other": [0.4]})
-    trace = replace(some_trace(), draft=DraftAlong([True, True, False], along, {2: branch}))
+    trace = replace(some_trace(), draft=recorded_by_place([True, True, False], along, {2: branch}))
     assert trace.of_head(None) is trace
     assert trace.of_head("its own").draft is trace.draft
     other = trace.of_head("other")
@@ -39,7 +40,7 @@ def test_another_head_has_its_own_word():
 def test_a_round_begins_with_nothing_a_head_could_judge():
     along = DraftSteps([5, 6, 9], [0.1, 0.2, 0.3], [0.9, 0.8, 0.7], [0.9, 0.8, 0.7], [0.5, 0.6, 0.7])
     branch = DraftSteps([3], [1.1], [0.3], [0.3], [0.2])
-    trace = replace(some_trace(), draft=DraftAlong([True, True, False], along, {2: branch}))
+    trace = replace(some_trace(), draft=recorded_by_place([True, True, False], along, {2: branch}))
     assert [trace.draft.step(0, index).accept_prob for index in (1, 2, 3, 4)] == [1.0, 0.6, 0.7, 0.2]
     assert [trace.draft.step(1, index).accept_prob for index in (1, 2, 3)] == [1.0, 0.7, 0.2]
     assert some_trace().draft.step(0, 1).accept_prob is None

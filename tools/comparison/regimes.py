@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from specctl.replay.costs import CostTable
-from specctl.replay.grid import DraftGrid
+from specctl.replay.recorded import recorded_by_place, recorded_by_start
 from specctl.replay.steps import DraftSteps
-from specctl.replay.traces import DraftAlong, Trace
+from specctl.replay.traces import Trace
 
 RATIOS = (3, 8, 30)
 """Costs of a target pass in draft steps."""
@@ -33,11 +33,11 @@ def useless(trace: Trace) -> Trace:
     After a rejected token the draft continues with the tokens and signals along the text.
     """
     draft = trace.draft
-    if isinstance(draft, DraftGrid):
-        sampled = draft.chances is not None or draft.blocks is not None
-        chances = [[0.0] * min(1, len(row)) for row in draft.rows] if sampled else None
-        return replace(trace, draft=replace(draft, runs=[0] * len(draft.runs), chances=chances, blocks=None))
-    count, along = len(trace.tokens), draft.along
+    count, along, sampled = len(trace.tokens), draft.along, draft.chances is not None
+    if along is None:
+        chances = [[0.0] * min(1, len(row)) for row in draft.branches] if sampled else None
+        rejected = recorded_by_start(draft.branches, [0] * count, draft.longest, chances)
+        return replace(trace, draft=replace(rejected, disco=draft.disco))
 
     def following(start: int, length: int) -> DraftSteps:
         positions = [position % count for position in range(start, start + length)]
@@ -49,5 +49,5 @@ def useless(trace: Trace) -> Trace:
         )
 
     branches = {position: following(position + 1, trace.limit) for position in range(count)}
-    chances_along = None if draft.chances is None else [0.0] * count
-    return replace(trace, draft=DraftAlong([False] * count, along, branches, chances_along))
+    unlikely = [0.0] * count if sampled else None
+    return replace(trace, draft=recorded_by_place([False] * count, along, branches, unlikely))
