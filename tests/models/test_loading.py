@@ -213,7 +213,7 @@ def test_an_architecture_that_does_not_generate(folder: Path) -> None:
 
     CLIPConfig().save_pretrained(folder)
 
-    assert "not a causal language model" in refusal(folder).message
+    assert "none of the causal language models" in refusal(folder).message
 
 
 def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:
