@@ -98,7 +98,7 @@ class TraceSet:
         """Add the record of a line after the header."""
         match record:
             case TracedPrompt():
-                self.records[record.prompt] = {key: record.record[key] for key in ("category", "data")}
+                self.records[record.prompt] = record.record
                 self.traces += record.turns
             case Skipped():
                 self.failures[record.prompt] = record.reason
