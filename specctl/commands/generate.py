@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,7 @@ from specctl.commands.options import (
 from specctl.commands.replicating import ClusterOption, KeepWarmOption, Replication, WorkersOption
 from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import Finished, InputFormat, Record, finished_rounds, read_records, result_line
+from specctl.jsonl import InputFormat, Record, result_line
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -111,9 +111,14 @@ def generate(
         typer.Option(
             "--resume",
             help="Continue an interrupted run: keep the results in --output and answer only records whose id is not "
-            "there. The id of a record without one is its line number. Policies that learn start from nothing again.",
+            "there. The id of a record without one is its line number. Policies that learn start from nothing again. "
+            "What other models, settings or prompts made is refused.",
             rich_help_panel=RECORDS,
         ),
+    ] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Let --resume go on with the results of another run.", rich_help_panel=RECORDS),
     ] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print the result for PROMPT as one JSON document.", rich_help_panel=SHOWN)
@@ -185,6 +190,8 @@ def generate(
     if replication is not None and (not from_stream or live):
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
+    if anyway and not resume:
+        raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
     if resume and output == "-":
         raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
 
@@ -212,6 +219,7 @@ def generate(
 
     from specctl import streams
     from specctl.commands import streaming
+    from specctl.commands.record_run import RecordFlags, RecordRun
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
     from specctl.terminal.loading import TerminalProgress, resumable
@@ -225,11 +233,15 @@ def generate(
         source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
         sink = outputs.file("output", output, resumed=resume if from_stream else None)
         traced = outputs.file("trace", trace, resumed=resume if from_stream else None)
-        finished = Finished(sink.path) if resume else None
-        rounds_kept = None
-        if finished is not None and traced is not None and traced.continued:
-            coming = None if force else streams.from_file(input_, partial(_coming, finished, input_format))
-            rounds_kept = finished_rounds(traced.path, finished, coming)
+        run = None
+        if source is not None:
+            of_records = RecordFlags(
+                input_ or "-", input_format, resume, anyway, force, quiet, rounds, token_ids, trace
+            )
+            run = RecordRun(outputs, resolved, of_records, sink, traced, console)
+            if not run.left:
+                run.begin()
+                raise typer.Exit(1 if run.finished is not None and run.finished.failed else 0)
         text = streams.read_prompt() if prompt == "-" else prompt or ""
         total = streams.count_lines(input_) if from_stream else None
         expected = (total or 0) * resolved.sampling.max_new_tokens
@@ -240,32 +252,33 @@ def generate(
             replicas = stack.enter_context(starting)
         else:
             answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()
-        sink.begin()
-        if traced is not None:
-            traced.begin(rounds_kept)
         view = partial(streaming.view_of, resolved, console)
-        if source is not None:
+        if run is not None and source is not None:
+            run.begin()
             answers: streaming.AnswersRecords
-            records: Iterable[Any] = read_records(source, input_format)
+            records: Iterable[Any] = run.records(source)
             if replicas is not None:
-                answers = ReplicatedRecords(replicas, sink, traced, finished, rounds, token_ids)
+                answers = ReplicatedRecords(replicas, sink, traced, run.finished, rounds, token_ids)
                 if total is None:
-                    records = arriving(read_records(streams.apart(source), input_format))
+                    records = arriving(run.records(streams.apart(source)))
             else:
                 from specctl.observing.record_stream import RecordStream, trace_alone
 
                 watch = streaming.live_watch(answerer, view) if live else trace_alone
-                answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
+                answers = RecordStream(answerer, sink, traced, run.finished, rounds, token_ids, watch)
             # Results and panels on the same terminal show the progress themselves.
             silent = live or (output == "-" and sys.stdout.isatty())
             bar = TerminalProgress(console, False) if silent else shown_progress
             kept = None if quiet or output == "-" else output
-            with resumable(console, kept):
+            with resumable(console, kept), run.summing_up(answers.tally):
                 complete = streaming.answer_records(answers, records, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
 
+        sink.begin()
+        if traced is not None:
+            traced.begin()
         from specctl.observing.record_stream import tracer
 
         record = Record(1, 1, {"prompt": text})
@@ -276,8 +289,3 @@ def generate(
             return
         shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
         streaming.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
-
-
-def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> list[Record]:
-    """The record that a resumed run answers first, if there is one."""
-    return finished.first_missing(read_records(records, input_format))

@@ -1,8 +1,8 @@
 """An input record becomes its completions, one for each turn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from specctl.errors import RecordError
 from specctl.jsonl import Record
 from specctl.profile.schema import SamplingTable
 from specctl.profile.wording import did_you_mean, shown
+from specctl.record_settings import own_settings
 from specctl.records import Completion, Round
 
 TURN_STRIDE = 1_000_003
@@ -52,7 +53,7 @@ class Answerer:
             raise record.error
         settings = self.settings_of(record)
         # A record's own seed is used as it is.
-        offset = 0 if "seed" in record.data.get("sampling", {}) else record.line - 1
+        offset = 0 if "seed" in own_settings(record.data) else record.line - 1
         completions: list[Completion] = []
         for turn in range(len(record.data.get("turns", ("",)))):
             ids = self.prompt_ids(record, [completion.text for completion in completions])
@@ -79,18 +80,20 @@ class Answerer:
 
     def settings_of(self, record: Record) -> SamplingTable:
         """The sampling table with the record's own settings; raises RecordError for invalid ones."""
-        own = record.data.get("sampling")
+        own = own_settings(record.data)
         if not own:
             return self.settings
         try:
-            return SamplingTable.model_validate({**self.settings.model_dump(), **own})
+            values = {key: value for key, (_, value) in own.items()}
+            return SamplingTable.model_validate({**self.settings.model_dump(), **values})
         except ValidationError as error:
-            mistakes = "; ".join(_mistake(detail) for detail in error.errors(include_url=False))
+            mistakes = "; ".join(_mistake(detail, own) for detail in error.errors(include_url=False))
             raise RecordError("invalid_sampling", mistakes) from error
 
 
-def _mistake(detail: ErrorDetails) -> str:
-    key = "sampling." + ".".join(map(str, detail["loc"]))
+def _mistake(detail: ErrorDetails, own: Mapping[str, tuple[str, Any]]) -> str:
+    first, *rest = map(str, detail["loc"])
+    key = ".".join([own[first][0], *rest])
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{did_you_mean(str(detail['loc'][-1]), SamplingTable.model_fields)}"
     return f"{key}: {shown(detail['input'])} {detail['msg'].replace('Input should be', 'must be')}"
