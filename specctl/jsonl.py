@@ -13,7 +13,7 @@ from specctl.errors import RecordError
 from specctl.metrics import Metrics
 from specctl.nesting import too_deep
 from specctl.record_settings import SETTING_KEYS
-from specctl.records import Completion, RoundSummary
+from specctl.records import Completion, CompletionSummary, RoundSummary
 
 InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "custom_id", "question_id", "task_id")
@@ -146,7 +146,11 @@ def _carried(record: Record) -> dict[str, Any]:
 
 
 def result_line(
-    record: Record, completions: Sequence[Completion], *, rounds: bool = False, token_ids: bool = False
+    record: Record,
+    completions: Sequence[Completion | CompletionSummary],
+    *,
+    rounds: bool = False,
+    token_ids: bool = False,
 ) -> dict[str, Any]:
     """A record with its completion; for ``turns``, completions, rounds and ids are lists with one item per turn."""
     metrics = Metrics.of(completions).as_record()
@@ -169,8 +173,8 @@ def result_line(
     return result
 
 
-def _rounds(completion: Completion) -> Any:
-    rounds = [round_.summary.rounded() for round_ in completion.rounds]
+def _rounds(completion: Completion | CompletionSummary) -> Any:
+    rounds = [round_.rounded() for round_ in completion.summary.rounds]
     return _round_writer().dump_python(rounds, mode="json", exclude_defaults=True)
 
 

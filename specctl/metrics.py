@@ -78,7 +78,7 @@ class Metrics:
     levels: list[Level] = field(default_factory=list)
 
     @classmethod
-    def of(cls, completions: Iterable[Completion]) -> "Metrics":
+    def of(cls, completions: Iterable[Completion | CompletionSummary]) -> "Metrics":
         metrics = cls()
         for completion in completions:
             metrics.add(completion.summary)

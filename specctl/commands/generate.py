@@ -235,10 +235,8 @@ def generate(
         traced = outputs.file("trace", trace, resumed=resume if from_stream else None)
         run = None
         if source is not None:
-            of_records = RecordFlags(
-                input_ or "-", input_format, resume, anyway, force, quiet, rounds, token_ids, trace
-            )
-            run = RecordRun(outputs, resolved, of_records, sink, traced, console)
+            asked = RecordFlags(input_ or "-", input_format, resume, anyway, force, quiet, rounds, token_ids, trace)
+            run = RecordRun(outputs, resolved, asked, sink, traced, console, keeps_turns=replication is None)
             if not run.left:
                 run.begin()
                 raise typer.Exit(1 if run.finished is not None and run.finished.failed else 0)
@@ -265,7 +263,7 @@ def generate(
                 from specctl.observing.record_stream import RecordStream, trace_alone
 
                 watch = streaming.live_watch(answerer, view) if live else trace_alone
-                answers = RecordStream(answerer, sink, traced, run.finished, rounds, token_ids, watch)
+                answers = RecordStream(answerer, sink, traced, run.finished, rounds, token_ids, watch, run.turns)
             # Results and panels on the same terminal show the progress themselves.
             silent = live or (output == "-" and sys.stdout.isatty())
             bar = TerminalProgress(console, False) if silent else shown_progress

@@ -21,6 +21,7 @@ from specctl.resuming.finished import Finished, Survey, finished_rounds
 from specctl.resuming.identities import distinct
 from specctl.resuming.made_by import MadeBy
 from specctl.resuming.run_file import RunFile
+from specctl.resuming.turns_file import TurnsFile
 from specctl.terminal.loading import note
 from specctl.terminal.progress_lines import clock
 
@@ -59,9 +60,11 @@ class RecordRun:
         flags: about records.
         sink, traced: results and rounds.
         console: on standard error.
+        keeps_turns: whether who answers keeps the finished turns of an unfinished record; replicas do not.
 
     Attributes:
         finished: the records that an earlier run finished; None without --resume.
+        turns: the file of finished turns beside the results, where those are in a file.
         left: whether a record is left to be answered, as far as is known.
 
     Raises:
@@ -76,10 +79,14 @@ class RecordRun:
         sink: OutputFile,
         traced: OutputFile | None,
         console: Console,
+        *,
+        keeps_turns: bool,
     ) -> None:
         self._profile, self._flags, self._console = profile, flags, console
         self._sink, self._traced = sink, traced
+        self._keeps_turns = keeps_turns
         self._run_file = RunFile(outputs, sink, force=flags.force) if sink.is_file else None
+        self.turns = TurnsFile(outputs, sink, force=flags.force) if sink.is_file else None
         self._made: MadeBy | None = None
         self._rounds_kept: int | None = None
         self.finished: Finished | None = None
@@ -95,12 +102,23 @@ class RecordRun:
             for difference in self._run_file.compare(self._made, anyway=flags.anyway):
                 self._say(difference)
         survey = streams.from_file(flags.input, lambda stream: finished.survey(self._distinct(stream)))
+        first = survey.first if survey is not None else None
+        if first is not None and self._keeps_turns:
+            self._find_turns(first, of_this_run=len(finished) > 0)
         if self._traced is not None and self._traced.continued:
             known = survey is not None and not flags.force
-            first = survey.first if survey is not None else None
-            self._rounds_kept = finished_rounds(self._traced.path, finished, first, known=known)
+            turns = self.turns.kept[1] if self.turns is not None else 0
+            self._rounds_kept = finished_rounds(self._traced.path, finished, first, known=known, turns=turns)
         self._tell(finished, survey)
         self.left = survey is None or survey.left > 0
+
+    def _find_turns(self, first: Record, *, of_this_run: bool) -> None:
+        """Look for turns of the first record that is left; without results nothing has said yet whose they are."""
+        if self.turns is None or self._run_file is None:
+            return
+        self._made = self._made or self._makes()
+        if of_this_run or self._run_file.says(self._made):
+            self.turns.find(first)
 
     def _tell(self, finished: Finished, survey: Survey | None) -> None:
         if finished.torn:
@@ -110,12 +128,16 @@ class RecordRun:
             return
         left = f"{survey.left} left" if survey.left else "nothing is left to do"
         self._say(f"{survey.kept} of {survey.kept + survey.left} records were done; {left}")
+        if self.turns is not None and (turns := self.turns.kept[1]):
+            self._say(f"of the next one, {_counted(turns, 'turn')} were done too")
         if others := len(finished) - survey.kept:
             self._say(f"{others} more results in {self._sink.path} are of no record of this input; they stay")
 
     def begin(self) -> None:
         """Open the outputs for this run: cut off what an interrupt left, and say what makes the results."""
         self._sink.begin()
+        if self.turns is not None:
+            self.turns.begin()
         if self._run_file is not None:
             self._run_file.write(self._made or self._makes())
         if self._traced is not None:
@@ -149,6 +171,8 @@ class RecordRun:
         try:
             yield
         finally:
+            if self.turns is not None:
+                self.turns.close()
             if self._run_file is not None and not self._flags.quiet:
                 text = self._summary(tally, time.monotonic() - began)
                 self._console.print(Text(printable(text)), soft_wrap=True)

@@ -14,7 +14,7 @@ from specctl.jsonl import Record
 from specctl.profile.schema import SamplingTable
 from specctl.profile.wording import did_you_mean, shown
 from specctl.record_settings import own_settings
-from specctl.records import Completion, Round
+from specctl.records import Completion, CompletionSummary, Round
 
 TURN_STRIDE = 1_000_003
 """Added to the seed from turn to turn, so that turns draw independently of each other and of other records."""
@@ -37,14 +37,35 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn."""
+    """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn.
+
+    Attributes:
+        session: completes prompts.
+        prompts: makes them.
+        settings: in force where a record has none of its own.
+        start: called before each record; a session that keeps its caches from turn to turn forgets them there.
+    """
 
     session: Generates
     prompts: PromptFormat
     settings: SamplingTable
+    start: Callable[[], None] = lambda: None
 
-    def answer(self, record: Record, on_round: OnRound | None = None) -> list[Completion]:
-        """One completion, or one per turn; ``on_round`` is called with each round as it ends.
+    def answer(
+        self,
+        record: Record,
+        on_round: OnRound | None = None,
+        *,
+        done: Sequence[CompletionSummary] = (),
+        on_turn: Callable[[int, Completion], None] = lambda _turn, _completion: None,
+    ) -> list[Completion]:
+        """One completion, or one per turn.
+
+        Args:
+            record: to answer.
+            on_round: called with each round as it ends.
+            done: the first turns, which an earlier run has answered; they are not answered again, nor returned.
+            on_turn: called with each turn's number and completion as it ends.
 
         Raises:
             RecordError: the record cannot be answered.
@@ -55,9 +76,14 @@ class Answerer:
         # A record's own seed is used as it is.
         offset = 0 if "seed" in own_settings(record.data) else record.line - 1
         completions: list[Completion] = []
-        for turn in range(len(record.data.get("turns", ("",)))):
-            ids = self.prompt_ids(record, [completion.text for completion in completions])
-            completions.append(self._complete(ids, settings, offset, turn, on_round))
+        texts = [completion.text for completion in done]
+        self.start()
+        for turn in range(len(done), len(record.data.get("turns", ("",)))):
+            ids = self.prompt_ids(record, texts)
+            completion = self._complete(ids, settings, offset, turn, on_round)
+            completions.append(completion)
+            texts.append(completion.text)
+            on_turn(turn, completion)
         return completions
 
     def prompt_ids(self, record: Record, answers: Sequence[str] = ()) -> list[int]:

@@ -47,6 +47,11 @@ class CompletionSummary:
     arrivals_ms: tuple[float, ...] = ()
 
     @property
+    def summary(self) -> "CompletionSummary":
+        """Itself: wherever a `Completion` has one, this may stand for it."""
+        return self
+
+    @property
     def tpot_ms(self) -> float | None:
         """Time per output token after the first one; None with fewer than two tokens."""
         later = len(self.tokens) - 1

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from specctl.errors import UsageError
-from specctl.jsonl import DUPLICATE, Record, deciding, key_of
+from specctl.jsonl import DUPLICATE, Record, key_of
 from specctl.nesting import too_deep
-from specctl.resuming.identities import Identities, hash_of
+from specctl.resuming.identities import Identities, content_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Finished:
             if written is None:
                 self.torn = True
                 continue
-            self._contents.put(written.key, _content(written.value))
+            self._contents.put(written.key, content_of(written.value))
             self.failed += "error" in written.value
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Finished:
             UsageError: the file contains another record with its id.
         """
         found = self._contents.get(record.key)
-        if found is not None and not self._anyway and found != _content(record.data):
+        if found is not None and not self._anyway and found != content_of(record.data):
             raise UsageError(
                 f"{self._path}:{self._line_of(record)}: on line {record.line} of the input, the record with this id "
                 "has another prompt or other settings",
@@ -96,8 +96,10 @@ class Finished:
         return next(each.number for each in lines if each.key == record.key)
 
 
-def finished_rounds(trace: Path, finished: Finished, coming: Record | None = None, *, known: bool = True) -> int:
-    """The size in bytes of a trace up to the last finished record; a resumed run writes the rounds after it again.
+def finished_rounds(
+    trace: Path, finished: Finished, coming: Record | None = None, *, known: bool = True, turns: int = 0
+) -> int:
+    """The size in bytes of a trace up to the last finished turn; a resumed run writes the rounds after it again.
 
     Args:
         trace: the file; it is only read, line by line.
@@ -105,6 +107,7 @@ def finished_rounds(trace: Path, finished: Finished, coming: Record | None = Non
         coming: the record that is answered next, if there is one. The trace may hold rounds of no other unfinished
             record.
         known: whether it is known which one that is; else the trace may hold rounds of any.
+        turns: how many turns of ``coming`` are finished.
 
     Raises:
         UsageError: the file contains a line that is not a round, or the trace of another run.
@@ -122,7 +125,7 @@ def finished_rounds(trace: Path, finished: Finished, coming: Record | None = Non
                     "name another file for --trace",
                 )
             unfinished = not done
-        if not unfinished:
+        if not unfinished or written.value.get("turn", 0) < turns:
             size += written.size
     return size
 
@@ -168,7 +171,3 @@ def _is_torn(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return line.startswith(b"{")
     return False
-
-
-def _content(data: dict[str, Any]) -> int:
-    return hash_of(json.dumps(deciding(data), sort_keys=True)) & 0xFFFFFFFF

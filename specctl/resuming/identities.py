@@ -1,12 +1,14 @@
 """The ids of millions of records in little memory, and input in which every id occurs once."""
 
+import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 from specctl.errors import RecordError
-from specctl.jsonl import Record
+from specctl.jsonl import Record, deciding
 
 _FULL = 0.6
 """Share of the places that may be taken; then the table doubles."""
@@ -16,6 +18,11 @@ _MASK = (1 << 32) - 1
 def hash_of(text: str) -> int:
     """The first 8 bytes of a hash, never 0. Of 10^6 texts two have the same with a probability of 3e-8."""
     return int.from_bytes(blake2b(text.encode("ascii", "backslashreplace"), digest_size=8).digest(), "little") or 1
+
+
+def content_of(data: Mapping[str, Any]) -> int:
+    """A hash of 32 bits of what decides how a record is answered."""
+    return hash_of(json.dumps(deciding(data), sort_keys=True)) & _MASK
 
 
 class Identities:

@@ -61,6 +61,10 @@ class RunFile:
             )
         return [*differing, *(f"{each}; the text is the same" for each in made.differing_otherwise(self._found))]
 
+    def says(self, made: MadeBy) -> bool:
+        """Whether the file names this as what made the results."""
+        return self._found is not None and not made.differing(self._found)
+
     def write(self, made: MadeBy) -> None:
         """Say what makes the results from now on; the file is replaced whole."""
         document = {"schema_version": VERSION, "results": self._results.path.name, **made.as_dict()}

@@ -559,6 +559,105 @@ def test_the_same_id_twice_is_an_error_by_line(specctl, tmp_path):
     assert (again.code, again.stderr) == (1, "note: 3 of 3 records were done; nothing is left to do\n")
 
 
+def untimed(path):
+    """Lines without times and without what was computed with rounding of its own."""
+    return [_untimed(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _untimed(value):
+    if isinstance(value, list):
+        return [_untimed(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _untimed(each) for key, each in value.items() if not key.endswith(("_ms", "per_second"))}
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+
+
+TALK = ["Tom had a kite.", "And then?", "Who came?", "What did she say?", "And the end?"]
+
+
+def interrupted_at(monkeypatch, turn):
+    """Let the text after this many end with an interrupt in its first round; returns the prompts that were asked."""
+    from specctl.decoding.session import Session
+
+    generate, asked = Session.generate, []
+
+    def counted(self, prompt, *arguments, on_round=None, **named):
+        asked.append(list(prompt))
+
+        def watch(round_):
+            if on_round is not None:
+                on_round(round_)
+            if len(asked) > turn:
+                raise KeyboardInterrupt
+
+        return generate(self, prompt, *arguments, on_round=watch, **named)
+
+    monkeypatch.setattr(Session, "generate", counted)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "sampling", [[], ["-t", "1", "--seed", "3", "--rounds", "--token-ids"]], ids=["greedy", "drawn"]
+)
+@pytest.mark.parametrize("first", [[], [RECORDS[0]]], ids=["first record", "second record"])
+def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sampling, first):
+    monkeypatch.chdir(tmp_path)
+    write_records(tmp_path / "in.jsonl", *first, {"id": "talk", "turns": TALK}, RECORDS[1])
+    arguments = ["-i", "in.jsonl", "--engine", "eager", "-n", "8", *sampling]
+    assert specctl(*arguments, "-o", "whole.jsonl", "--trace", "whole.trace").code == 0
+    assert not Path("whole.jsonl.turns.jsonl").exists()
+    arguments += ["-o", "out.jsonl", "--trace", "out.trace"]
+    with monkeypatch.context() as patch:
+        asked = interrupted_at(patch, len(first) + 3)
+        assert specctl(*arguments).code == 130
+        assert len(asked) == len(first) + 4
+    assert Path("out.jsonl").exists() == bool(first), "an interrupted run leaves no empty file"
+    kept = Path("out.jsonl.turns.jsonl").read_text()
+    assert kept.count("\n") == 3
+    Path("out.jsonl.turns.jsonl").write_text(kept + '{"kind": "turn", "rec')
+    with monkeypatch.context() as patch:
+        asked = interrupted_at(patch, 99)
+        ran = specctl(*arguments, "--resume")
+    assert (ran.code, len(asked)) == (0, 3)
+    assert "note: of the next one, 3 turns were done too\n" in ran.stderr
+    assert not Path("out.jsonl.turns.jsonl").exists()
+    assert untimed(Path("out.jsonl")) == untimed(Path("whole.jsonl"))
+    assert untimed(Path("out.trace")) == untimed(Path("whole.trace"))
+
+
+@pytest.mark.parametrize("changed", ["turns", "settings", "damaged", "torn", "run file"])
+def test_turns_of_another_record_or_run_are_asked_again(specctl, tmp_path, monkeypatch, changed):
+    monkeypatch.chdir(tmp_path)
+    turns, path = TALK, Path("out.jsonl.turns.jsonl")
+    arguments = ["-i", "in.jsonl", "--engine", "eager", "-o", "out.jsonl"]
+    write_records(tmp_path / "in.jsonl", {"id": "talk", "turns": turns})
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, 2)
+        assert specctl(*arguments, "-n", "4").code == 130
+    match changed:
+        case "turns":
+            turns = ["Another.", *TALK[1:]]
+            write_records(tmp_path / "in.jsonl", {"id": "talk", "turns": turns})
+        case "damaged":
+            path.write_text('{"kind": "turn", "record": 5}\n' + path.read_text())
+        case "torn":
+            path.write_text('{"kind": "tu')
+        case "run file":
+            Path("out.jsonl.run.json").unlink()
+    with monkeypatch.context() as patch:
+        asked = interrupted_at(patch, 99)
+        assert specctl(*arguments, "-n", "5" if changed == "settings" else "4", "--resume").code == 0
+    assert len(asked) == 5
+    assert not path.exists()
+
+
+def test_a_file_of_turns_of_someone_else_is_not_touched(specctl, tmp_path):
+    source = write_records(tmp_path / "in.jsonl", {"turns": TALK})
+    (tmp_path / "out.jsonl.turns.jsonl").write_text("my own")
+    ran = specctl("-i", source, "-o", tmp_path / "out.jsonl")
+    assert (ran.code, "out.jsonl.turns.jsonl was not written by this command" in ran.stderr) == (2, True)
+
+
 @pytest.mark.slow
 def test_each_result_is_written_before_the_next_record_is_read_and_a_closed_pipe_ends_the_run():
     process = start("-n", "2", "--trace", os.devnull, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
