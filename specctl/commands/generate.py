@@ -1,5 +1,6 @@
 """`specctl generate`: text from a pair, live in a terminal or as JSONL through a pipe."""
 
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from specctl.commands.options import (
     TrustOption,
     VerificationOption,
     sampling_flags,
+    warn,
 )
 from specctl.commands.replicating import ClusterOption, KeepWarmOption, Replication, WorkersOption
 from specctl.errors import UsageError
@@ -87,7 +89,8 @@ def generate(
             "-i",
             "--input",
             metavar="FILE|-",
-            help="Records to answer, one JSON object per line, with prompt, messages or turns.",
+            help="Records to answer, one JSON object per line, with prompt, messages or turns, and settings of their "
+            "own such as max_tokens; all keys are in docs/words.md.",
             rich_help_panel=RECORDS,
         ),
     ] = None,
@@ -194,6 +197,9 @@ def generate(
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
     if resume and output == "-":
         raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
+
+    if prompt is not None and os.path.isfile(prompt):
+        warn(f"{prompt} is a file, and its name is the prompt; did you mean -i {prompt}?")
 
     from specctl.profile import parse_policy
 

@@ -338,6 +338,13 @@ def test_what_looks_like_a_setting_and_is_none_is_warned_of_once(specctl):
     assert all(line.items() >= record.items() for line in ran.lines)
 
 
+def test_the_name_of_a_file_as_a_prompt_gives_a_hint(specctl, tmp_path):
+    source = write_records(tmp_path / "five.jsonl", {"prompt": "x"})
+    ran = specctl(source, "-n", "2", "-q")
+    assert ran.code == 0
+    assert ran.stderr == f"warning: {source} is a file, and its name is the prompt; did you mean -i {source}?\n"
+
+
 def test_no_records_are_no_results(specctl):
     ran = specctl("-i", "-")
     assert (ran.code, ran.stdout, ran.stderr) == (0, "", "")

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -11,7 +12,7 @@ from transformers import (
 )
 
 from specctl.decoding import sampling as module
-from specctl.decoding.host import argmax, picked
+from specctl.decoding.host import Softmax, argmax, picked
 from specctl.decoding.sampling import AT_A_TIME, Sampling, Uniforms, draw, pick, read_signals, sibling
 from specctl.policies import DISTRIBUTION_SIGNALS
 
@@ -221,3 +222,8 @@ def test_a_sibling_on_the_same_device_is_the_generator_itself() -> None:
     generator = seeded(0)
     assert sibling(generator, torch.device("cpu")) is generator
     assert sibling(None, torch.device("cpu")) is None
+
+
+def test_a_temperature_beyond_float32_draws_from_what_is_allowed_alike():
+    softmax = Softmax(np.array([3.0, -np.inf, -5.0], dtype=np.float32))
+    np.testing.assert_array_equal(softmax.probs(1e308), np.array([0.5, 0, 0.5], dtype=np.float32))
