@@ -120,6 +120,10 @@ def _changed(
     tally.counts["refused"] += 1
 
 
+def _with_another_prompt(line: Any) -> Any:
+    return {**line, "prompt": "another"} if isinstance(line, dict) and "prompt" in line else line
+
+
 def _run(arguments: Sequence[str], rounds: int | None = None) -> tuple[int, int]:
     """The exit code of a run that is interrupted after this many rounds, if any, and how many rounds there were."""
     pair = ["--target", str(models() / "target"), "--draft", str(models() / "draft"), "--engine", "eager"]
@@ -157,8 +161,8 @@ def _write(path: Path, lines: Sequence[Any]) -> None:
 
 
 def _untimed(folder: Path) -> list[Any]:
-    names = ("out.jsonl", "trace.jsonl")
-    lines = [(name, line) for name in names for line in (folder / name).read_text().splitlines()]
+    paths = sorted(folder.glob("*.jsonl"))  # results, rounds, and turns, of which none are left
+    lines = [(path.name, line) for path in paths for line in path.read_text().splitlines()]
     return [(name, _without_times(json.loads(line))) for name, line in lines]
 
 
