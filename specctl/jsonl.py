@@ -1,25 +1,26 @@
-"""Streaming JSONL: reading records and writing results line by line, and resuming an interrupted output file."""
+"""Streaming JSONL: records are read line by line, and become lines with their results."""
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from math import isfinite
-from pathlib import Path
 from typing import IO, Any, Literal
 
 from pydantic import TypeAdapter
 
-from specctl.errors import RecordError, UsageError
+from specctl.errors import RecordError
 from specctl.metrics import Metrics
 from specctl.nesting import too_deep
-from specctl.records import Completion, RoundSummary
+from specctl.record_settings import SETTING_KEYS
+from specctl.records import Completion, CompletionSummary, RoundSummary
 
 InputFormat = Literal["jsonl", "text"]
-ID_KEYS = ("id", "question_id", "task_id")
+ID_KEYS = ("id", "custom_id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+DUPLICATE = "duplicate_id"
+"""The type of the error of a record whose id an earlier one has: only its line tells the two apart."""
 RESULT_KEYS = frozenset({"completion", "finish_reason", "metrics", "rounds", "completion_ids", "error"})
 
 
@@ -38,6 +39,27 @@ class Record:
     id: Any
     data: dict[str, Any] = field(default_factory=dict)
     error: RecordError | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells the record from all others of its input: its id, or its line if the id does not."""
+        duplicate = self.error is not None and self.error.kind == DUPLICATE
+        return key_of(None if duplicate else self.id, self.line)
+
+    @property
+    def has_id(self) -> bool:
+        """Whether it has an id of its own."""
+        return any(self.data.get(key) is not None for key in ID_KEYS)
+
+
+def key_of(identity: Any, line: int | None) -> str:
+    """`Record.key` of an id, or of a line where the id is None."""
+    return json.dumps(["line", line] if identity is None else identity, sort_keys=True)
+
+
+def deciding(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a record that decides how it is answered: its prompt and its settings."""
+    return {key: data[key] for key in (*PROMPT_KEYS, *SETTING_KEYS) if key in data}
 
 
 def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:
@@ -67,6 +89,14 @@ def _parse(number: int, text: str) -> Record:
         return Record(number, None, error=RecordError("invalid_json", f"the line is not JSON ({what}){hint}"))
     if not isinstance(data, dict):
         return Record(number, None, error=RecordError("invalid_record", f"the line is JSON, but not an object{hint}"))
+    body = data.get("body")
+    if isinstance(body, dict) and not any(key in data for key in PROMPT_KEYS):  # a request of OpenAI's batch format
+        rest = {key: value for key, value in data.items() if key != "body"}
+        twice = sorted(rest.keys() & body.keys())
+        data = {**rest, **body}
+        if twice:
+            what = f"{', '.join(twice)} stands in the record and in its body"
+            return Record(number, rest.get("custom_id"), data, RecordError("invalid_record", what))
     identity = next((data[key] for key in ID_KEYS if data.get(key) is not None), number)
     return Record(number, identity, data, _fault(data))
 
@@ -91,6 +121,8 @@ def _fault(data: Mapping[str, Any]) -> RecordError | None:
         return RecordError("invalid_record", "turns must be a list of strings")
     if given[0] == "messages" and not (value and isinstance(value, list) and all(map(_is_message, value))):
         return RecordError("invalid_record", "messages must be a list of objects with a string role and content")
+    if odd := [message["role"] for message in data.get("messages", ()) if message["role"] not in ROLES]:
+        return RecordError("invalid_record", f"there is no role {json.dumps(odd[0])}; roles are {', '.join(ROLES)}")
     if not isinstance(data.get("sampling", {}), dict):
         return RecordError("invalid_record", "sampling must be an object")
     return None
@@ -101,122 +133,24 @@ def _is_message(value: object) -> bool:
 
 
 def error_line(record: Record, error: RecordError) -> dict[str, Any]:
-    return {"id": record.id, "line": record.line, "error": {"type": error.kind, "message": error.message}}
+    """A record with the reason why it has no completion."""
+    why = {"type": error.kind, "message": error.message}
+    return {**_carried(record), "id": record.id, "line": record.line, "error": why}
 
 
-class Finished:
-    """The records that an output file already contains; ``--resume`` skips them. The file is only read.
-
-    Attributes:
-        failed: whether the file contains records that could not be answered.
-
-    Raises:
-        UsageError: the file contains a line that is not an output record.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.failed = False
-        self._ids: Counter[str] = Counter()
-        for _, line, identity in _written(path, "completion", "error"):
-            self._ids[_key(*identity)] += 1
-            self.failed |= "error" in json.loads(line)
-
-    def __len__(self) -> int:
-        return self._ids.total()
-
-    def counts(self) -> Counter[str]:
-        return self._ids.copy()
-
-    def take(self, record: Record) -> bool:
-        """Whether the file contains this record; each line of the file matches one record only."""
-        return _taken(self._ids, _key(record.id, record.line))
-
-    def first_missing(self, records: Iterable[Record]) -> list[Record]:
-        """The first record that the file does not contain, if there is one; nothing is taken."""
-        ids = self.counts()
-        return list(islice((record for record in records if not _taken(ids, _key(record.id, record.line))), 1))
-
-
-def finished_rounds(trace: Path, finished: Finished, coming: Sequence[Record] | None = None) -> int:
-    """The size in bytes of a trace up to the last finished record; a resumed run writes the rounds after it again.
-
-    Args:
-        trace: the file; it is only read.
-        finished: the records that the results contain.
-        coming: the record that is answered next, if there is one; None where it is not known. The trace may hold rounds
-            of no other unfinished record.
-
-    Raises:
-        UsageError: the file contains a line that is not a round, or the trace of another run.
-    """
-    left = finished.counts()
-    size, unfinished = 0, False
-    for number, line, (identity, _) in _written(trace, "round"):
-        round_ = json.loads(line)
-        if not round_["round"] and not round_.get("turn"):
-            known = _taken(left, _key(identity, None))
-            expected = known or coming is None or _key(identity, None) in {_key(each.id, None) for each in coming}
-            if unfinished or not expected:
-                raise UsageError(
-                    f"{trace}:{number}: the trace does not belong to these results", "name another file for --trace"
-                )
-            unfinished = not known
-        if not unfinished:
-            size += len(line) + 1
-    return size
-
-
-def _taken(ids: Counter[str], key: str) -> bool:
-    if not ids[key]:
-        return False
-    ids[key] -= 1
-    return True
-
-
-def _key(identity: Any, line: int | None) -> str:
-    return json.dumps(["line", line] if identity is None else identity, sort_keys=True)
-
-
-def _written(path: Path, *marks: str) -> Iterator[tuple[int, bytes, tuple[Any, int | None]]]:
-    """The lines that this command has written into a file: number, text and `_identity`.
-
-    Text behind the last line feed is left out; it must be such a line, or the start of one that follows others.
-    """
-    if not path.is_file():
-        return
-    *lines, torn = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        yield number, line, _identity(path, number, line, *marks)
-    if torn and not (lines and _is_torn(torn)):
-        _identity(path, len(lines) + 1, torn, *marks)
-
-
-def _identity(path: Path, number: int, line: bytes, *marks: str) -> tuple[Any, int | None]:
-    """The id of a line that this command has written, and the number of its input line if the line contains it."""
-    try:
-        written = json.loads(line)
-        if any(mark in written for mark in marks) and not too_deep(written["id"]):
-            return written["id"], written.get("line")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass
-    raise UsageError(f"{path}:{number} was not written by this command", "--resume continues what an earlier run left")
-
-
-def _is_torn(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return line.startswith(b"{")
-    return False
+def _carried(record: Record) -> dict[str, Any]:
+    """The input's fields, but for those with the name of an output field, which come from another run."""
+    return {key: value for key, value in record.data.items() if key not in RESULT_KEYS}
 
 
 def result_line(
-    record: Record, completions: Sequence[Completion], *, rounds: bool = False, token_ids: bool = False
+    record: Record,
+    completions: Sequence[Completion | CompletionSummary],
+    *,
+    rounds: bool = False,
+    token_ids: bool = False,
 ) -> dict[str, Any]:
-    """A record with its completion; for ``turns``, completions, rounds and ids are lists with one item per turn.
-
-    Input fields with the name of an output field are left out, because they come from another run.
-    """
+    """A record with its completion; for ``turns``, completions, rounds and ids are lists with one item per turn."""
     metrics = Metrics.of(completions).as_record()
     listed = "turns" in record.data
 
@@ -224,7 +158,7 @@ def result_line(
         return values if listed else values[0]
 
     result = {
-        **{key: value for key, value in record.data.items() if key not in RESULT_KEYS},
+        **_carried(record),
         "id": record.id,
         "completion": shaped([completion.text for completion in completions]),
         "finish_reason": shaped([completion.finish_reason.value for completion in completions]),
@@ -237,8 +171,8 @@ def result_line(
     return result
 
 
-def _rounds(completion: Completion) -> Any:
-    rounds = [round_.summary.rounded() for round_ in completion.rounds]
+def _rounds(completion: Completion | CompletionSummary) -> Any:
+    rounds = [round_.rounded() for round_ in completion.summary.rounds]
     return _round_writer().dump_python(rounds, mode="json", exclude_defaults=True)
 
 

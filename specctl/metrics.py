@@ -78,7 +78,7 @@ class Metrics:
     levels: list[Level] = field(default_factory=list)
 
     @classmethod
-    def of(cls, completions: Iterable[Completion]) -> "Metrics":
+    def of(cls, completions: Iterable[Completion | CompletionSummary]) -> "Metrics":
         metrics = cls()
         for completion in completions:
             metrics.add(completion.summary)
@@ -172,7 +172,7 @@ class Metrics:
             "prefill_ms": round(self.prefill_seconds * 1e3, 3),
             "total_ms": round(self.total_seconds * 1e3, 3),
             "ttft_ms": round(_ratio(self.ttft_seconds, self.sequences) * 1e3, 3),
-            "tpot_ms": round(_ratio(self.tpot_seconds, self.timed_outputs) * 1e3, 3),
+            "tpot_ms": round(self.tpot_seconds / self.timed_outputs * 1e3, 3) if self.timed_outputs else None,
             "tokens_per_second": round(self.tokens_per_second, 2),
         }
         if self.overlap_seconds:

@@ -3,9 +3,8 @@ import json
 
 import pytest
 
-from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import Finished, Record, error_line, finished_rounds, read_records, result_line
+from specctl.jsonl import Record, error_line, read_records, result_line
 from specctl.records import Completion, DraftStep, ExtraToken, FinishReason, Round, StopReason
 
 METRICS = [
@@ -45,6 +44,7 @@ def completion(text="said"):
         ({"question_id": 7}, 7),
         ({"task_id": "HumanEval/0"}, "HumanEval/0"),
         ({"id": None, "task_id": "t"}, "t"),
+        ({"custom_id": "request-1"}, "request-1"),
         ({"id": 0, "question_id": 3}, 0),
         ({"id": ""}, ""),
         ({}, 2),
@@ -102,6 +102,9 @@ def test_lines_of_text_lose_their_line_break_and_nothing_else():
         ('{"messages": [{"role": "user"}]}', "invalid_record", "role and content"),
         ('{"messages": {"role": "user", "content": "x"}}', "invalid_record", "role and content"),
         ('{"prompt": "x", "sampling": 1}', "invalid_record", "sampling must be an object"),
+        ('{"messages": [{"role": "usr", "content": "x"}]}', "invalid_record", 'no role "usr"; roles are system,'),
+        ('{"custom_id": "a", "body": {"model": "m"}}', "invalid_record", "no prompt"),
+        ('{"custom_id": "a", "user": 1, "body": {"prompt": "x", "user": 2}}', "invalid_record", "user stands in the"),
     ],
 )
 def test_a_bad_line_carries_its_error_and_the_next_one_is_read(line, kind, words):
@@ -118,6 +121,8 @@ def test_a_bad_record_keeps_the_id_it_can_be_known_by():
     assert error_line(unreadable, unreadable.error).items() >= {"id": None, "line": 1}.items()
     line = error_line(incomplete, incomplete.error)
     assert list(line) == ["id", "line", "error"]
+    wrong = Record(3, "c", {"id": "c", "prompt": "x", "own": 1, "metrics": {}}, incomplete.error)
+    assert list(error_line(wrong, wrong.error)) == ["id", "prompt", "own", "line", "error"], "what it was stays with it"
     assert (line["id"], line["line"], line["error"]["type"]) == ("b", 2, "invalid_record")
 
 
@@ -161,106 +166,13 @@ def test_a_conversation_has_lists_over_its_turns_and_one_sum():
     assert line["metrics"]["generated_tokens"] == 4
 
 
-DONE = '{"id": "a", "completion": ""}\n{"id": "a", "completion": ""}\n{"id": null, "line": 4, "error": {}}\n'
+def test_a_request_of_a_batch_is_read_with_its_body():
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+    (record,) = records(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}))
+    assert (record.id, record.error) == ("a", None)
+    assert record.data == {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", **body}
 
 
-def test_finished_records_are_taken_once_for_each_line_they_have(tmp_path):
-    path = tmp_path / "out.jsonl"
-    path.write_text(DONE)
-    finished = Finished(path)
-    assert (len(finished), finished.failed) == (3, True)
-    assert [finished.take(Record(line, "a")) for line in (1, 2, 3)] == [True, True, False]
-    assert [finished.take(Record(line, None)) for line in (3, 4)] == [False, True]
-
-
-def test_a_torn_last_line_does_not_count_and_is_only_read(tmp_path):
-    path = tmp_path / "out.jsonl"
-    path.write_text(DONE + '{"id": "b", "compl')
-    assert not Finished(path).take(Record(1, "b"))
-    assert path.read_text() == DONE + '{"id": "b", "compl'
-    path.write_text(DONE + '{"id": "b", "completion": ""}')
-    assert not Finished(path).take(Record(1, "b")), "its line feed is missing, so it will be cut off"
-
-
-def test_nothing_is_finished_where_there_is_no_file(tmp_path):
-    assert len(Finished(tmp_path / "none")) == 0
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"id": 1, "prompt": "an input"}\n',
-        '{"completion": "no id"}\n',
-        "notes\nto keep",
-        "notes to keep",
-        '{"id": 1, "torn',
-        '"completion"\n',
-        "5\n",
-        "null\n",
-        "[" * 3000 + "\n",
-        '{"completion": "", "id": ' + "9" * 5000 + "}\n",
-        '{"id": 1, "prompt": "a document"}',
-        "[1]\n",
-        "\n",
-        b"\x89PNG\xff",
-    ],
-)
-def test_a_file_of_another_kind_is_refused_and_left_as_it_is(tmp_path, content):
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(content := content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UsageError, match="was not written by this command"):
-        Finished(path)
-    assert path.read_bytes() == content
-
-
-def rounds(*identities, start=0):
-    """Two rounds for each id."""
-    lines = [json.dumps({"id": id_, "turn": 0, "round": n}) for id_ in identities for n in (start, start + 1)]
-    return "".join(line + "\n" for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("kept", "rest"),
-    [
-        (["a"], ["b"]),
-        (["a", "a"], ["b"]),
-        (["a", "a"], ["a"]),
-        (["a", "a"], []),
-        (["a"], []),
-        ([], ["b"]),
-    ],
-)
-def test_rounds_of_an_interrupted_record_do_not_stay(tmp_path, kept, rest):
-    out, trace = tmp_path / "out.jsonl", tmp_path / "trace.jsonl"
-    out.write_text(DONE)
-    trace.write_text(rounds(*kept, *rest) + '{"id": "b", "rou' * bool(kept))
-    before = trace.read_bytes()
-    assert finished_rounds(trace, Finished(out)) == len(rounds(*kept))
-    assert trace.read_bytes() == before
-    assert finished_rounds(trace, Finished(out), [Record(5, id_) for id_ in rest]) == len(rounds(*kept))
-
-
-@pytest.mark.parametrize(
-    ("content", "coming", "line"),
-    [
-        (rounds("b", "c"), None, 3),
-        (rounds("a", "b", "a"), None, 5),
-        (rounds("a", "b"), [Record(5, "c")], 3),
-        (rounds("other run"), [Record(5, "c")], 1),
-        (rounds("a", "b"), [], 3),
-    ],
-)
-def test_a_trace_of_another_run_is_refused(tmp_path, content, coming, line):
-    out, trace = tmp_path / "out.jsonl", tmp_path / "trace.jsonl"
-    out.write_text(DONE)
-    trace.write_text(content)
-    with pytest.raises(UsageError, match=rf"trace\.jsonl:{line}: the trace does not belong to these results"):
-        finished_rounds(trace, Finished(out), coming)
-
-
-def test_a_trace_of_another_kind_is_refused(tmp_path):
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("notes\n")
-    with pytest.raises(UsageError, match=r"trace\.jsonl:1"):
-        finished_rounds(trace, Finished(tmp_path / "none"))
-    assert trace.read_text() == "notes\n"
+def test_a_body_beside_a_prompt_is_a_field_like_any_other():
+    (record,) = records('{"prompt": "x", "body": {"prompt": "y"}}')
+    assert (record.error, record.data) == (None, {"prompt": "x", "body": {"prompt": "y"}})

@@ -49,6 +49,13 @@ def test_latencies_of_many_are_means_over_the_sequences() -> None:
     assert (record["ttft_ms"], record["tpot_ms"]) == (1500.0, (500.0 + 2500.0) / 2)
 
 
+def test_there_is_no_time_between_tokens_that_came_in_one_round() -> None:
+    at_once = replace(completion(), rounds=ROUNDS[:1])
+    assert at_once.summary.tpot_ms is None
+    assert Metrics.of([at_once]).as_record()["tpot_ms"] is None
+    assert Metrics.of([at_once, completion(tokens=2)]).as_record()["tpot_ms"] == 2500.0
+
+
 def test_a_running_sequence_counts_what_its_rounds_emitted() -> None:
     running, finished = Metrics(), Metrics.of([completion()])
     for round_ in ROUNDS:
@@ -103,7 +110,9 @@ def test_only_a_hierarchy_has_levels_in_its_record() -> None:
 
 
 def test_nothing_yet_is_zero_everywhere() -> None:
-    assert set(Metrics().as_record().values()) == {0}
+    record = Metrics().as_record()
+    assert record.pop("tpot_ms") is None
+    assert set(record.values()) == {0}
 
 
 def test_the_record_is_in_milliseconds() -> None:

@@ -63,7 +63,8 @@ def load_answerers(
 
     def fresh() -> Answerer:
         drafter = build_drafter(pair, draft.setting, signals) if draft is not None else None
-        return Answerer(Session(pair, drafter), prompts, profile.sampling)
+        session = Session(pair, drafter, keep_caches=True)  # from turn to turn of a record, and no further
+        return Answerer(session, prompts, profile.sampling, session.forget)
 
     return fresh
 

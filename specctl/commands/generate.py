@@ -1,20 +1,26 @@
 """`specctl generate`: text from a pair, live in a terminal or as JSONL through a pipe."""
 
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specctl.commands.answering import REPLICA, load_answerers
 from specctl.commands.files import resolve_profile, spare_profile
 from specctl.commands.generate_options import (
+    RECORDS,
+    AnywayOption,
     FileOption,
+    InputOption,
     LongestOption,
     MinPOption,
+    OutputOption,
     RecordSeedOption,
+    ResumeOption,
     StopOption,
     SystemOption,
     TopKOption,
@@ -38,17 +44,17 @@ from specctl.commands.options import (
     TrustOption,
     VerificationOption,
     sampling_flags,
+    warn,
 )
 from specctl.commands.replicating import ClusterOption, KeepWarmOption, Replication, WorkersOption
 from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import Finished, InputFormat, Record, finished_rounds, read_records, result_line
+from specctl.jsonl import InputFormat, Record, result_line
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.replicas.replica import Replicas
 
-RECORDS = "Records"
 SHOWN = "What is shown"
 
 
@@ -80,40 +86,14 @@ def generate(
     stop: StopOption = None,
     chat: TemplateOption = None,
     system: SystemOption = None,
-    input_: Annotated[
-        str | None,
-        typer.Option(
-            "-i",
-            "--input",
-            metavar="FILE|-",
-            help="Records to answer, one JSON object per line, with prompt, messages or turns.",
-            rich_help_panel=RECORDS,
-        ),
-    ] = None,
-    output: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE|-",
-            help="Write results here instead of to standard output.",
-            show_default=False,
-            rich_help_panel=RECORDS,
-        ),
-    ] = "-",
+    input_: InputOption = None,
+    output: OutputOption = "-",
     input_format: Annotated[
         InputFormat,
         typer.Option(help="Whether an input line is a JSON object or a plain-text prompt.", rich_help_panel=RECORDS),
     ] = "jsonl",
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue an interrupted run: keep the results in --output and answer only records whose id is not "
-            "there. The id of a record without one is its line number. Policies that learn start from nothing again.",
-            rich_help_panel=RECORDS,
-        ),
-    ] = False,
+    resume: ResumeOption = False,
+    anyway: AnywayOption = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print the result for PROMPT as one JSON document.", rich_help_panel=SHOWN)
     ] = False,
@@ -192,8 +172,13 @@ def generate(
     if replication is not None and (not from_stream or live):
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
+    if anyway and not resume:
+        raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
     if resume and output == "-":
         raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
+
+    if prompt is not None and os.path.isfile(prompt):
+        warn(f"{prompt} is a file, and its name is the prompt; did you mean -i {prompt}?")
 
     from specctl.profile import parse_policy
 
@@ -219,6 +204,7 @@ def generate(
 
     from specctl import streams
     from specctl.commands import streaming
+    from specctl.commands.record_run import RecordFlags, RecordRun
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
     from specctl.terminal.loading import TerminalProgress, resumable
@@ -232,11 +218,13 @@ def generate(
         source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
         sink = outputs.file("output", output, resumed=resume if from_stream else None)
         traced = outputs.file("trace", trace, resumed=resume if from_stream else None)
-        finished = Finished(sink.path) if resume else None
-        rounds_kept = None
-        if finished is not None and traced is not None and traced.continued:
-            coming = None if force else streams.from_file(input_, partial(_coming, finished, input_format))
-            rounds_kept = finished_rounds(traced.path, finished, coming)
+        run = None
+        if source is not None:
+            wanted = RecordFlags(input_ or "-", input_format, resume, anyway, force, quiet, rounds, token_ids, trace)
+            run = RecordRun(outputs, resolved, wanted, sink, traced, console, keeps_turns=replication is None)
+            if not run.left:
+                run.begin()
+                raise typer.Exit(1 if run.finished is not None and run.finished.failed else 0)
         text = prompt or "" if file is None else streams.read_prompt(file)
         total = streams.count_lines(input_) if from_stream else None
         expected = (total or 0) * resolved.sampling.max_new_tokens
@@ -247,32 +235,33 @@ def generate(
             replicas = stack.enter_context(starting)
         else:
             answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()
-        sink.begin()
-        if traced is not None:
-            traced.begin(rounds_kept)
         view = partial(streaming.view_of, resolved, console)
-        if source is not None:
+        if run is not None and source is not None:
+            run.begin()
             answers: streaming.AnswersRecords
-            records: Iterable[Any] = read_records(source, input_format)
+            records: Iterable[Any] = run.records(source)
             if replicas is not None:
-                answers = ReplicatedRecords(replicas, sink, traced, finished, rounds, token_ids)
+                answers = ReplicatedRecords(replicas, sink, traced, run.finished, rounds, token_ids)
                 if total is None:
-                    records = arriving(read_records(streams.apart(source), input_format))
+                    records = arriving(run.records(streams.apart(source)))
             else:
                 from specctl.observing.record_stream import RecordStream, trace_alone
 
                 watch = streaming.live_watch(answerer, view) if live else trace_alone
-                answers = RecordStream(answerer, sink, traced, finished, rounds, token_ids, watch)
+                answers = RecordStream(answerer, sink, traced, run.finished, rounds, token_ids, watch, run.turns)
             # Results and panels on the same terminal show the progress themselves.
             silent = live or (output == "-" and sys.stdout.isatty())
             bar = TerminalProgress(console, False) if silent else shown_progress
             kept = None if quiet or output == "-" else output
-            with resumable(console, kept):
+            with resumable(console, kept), run.summing_up(answers.tally):
                 complete = streaming.answer_records(answers, records, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
 
+        sink.begin()
+        if traced is not None:
+            traced.begin()
         from specctl.observing.record_stream import tracer
 
         record = Record(1, 1, {"prompt": text})
@@ -283,8 +272,3 @@ def generate(
             return
         shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
         streaming.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
-
-
-def _coming(finished: Finished, input_format: InputFormat, records: IO[bytes]) -> list[Record]:
-    """The record that a resumed run answers first, if there is one."""
-    return finished.first_missing(read_records(records, input_format))

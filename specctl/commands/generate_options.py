@@ -1,10 +1,12 @@
-"""Options of `specctl generate` about its prompt and how it samples."""
+"""Options of `specctl generate` about its prompt, its records and how it samples."""
 
 from typing import Annotated
 
 import typer
 
 from specctl.commands.options import SAMPLING
+
+RECORDS = "Records"
 
 FileOption = Annotated[
     str | None,
@@ -60,3 +62,43 @@ StopOption = Annotated[
 ]
 
 SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")]
+
+InputOption = Annotated[
+    str | None,
+    typer.Option(
+        "-i",
+        "--input",
+        metavar="FILE|-",
+        help="Records to answer, one JSON object per line, with prompt, messages or turns, and settings of their "
+        "own such as max_tokens; all keys are in docs/words.md.",
+        rich_help_panel=RECORDS,
+    ),
+]
+
+OutputOption = Annotated[
+    str,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE|-",
+        help="Write results here instead of to standard output.",
+        show_default=False,
+        rich_help_panel=RECORDS,
+    ),
+]
+
+ResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Continue an interrupted run: keep the results in --output and answer only records whose id is not "
+        "there. The id of a record without one is its line number. Policies that learn start from nothing again. "
+        "What other models, settings or prompts made is refused.",
+        rich_help_panel=RECORDS,
+    ),
+]
+
+AnywayOption = Annotated[
+    bool,
+    typer.Option("--anyway", help="Let --resume go on with the results of another run.", rich_help_panel=RECORDS),
+]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 
 from specctl.jsonl import Record
-from specctl.observing.progress import Advance
+from specctl.observing.progress import Advance, Tally
 from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.live import LiveView, Origin, Piece
@@ -25,6 +25,9 @@ ORIGINS = {ExtraToken.CORRECTION: Origin.CORRECTION, ExtraToken.BONUS: Origin.BO
 
 class AnswersRecords(Protocol):
     """A `RecordStream`, of models in this process or of replicas."""
+
+    @property
+    def tally(self) -> Tally: ...
 
     def run(self, records: Iterable[Record], advance: Advance, /) -> bool: ...
 

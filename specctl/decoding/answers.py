@@ -1,8 +1,8 @@
 """An input record becomes its completions, one for each turn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -13,7 +13,8 @@ from specctl.errors import RecordError
 from specctl.jsonl import Record
 from specctl.profile.schema import SamplingTable
 from specctl.profile.wording import did_you_mean, shown
-from specctl.records import Completion, Round
+from specctl.record_settings import own_settings
+from specctl.records import Completion, CompletionSummary, Round
 
 TURN_STRIDE = 1_000_003
 """Added to the seed from turn to turn, so that turns draw independently of each other and of other records."""
@@ -36,14 +37,35 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn."""
+    """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn.
+
+    Attributes:
+        session: completes prompts.
+        prompts: makes them.
+        settings: in force where a record has none of its own.
+        start: called before each record; a session that keeps its caches from turn to turn forgets them there.
+    """
 
     session: Generates
     prompts: PromptFormat
     settings: SamplingTable
+    start: Callable[[], None] = lambda: None
 
-    def answer(self, record: Record, on_round: OnRound | None = None) -> list[Completion]:
-        """One completion, or one per turn; ``on_round`` is called with each round as it ends.
+    def answer(
+        self,
+        record: Record,
+        on_round: OnRound | None = None,
+        *,
+        done: Sequence[CompletionSummary] = (),
+        on_turn: Callable[[int, Completion], None] = lambda _turn, _completion: None,
+    ) -> list[Completion]:
+        """One completion, or one per turn.
+
+        Args:
+            record: to answer.
+            on_round: called with each round as it ends.
+            done: the first turns, which an earlier run has answered; they are not answered again, nor returned.
+            on_turn: called with each turn's number and completion as it ends.
 
         Raises:
             RecordError: the record cannot be answered.
@@ -52,11 +74,16 @@ class Answerer:
             raise record.error
         settings = self.settings_of(record)
         # A record's own seed is used as it is.
-        offset = 0 if "seed" in record.data.get("sampling", {}) else record.line - 1
+        offset = 0 if "seed" in own_settings(record.data) else record.line - 1
         completions: list[Completion] = []
-        for turn in range(len(record.data.get("turns", ("",)))):
-            ids = self.prompt_ids(record, [completion.text for completion in completions])
-            completions.append(self._complete(ids, settings, offset, turn, on_round))
+        texts = [completion.text for completion in done]
+        self.start()
+        for turn in range(len(done), len(record.data.get("turns", ("",)))):
+            ids = self.prompt_ids(record, texts)
+            completion = self._complete(ids, settings, offset, turn, on_round)
+            completions.append(completion)
+            texts.append(completion.text)
+            on_turn(turn, completion)
         return completions
 
     def prompt_ids(self, record: Record, answers: Sequence[str] = ()) -> list[int]:
@@ -76,18 +103,20 @@ class Answerer:
 
     def settings_of(self, record: Record) -> SamplingTable:
         """The sampling table with the record's own settings; raises RecordError for invalid ones."""
-        own = record.data.get("sampling")
+        own = own_settings(record.data)
         if not own:
             return self.settings
         try:
-            return SamplingTable.model_validate({**self.settings.model_dump(), **own})
+            values = {key: value for key, (_, value) in own.items()}
+            return SamplingTable.model_validate({**self.settings.model_dump(), **values})
         except ValidationError as error:
-            mistakes = "; ".join(_mistake(detail) for detail in error.errors(include_url=False))
+            mistakes = "; ".join(_mistake(detail, own) for detail in error.errors(include_url=False))
             raise RecordError("invalid_sampling", mistakes) from error
 
 
-def _mistake(detail: ErrorDetails) -> str:
-    key = "sampling." + ".".join(map(str, detail["loc"]))
+def _mistake(detail: ErrorDetails, own: Mapping[str, tuple[str, Any]]) -> str:
+    first, *rest = map(str, detail["loc"])
+    key = ".".join([own[first][0], *rest])
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{did_you_mean(str(detail['loc'][-1]), SamplingTable.model_fields)}"
     return f"{key}: {shown(detail['input'])} {detail['msg'].replace('Input should be', 'must be')}"

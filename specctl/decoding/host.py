@@ -19,6 +19,8 @@ from specctl.policies import TOP_PROBS, Signal
 TINY = torch.finfo(torch.float32).tiny
 PART = 8192
 """The most numbers of a dot product at a time."""
+HOTTEST = float(np.finfo(np.float32).max)
+"""The highest temperature that a float32 can hold; any that is nearly as high draws from the uniform distribution."""
 UNDERFLOW = np.float32(-200)
 """Logits so far below the largest have a probability of 0 in float32."""
 CANDIDATES = (128, 1024, 1 << 31)
@@ -93,7 +95,7 @@ class Softmax:
         if temperature == 1:
             found: Floats = self._weights / np.float32(self._whole)
             return found
-        found = np.exp(self._below / np.float32(temperature))
+        found = np.exp(self._below / np.float32(min(temperature, HOTTEST)))
         found /= found.sum()
         return found
 

@@ -80,6 +80,10 @@ class Session:
                     on_round(round_)
                 stops = enough()
 
+    def forget(self) -> None:
+        """Let the next prompt be read from its beginning, though caches are kept."""
+        self._cached = ()
+
     # Applied to the generator so that the mode ends wherever it waits for who takes its rounds.
     @torch.inference_mode()
     def play(

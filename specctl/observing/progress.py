@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -13,6 +14,26 @@ class Advance(Protocol):
 
 def ignored(tokens: int = 0) -> None:
     """An `Advance` for work that nobody watches."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a run's records so far.
+
+    Attributes:
+        answered: got a line in this run, errors included.
+        failed: how many of these lines are errors.
+        kept: had a line from an earlier run.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    kept: int = 0
+
+    def add(self, *, fine: bool) -> None:
+        """Count a line of this run."""
+        self.answered += 1
+        self.failed += not fine
 
 
 class Progress(Protocol):

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specctl.decoding.answers import Answerer, OnRound
 from specctl.errors import RecordError
 from specctl.files import write_line
-from specctl.jsonl import Finished, Record, error_line, result_line
-from specctl.observing.progress import Advance, ignored
+from specctl.jsonl import Record, error_line, result_line
+from specctl.observing.progress import Advance, Tally, ignored
 from specctl.outputs import Sink
-from specctl.records import Completion
+from specctl.records import Completion, CompletionSummary
+from specctl.resuming.finished import Finished
+from specctl.resuming.turns_file import TurnsFile
 from specctl.round_trace import trace_line
 
 Watch = Callable[[Record, OnRound | None], AbstractContextManager[OnRound | None]]
@@ -47,7 +49,11 @@ class Reply:
 
 
 def reply_to(
-    record: Record, answer: Callable[[Record], Sequence[Completion]], *, rounds: bool, token_ids: bool
+    record: Record,
+    answer: Callable[[Record], Sequence[Completion | CompletionSummary]],
+    *,
+    rounds: bool,
+    token_ids: bool,
 ) -> Reply:
     """The line of a record whose completions ``answer`` gives; ``rounds`` and ``token_ids`` as in `result_line`."""
     try:
@@ -69,6 +75,8 @@ class RecordStream:
         finished: records that an earlier run answered in the same output; None without an earlier run.
         rounds, token_ids: whether result lines contain them.
         watch: shows rounds while a record is answered.
+        turns: keeps the finished turns of a record that has several; None to keep none.
+        tally: what became of the records.
     """
 
     answerer: Answerer
@@ -78,23 +86,35 @@ class RecordStream:
     rounds: bool = False
     token_ids: bool = False
     watch: Watch = trace_alone
+    turns: TurnsFile | None = None
+    tally: Tally = field(default_factory=Tally)
 
     def run(self, records: Iterable[Record], advance: Advance = ignored) -> bool:
         """Answer all records; returns whether every record could be answered, in this run and in an earlier one.
 
         ``advance`` is called after each record.
         """
-        fine = True
         for record in records:
-            tokens = 0
-            if self.finished is None or not self.finished.take(record):
-                reply = reply_to(record, self._answer, rounds=self.rounds, token_ids=self.token_ids)
-                write_line(self.sink, reply.line)
-                fine, tokens = fine and reply.fine, reply.tokens
-            advance(tokens)
-        return fine and not (self.finished is not None and self.finished.failed)
+            if self.finished is not None and self.finished.take(record):
+                self.tally.kept += 1
+                advance(0)
+                continue
+            reply = reply_to(record, self._answer, rounds=self.rounds, token_ids=self.token_ids)
+            write_line(self.sink, reply.line)
+            if self.turns is not None:
+                self.turns.clear()
+            self.tally.add(fine=reply.fine)
+            advance(reply.tokens)
+        return not (self.tally.failed or (self.finished is not None and self.finished.failed))
 
-    def _answer(self, record: Record) -> Sequence[Completion]:
+    def _answer(self, record: Record) -> Sequence[Completion | CompletionSummary]:
         trace = tracer(record, self.traced)
+        turns, last = self.turns, len(record.data.get("turns", ("",))) - 1
+
+        def keep(turn: int, completion: Completion) -> None:
+            if turns is not None and turn < last:  # the last one comes with the result
+                turns.add(record, turn, completion.summary)
+
         with nullcontext(trace) if record.error is not None else self.watch(record, trace) as on_round:
-            return self.answerer.answer(record, on_round)
+            done = turns.of(record) if turns is not None else ()
+            return [*done, *self.answerer.answer(record, on_round, done=done, on_turn=keep)]

@@ -7,11 +7,12 @@ from uuid import uuid4
 
 from specctl.errors import RecordError
 from specctl.files import write_line
-from specctl.jsonl import Finished, Record, error_line
-from specctl.observing.progress import Advance, ignored
+from specctl.jsonl import Record, error_line
+from specctl.observing.progress import Advance, Tally, ignored
 from specctl.outputs import Sink
 from specctl.replicas.replica import Replicas
 from specctl.replicas.window import GivenUp, Task, in_order
+from specctl.resuming.finished import Finished
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class ReplicatedRecords:
     Attributes:
         replicas: each a `specctl.commands.answering.replica`.
         sink, traced, finished, rounds, token_ids: as in `RecordStream`.
+        tally: as in `RecordStream`.
         run_id: differs from run to run; policies of replicas that served another run start from nothing again.
     """
 
@@ -34,6 +36,7 @@ class ReplicatedRecords:
     finished: Finished | None = None
     rounds: bool = False
     token_ids: bool = False
+    tally: Tally = field(default_factory=Tally)
     run_id: str = field(default_factory=lambda: uuid4().hex)
 
     def run(self, records: Iterable[Record | None], advance: Advance = ignored) -> bool:
@@ -43,9 +46,9 @@ class ReplicatedRecords:
             records: in order; None where the next one is not there yet.
             advance: called after each record.
         """
-        fine = True
         for record, answer in in_order(self.replicas, self._tasks(records)):
             if record is None:  # an earlier run has answered it
+                self.tally.kept += 1
                 advance()
                 continue
             reply = self._reply(record, answer)
@@ -53,9 +56,9 @@ class ReplicatedRecords:
                 assert self.traced is not None
                 write_line(self.traced, line)
             write_line(self.sink, reply["line"])
-            fine &= reply["fine"]
+            self.tally.add(fine=reply["fine"])
             advance(reply["tokens"])
-        return fine and not (self.finished is not None and self.finished.failed)
+        return not (self.tally.failed or (self.finished is not None and self.finished.failed))
 
     def _tasks(self, records: Iterable[Record | None]) -> Iterator[Task[Record | None] | None]:
         for record in records:

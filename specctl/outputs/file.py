@@ -84,6 +84,11 @@ class OutputFile:
         self.path, self.continued = path, continued
         self._descriptor = descriptor
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file, and no stream, pipe or device."""
+        return self._descriptor is not None and is_regular(self._descriptor)
+
     def begin(self, keep: int | None = None) -> bool:
         """Remove earlier content that does not stay: all of it, or in a continued file what follows the last line feed.
 

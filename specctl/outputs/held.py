@@ -182,7 +182,8 @@ def _how(resumed: bool | None) -> str:
 
 def _remove_empty(path: Path, descriptor: int) -> None:
     with suppress(OSError):
-        if os.fstat(descriptor).st_size == 0:
+        # What has been replaced is no longer what was opened.
+        if os.fstat(descriptor).st_size == 0 and os.path.samestat(path.stat(), os.fstat(descriptor)):
             path.unlink()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, TypedDict, Unpack
 
 from specctl.errors import UsageError
-from specctl.jsonl import PROMPT_KEYS, Record, read_records
+from specctl.jsonl import Record, deciding, read_records
 from specctl.profile.wording import did_you_mean
 from specctl.prompts.formats import SUITES, FormatError
 from specctl.prompts.sources import fetched_rows, local_rows
@@ -27,7 +27,7 @@ class SuitePrompt:
     Attributes:
         id: unique in its suite.
         category: results are grouped by it.
-        data: an input record of ``generate`` with ``prompt``, ``messages`` or ``turns``, and ``sampling`` if it is set.
+        data: an input record of ``generate`` with ``prompt``, ``messages`` or ``turns``, and its own settings.
     """
 
     id: str
@@ -142,8 +142,7 @@ def _records(stream: IO[bytes], place: str) -> Iterator[SuitePrompt]:
         category = record.data.get("category", NO_CATEGORY)
         if not isinstance(category, str):
             raise UsageError(f"{place}:{record.line}: category must be a string")
-        data = {key: record.data[key] for key in (*PROMPT_KEYS, "sampling") if key in record.data}
-        yield SuitePrompt(str(record.id), category, data)
+        yield SuitePrompt(str(record.id), category, deciding(record.data))
 
 
 def _questions(name: str, path: Path | None) -> Iterator[SuitePrompt]:

@@ -50,10 +50,17 @@ class CompletionSummary:
     arrivals_ms: tuple[float, ...] = ()
 
     @property
+    def summary(self) -> "CompletionSummary":
+        """Itself: wherever a `Completion` has one, this may stand for it."""
+        return self
+
+    @property
     def tpot_ms(self) -> float | None:
-        """Time per output token after the first one; None with fewer than two tokens."""
+        """Time per output token after the first one; None where there is no such time: with fewer than two tokens, and
+        where all of them came in one round."""
         later = len(self.tokens) - 1
-        return (self.total_ms - self.first_token_ms) / later if later > 0 else None
+        at_once = len(self.rounds) == 1 or len(self.arrivals_ms) == 1
+        return (self.total_ms - self.first_token_ms) / later if later > 0 and not at_once else None
 
     @property
     def gaps_ms(self) -> tuple[float, ...]:

@@ -134,8 +134,15 @@ def refused(*arguments):
         (["calibrate", *INPUT, "--trace", "trace"], "trace holds the trace of another calibration"),
         (["calibrate", "--from", "torn.json"], "torn.json holds no whole line"),
         (["generate", *INPUT, "-o", "torn.json", "--resume"], "torn.json:1 was not written by this command"),
-        (["generate", *INPUT, "-o", "out", "--trace", "torn.json", "--resume"], "torn.json:1 was not written by this"),
-        (["generate", *INPUT, "-o", "out", "--trace", "rounds", "--resume"], "rounds:1: the trace does not belong to"),
+        (["generate", *INPUT, "-o", "out", "--resume"], "out.run.json is missing or damaged, so nothing says"),
+        (
+            ["generate", *INPUT, "-o", "out", "--trace", "torn.json", "--resume", "--anyway"],
+            "torn.json:1 was not written by this",
+        ),
+        (
+            ["generate", *INPUT, "-o", "out", "--trace", "rounds", "--resume", "--anyway"],
+            "rounds:1: the trace does not belong to",
+        ),
         (["generate", *INPUT, "-o", "new", "--trace", "rounds", "--resume"], "rounds:1: the trace does not belong to"),
         (
             ["train-head", *INPUT, "-o", "photos", "--resume"],

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +18,8 @@ from checkpoints import save_model
 from transformers import MptConfig
 
 from specctl import __main__ as entry
-from specctl.jsonl import Finished
 from specctl.profile.embedded import model_path
+from specctl.resuming.finished import Finished
 
 SPECCTL = Path(sysconfig.get_path("scripts")) / "specctl"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
@@ -245,6 +247,7 @@ def test_a_prompt_that_is_no_text_is_an_error(specctl):
         ([PROMPT, "-i", "in.jsonl"], "exclude each other"),
         ([PROMPT, "--resume", "-o", "out"], "--resume works only with records"),
         (["-i", "in.jsonl", "--resume"], "--output FILE"),
+        (["-i", "in.jsonl", "-o", "new", "--anyway"], "--anyway says how --resume goes on"),
         (["-i", "in.jsonl", "--json"], "leave it out"),
         ([PROMPT, "--rounds"], "add --json"),
         ([PROMPT, "--token-ids"], "add --json"),
@@ -388,6 +391,24 @@ def test_plain_text_read_as_records_gives_a_hint(specctl):
     assert "--input-format text" in ran.lines[0]["error"]["message"]
 
 
+def test_what_looks_like_a_setting_and_is_none_is_warned_of_once(specctl):
+    record = {"prompt": "x", "temprature": 1, "n": 2, "top_p": 0.5, "note": 1}
+    ran = specctl("-n", "2", "-q", stdin=b"".join(json.dumps(record).encode() + b"\n" for _ in range(3)))
+    assert (ran.code, len(ran.lines)) == (0, 3)
+    assert ran.stderr.splitlines() == [
+        "warning: line 1: `temprature` has no effect; did you mean `temperature`?",
+        "warning: line 1: `n` is no setting of specctl and has no effect",
+    ]
+    assert all(line.items() >= record.items() for line in ran.lines)
+
+
+def test_the_name_of_a_file_as_a_prompt_gives_a_hint(specctl, tmp_path):
+    source = write_records(tmp_path / "five.jsonl", {"prompt": "x"})
+    ran = specctl(source, "-n", "2", "-q")
+    assert ran.code == 0
+    assert ran.stderr == f"warning: {source} is a file, and its name is the prompt; did you mean -i {source}?\n"
+
+
 def test_no_records_are_no_results(specctl):
     ran = specctl("-i", "-")
     assert (ran.code, ran.stdout, ran.stderr) == (0, "", "")
@@ -411,7 +432,8 @@ def whole(specctl, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     source = write_records(folder / "in.jsonl", *RECORDS)
     ran = specctl("-i", source, "-o", folder / "out.jsonl", "--trace", folder / "trace.jsonl", *SAMPLED)
-    assert (ran.code, ran.stdout, ran.stderr) == (1, "", "")
+    assert (ran.code, ran.stdout) == (1, "")
+    assert re.fullmatch(rf"29 records, 1 error, [\d.]+ s; results are in {folder}/out.jsonl\n", ran.stderr)
     return contents(folder / "out.jsonl"), trace_of(folder)
 
 
@@ -444,8 +466,10 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
 
     code, said = stop_after(start(*arguments), out, 3, signal.SIGINT)
     assert code == 130
-    assert said == f"note: interrupted; what was finished is in {out}; the same command with --resume continues\n"
     kept = contents(out)
+    summary, noted = said.splitlines()
+    assert summary.startswith(f"{len(kept)} records, 0 errors, ")
+    assert noted == f"note: interrupted; what was finished is in {out}; the same command with --resume continues"
     assert 3 <= len(kept) < len(RECORDS), "each finished line is whole, and there was more to do"
     assert kept == whole[0][: len(kept)]
 
@@ -458,13 +482,251 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
             file.write('{"id": "r27", "torn')
 
     ran = specctl(*arguments, "--resume")
-    assert (ran.code, ran.stdout, ran.stderr) == (1, "", "")
+    assert (ran.code, ran.stdout) == (1, "")
+    torn, counts, summary = ran.stderr.splitlines()
+    assert torn == f"note: the last line of {out} was cut short; its record is answered again"
+    assert counts == f"note: {done} of 29 records were done; {29 - done} left"
+    assert summary.startswith(f"29 records, {done} of them kept, 1 error, ")
     assert contents(out) == whole[0]
     assert trace_of(tmp_path) == whole[1]
 
     again = specctl(*arguments, "--resume")
     assert again.code == 1, "the broken record is still broken"
+    assert again.stderr == "note: 29 of 29 records were done; nothing is left to do\n"
     assert contents(out) == whole[0]
+
+
+@pytest.fixture
+def left(specctl, tmp_path, monkeypatch):
+    """What a run of five greedy records left when it was interrupted after three."""
+    monkeypatch.chdir(tmp_path)
+    write_records(tmp_path / "in.jsonl", *RECORDS[:5])
+    assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-q").code == 0
+    results = tmp_path / "out.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:3]))
+    return lines
+
+
+GREEDY = ("-n", "6", "--engine", "eager")
+
+
+@pytest.mark.parametrize(
+    ("changed", "differing"),
+    [
+        (["-n", "7"], ["sampling.max_new_tokens was 6 and is 7"]),
+        (["-t", "0.5"], ["sampling.temperature was 0.0 and is 0.5"]),
+        (["--stop", "x", "--seed", "2"], ["sampling.seed was 0 and is 2", "sampling.stop was [] and is ['x']"]),
+        (["--set", "target.model=embedded:draft"], ["target was embedded:target and is embedded:draft"]),
+        (["--set", "target.dtype=bfloat16"], ["target.dtype was float32 and is bfloat16"]),
+        (["--rounds"], ["--rounds was False and is True"]),
+        (["--trace", "t.jsonl"], ["--trace was not set and is t.jsonl"]),
+    ],
+)
+@pytest.mark.usefixtures("left")
+def test_the_results_of_another_run_are_not_continued(specctl, monkeypatch, changed, differing):
+    from specctl.commands import generate
+
+    monkeypatch.setattr(generate, "load_answerers", None)
+    before = Path("out.jsonl").read_bytes(), Path("out.jsonl.run.json").read_bytes()
+    ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--resume", *changed)
+    assert ran.code == 2
+    first, *said, hint = [line for line in ran.stderr.splitlines() if not line.startswith("warning: ")]
+    assert first == "error: out.jsonl was made by another run:"
+    assert said == [f"  {each}" for each in differing]
+    assert "with --anyway" in hint
+    assert (Path("out.jsonl").read_bytes(), Path("out.jsonl.run.json").read_bytes()) == before
+
+
+@pytest.mark.usefixtures("left")
+def test_another_run_goes_on_anyway_and_is_then_the_one_that_made_the_results(specctl):
+    ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "7", "--resume", "--anyway")
+    assert ran.code == 0
+    assert "note: sampling.max_new_tokens was 6 and is 7\n" in ran.stderr
+    assert [line["metrics"]["generated_tokens"] for line in contents(Path("out.jsonl"))] == [6, 6, 6, 7, 7]
+    assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "7", "--resume").code == 0
+
+
+def test_what_decides_no_text_may_change(specctl, left):
+    """Greedy text does not depend on the draft, nor on how passes run, nor on where the models are."""
+    policy = ["--policy", "constant", "--threads", "1", "--workers", "1"]
+    ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY[:2], "--resume", *policy)
+    assert ran.code == 0
+    assert "note: draft.policy was svip, threshold 0.54" in ran.stderr
+    assert "and is constant, draft_length 5; the text is the same" in ran.stderr
+    assert [json.loads(line)["completion"] for line in left] == [
+        line["completion"] for line in contents(Path("out.jsonl"))
+    ]
+
+
+@pytest.mark.usefixtures("left")
+def test_a_sampled_text_depends_on_its_draft(specctl):
+    drawn = ["-i", "in.jsonl", "-o", "drawn.jsonl", *GREEDY, "-t", "1"]
+    assert specctl(*drawn, "-q").code == 0
+    ran = specctl(*drawn, "--resume", "--policy", "constant")
+    assert (ran.code, "draft.policy was svip" in ran.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("left")
+def test_a_model_whose_files_have_changed_is_another(specctl, tmp_path):
+    from specctl.profile.embedded import model_path
+
+    shutil.copytree(model_path("target"), tmp_path / "copy")
+    same = ["-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--resume", "--set", f"target.model={tmp_path}/copy"]
+    assert specctl(*same).code == 0, "a copy elsewhere has the same content"
+    config = tmp_path / "copy" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    ran = specctl(*same)
+    assert ran.code == 2
+    assert f"target: the files of {tmp_path}/copy have changed" in ran.stderr
+
+
+@pytest.mark.usefixtures("left")
+def test_results_that_nothing_says_the_origin_of(specctl):
+    again = ["-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--resume"]
+    for damage in ("", "torn", "[1]", '{"schema_version": 1}'):
+        Path("out.jsonl.run.json").write_text(damage)
+        ran = specctl(*again)
+        assert ran.code == 2
+        assert "out.jsonl.run.json is missing or damaged, so nothing says" in ran.stderr
+        assert "add --anyway" in ran.stderr
+    assert specctl(*again, "--anyway").code == 0
+    assert specctl(*again).code == 0
+
+
+@pytest.mark.usefixtures("left")
+def test_a_record_with_another_prompt_is_refused_by_line(specctl, monkeypatch):
+    from specctl.commands import generate
+
+    monkeypatch.setattr(generate, "load_answerers", None)
+    write_records(Path("in.jsonl"), RECORDS[0], {**RECORDS[1], "prompt": "another"}, *RECORDS[2:5])
+    ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--resume")
+    assert ran.code == 2
+    assert "out.jsonl:2: on line 2 of the input, the record with this id has another prompt" in ran.stderr
+
+
+@pytest.mark.usefixtures("left")
+def test_what_is_left_beside_removed_results_is_replaced(specctl):
+    Path("out.jsonl").unlink()
+    assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "3", "-q").code == 0
+    assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "3", "--resume", "-q").code == 0
+    Path("out.jsonl").unlink()
+    Path("out.jsonl.run.json").write_text("my own notes")
+    ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY)
+    assert (ran.code, "out.jsonl.run.json was not written by this command" in ran.stderr) == (2, True)
+    assert Path("out.jsonl.run.json").read_text() == "my own notes"
+
+
+def test_the_same_id_twice_is_an_error_by_line(specctl, tmp_path):
+    source = write_records(tmp_path / "in.jsonl", *RECORDS[:2], {**RECORDS[0], "prompt": "again"})
+    arguments = ["-i", source, "-o", tmp_path / "out.jsonl", "-n", "2"]
+    ran = specctl(*arguments)
+    assert ran.code == 1
+    assert ran.stderr.startswith("3 records, 1 error, ")
+    found = contents(tmp_path / "out.jsonl")[2]
+    assert (found["id"], found["line"], found["prompt"]) == ("r0", 3, "again")
+    assert found["error"] == {"type": "duplicate_id", "message": "line 1 has the same id"}
+    again = specctl(*arguments, "--resume")
+    assert (again.code, again.stderr) == (1, "note: 3 of 3 records were done; nothing is left to do\n")
+
+
+def untimed(path):
+    """Lines without times and without what was computed with rounding of its own."""
+    return [_untimed(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _untimed(value):
+    if isinstance(value, list):
+        return [_untimed(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _untimed(each) for key, each in value.items() if not key.endswith(("_ms", "per_second"))}
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+
+
+TALK = ["Tom had a kite.", "And then?", "Who came?", "What did she say?", "And the end?"]
+
+
+def interrupted_at(monkeypatch, turn):
+    """Let the text after this many end with an interrupt in its first round; returns the prompts that were asked."""
+    from specctl.decoding.session import Session
+
+    generate, asked = Session.generate, []
+
+    def counted(self, prompt, *arguments, on_round=None, **named):
+        asked.append(list(prompt))
+
+        def watch(round_):
+            if on_round is not None:
+                on_round(round_)
+            if len(asked) > turn:
+                raise KeyboardInterrupt
+
+        return generate(self, prompt, *arguments, on_round=watch, **named)
+
+    monkeypatch.setattr(Session, "generate", counted)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "sampling", [[], ["-t", "1", "--seed", "3", "--rounds", "--token-ids"]], ids=["greedy", "drawn"]
+)
+@pytest.mark.parametrize("first", [[], [RECORDS[0]]], ids=["first record", "second record"])
+def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sampling, first):
+    monkeypatch.chdir(tmp_path)
+    write_records(tmp_path / "in.jsonl", *first, {"id": "talk", "turns": TALK}, RECORDS[1])
+    arguments = ["-i", "in.jsonl", "--engine", "eager", "-n", "8", *sampling]
+    assert specctl(*arguments, "-o", "whole.jsonl", "--trace", "whole.trace").code == 0
+    assert not Path("whole.jsonl.turns.jsonl").exists()
+    arguments += ["-o", "out.jsonl", "--trace", "out.trace"]
+    with monkeypatch.context() as patch:
+        asked = interrupted_at(patch, len(first) + 3)
+        assert specctl(*arguments).code == 130
+        assert len(asked) == len(first) + 4
+    assert Path("out.jsonl").exists() == bool(first), "an interrupted run leaves no empty file"
+    kept = Path("out.jsonl.turns.jsonl").read_text()
+    assert kept.count("\n") == 3
+    Path("out.jsonl.turns.jsonl").write_text(kept + '{"kind": "turn", "rec')
+    with monkeypatch.context() as patch:
+        asked = interrupted_at(patch, 99)
+        ran = specctl(*arguments, "--resume")
+    assert (ran.code, len(asked)) == (0, 3)
+    assert "note: of the next one, 3 turns were done too\n" in ran.stderr
+    assert not Path("out.jsonl.turns.jsonl").exists()
+    assert untimed(Path("out.jsonl")) == untimed(Path("whole.jsonl"))
+    assert untimed(Path("out.trace")) == untimed(Path("whole.trace"))
+
+
+@pytest.mark.parametrize("changed", ["turns", "settings", "damaged", "torn", "run file"])
+def test_turns_of_another_record_or_run_are_asked_again(specctl, tmp_path, monkeypatch, changed):
+    monkeypatch.chdir(tmp_path)
+    turns, path = TALK, Path("out.jsonl.turns.jsonl")
+    arguments = ["-i", "in.jsonl", "--engine", "eager", "-o", "out.jsonl"]
+    write_records(tmp_path / "in.jsonl", {"id": "talk", "turns": turns})
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, 2)
+        assert specctl(*arguments, "-n", "4").code == 130
+    match changed:
+        case "turns":
+            turns = ["Another.", *TALK[1:]]
+            write_records(tmp_path / "in.jsonl", {"id": "talk", "turns": turns})
+        case "damaged":
+            path.write_text('{"kind": "turn", "record": 5}\n' + path.read_text())
+        case "torn":
+            path.write_text('{"kind": "tu')
+        case "run file":
+            Path("out.jsonl.run.json").unlink()
+    with monkeypatch.context() as patch:
+        asked = interrupted_at(patch, 99)
+        assert specctl(*arguments, "-n", "5" if changed == "settings" else "4", "--resume").code == 0
+    assert len(asked) == 5
+    assert not path.exists()
+
+
+def test_a_file_of_turns_of_someone_else_is_not_touched(specctl, tmp_path):
+    source = write_records(tmp_path / "in.jsonl", {"turns": TALK})
+    (tmp_path / "out.jsonl.turns.jsonl").write_text("my own")
+    ran = specctl("-i", source, "-o", tmp_path / "out.jsonl")
+    assert (ran.code, "out.jsonl.turns.jsonl was not written by this command" in ran.stderr) == (2, True)
 
 
 @pytest.mark.slow

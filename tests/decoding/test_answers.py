@@ -92,8 +92,10 @@ def test_a_record_may_override_the_sampling_for_itself():
         ({"temperature": -1}, "sampling.temperature: -1 must be greater than or equal to 0"),
         ({"temperature": "hot"}, 'sampling.temperature: "hot" must be a valid number'),
         ({"top_k": 1.5}, "sampling.top_k: 1.5 must be a valid integer"),
-        ({"stop": "x"}, 'sampling.stop: "x" must be a valid list'),
-        ({"max_new_tokens": 0}, "sampling.max_new_tokens: 0 must be"),
+        ({"stop": 1}, "sampling.stop: 1 must be a valid list"),
+        ({"stop": ["a", ""]}, 'sampling.stop.1: ""'),
+        ({"max_tokens": 0}, "sampling.max_tokens: 0 must be"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, "sampling.max_tokens is 3 and sampling.max_new_tokens is 4; they are"),
     ],
 )
 def test_a_bad_override_is_the_records_own_error(sampling, words):
@@ -102,6 +104,55 @@ def test_a_bad_override_is_the_records_own_error(sampling, words):
         answers.answer(Record(1, 1, {"prompt": "a", "sampling": sampling}))
     assert caught.value.kind == "invalid_sampling"
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("data", "setting"),
+    [
+        ({"temperature": 1}, {"temperature": 1.0}),
+        ({"max_tokens": 3}, {"max_new_tokens": 3}),
+        ({"max_new_tokens": 3}, {"max_new_tokens": 3}),
+        ({"max_completion_tokens": 3, "sampling": {"max_new_tokens": 3}}, {"max_new_tokens": 3}),
+        ({"stop": "x"}, {"stop": ["x"]}),
+        ({"stop": ["x", "y"], "sampling": {"top_k": 2}}, {"stop": ["x", "y"], "top_k": 2}),
+        ({"top_p": 0.5, "min_p": 0.1, "top_k": 4}, {"top_p": 0.5, "min_p": 0.1, "top_k": 4}),
+        ({"temperature": None, "stop": None, "max_tokens": None, "seed": None}, {}),
+        ({"verification": "token"}, {}),
+    ],
+    ids=str,
+)
+def test_settings_stand_beside_the_prompt_too(data, setting):
+    notes, answers = answerer(max_new_tokens=9, temperature=0.5)
+    answers.answer(Record(3, 3, {"prompt": "a", **data}))
+    assert notes.asked[0][1] == answers.settings.model_copy(update=setting)
+
+
+def test_a_seed_beside_the_prompt_is_the_records_own():
+    notes, answers = answerer(seed=1)
+    answers.answer(Record(9, 9, {"prompt": "a", "seed": 7}))
+    answers.answer(Record(9, 9, {"prompt": "a", "seed": None}))
+    assert notes.seeds == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"temperature": "hot"}, 'temperature: "hot" must be a valid number'),
+        ({"max_tokens": 2.5}, "max_tokens: 2.5 must be a valid integer"),
+        ({"stop": 5}, "stop: 5 must be a valid list"),
+        ({"top_p": 0}, "top_p: 0 must be greater than 0"),
+        ({"seed": -1, "top_k": "x"}, 'top_k: "x" must be a valid integer; seed: -1 must be'),
+        ({"seed": 1, "sampling": {"seed": 2}}, "seed is 1 and sampling.seed is 2; they are the same setting"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_beside_the_prompt_is_called_as_the_record_calls_it(data, words):
+    _, answers = answerer()
+    with pytest.raises(RecordError) as caught:
+        answers.answer(Record(1, 1, {"prompt": "a", **data}))
+    assert caught.value.kind == "invalid_sampling"
+    assert words in caught.value.message
+    assert "sampling.seed: " not in caught.value.message
 
 
 def test_a_bad_record_is_its_own_error():

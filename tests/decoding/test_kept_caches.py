@@ -9,10 +9,13 @@ from recurrent_models import FAMILIES, noisy_recurrent, recurrent_model
 from toys import STOPPING, Replays, noisy_copy, random_model, seeded
 from transformers import PreTrainedModel
 
+from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
+from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
+from specctl.jsonl import Record
 from specctl.models.loading.pair import load_pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -250,3 +253,25 @@ def test_every_model_of_a_hierarchy_keeps_its_cache() -> None:
     assert [runner.taken() for runner in runners] == [[69]] * 3
     session.generate([*OPENING, *answer, *NEXT], table)
     assert all(sum(runner.taken()) < 2 * len(NEXT) for runner in runners)
+
+
+class InOneLine(PromptFormat):
+    """Joins turns and answers by a character that the models know."""
+
+    def conversation(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
+        lines = [text for pair in zip(turns, [*answers, ""], strict=False) for text in pair][:-1]
+        return self._ids("+".join(lines) + "+")
+
+
+def test_each_turn_of_a_record_reads_only_what_is_new() -> None:
+    """The cost of a conversation grows with its length, not with the square of it."""
+    read = {}
+    chat = Chat()
+    answers = Answerer(chat.session, InOneLine(TOKENIZER), SamplingTable(max_new_tokens=1), chat.session.forget)
+    for turns in (5, 10, 20):
+        answers.answer(Record(1, 1, {"turns": ["#$%&"] * turns}))
+        read[turns] = [sum(taken) for taken in chat.taken()]
+        answers.answer(Record(2, 2, {"turns": ["#$%&"] * turns}))
+        assert [sum(taken) for taken in chat.taken()] == read[turns], "nothing is kept from record to record"
+    for model in (0, 1):
+        assert read[20][model] - read[10][model] == 2 * (read[10][model] - read[5][model]), read

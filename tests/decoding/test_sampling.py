@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from specctl.decoding import sampling as module
-from specctl.decoding.host import _reaching, argmax, picked
+from specctl.decoding.host import Softmax, _reaching, argmax, picked
 from specctl.decoding.sampling import AT_A_TIME, Sampling, Uniforms, draw, pick, read_signals, sibling
 from specctl.policies import DISTRIBUTION_SIGNALS
 
@@ -229,3 +229,8 @@ def test_tokens_that_reach_top_p_exactly_are_enough() -> None:
     falling = np.array([[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]])
     assert _reaching(falling, 0.5).tolist() == [1, 2]
     assert _reaching(falling, 0.75).tolist() == [2, 3]
+
+
+def test_a_temperature_beyond_float32_draws_from_what_is_allowed_alike():
+    softmax = Softmax(np.array([3.0, -np.inf, -5.0], dtype=np.float32))
+    np.testing.assert_array_equal(softmax.probs(1e308), np.array([0.5, 0, 0.5], dtype=np.float32))

@@ -15,11 +15,13 @@ from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
-from specctl.jsonl import Finished, Record, read_records
+from specctl.jsonl import Record, read_records
 from specctl.models.loading.pair import load_pair
 from specctl.observing.record_stream import RecordStream
 from specctl.outputs import Outputs
 from specctl.profile.schema import DraftTable, ModelTable, Profile, SamplingTable
+from specctl.resuming.finished import Finished
+from specctl.resuming.identities import distinct
 from tests.checkpoints import llama_config, save_model
 from tests.faults.mutations import Tally, main, mutated
 
@@ -46,7 +48,10 @@ WORDS = (
     '"role"', '"content"', "// ", "\ufeff",
 )  # fmt: skip
 
-KEYS = ("id", "prompt", "sampling", "max_new_tokens", "temperature", "top_p", "stop", "seed", "line", "category")
+KEYS = (
+    "id", "prompt", "sampling", "max_new_tokens", "max_tokens", "temperature", "top_p", "stop", "seed", "line",
+    "category", "body", "custom_id",
+)  # fmt: skip
 VALUES = (
     None, True, 0, -1, 1, 0.5, 1e300, 10**18, 10**400, "", "t", "\ud800", "\x00\x1b[31m", "\u2028\u2029\x85", [], {},
     ["t"], ["t", ""], [["a"]], {"a": {"b": []}}, [{"role": "user", "content": "x"}], {"max_new_tokens": 1},
@@ -111,13 +116,13 @@ def _answer(source: bytes, path: Path, tally: Tally, where: str) -> None:
     finished = Finished(path)
     if lost := [record.line for record in records if not finished.take(record)]:
         tally.uncaught(f"{where}: --resume does not find lines {lost}")
-    if len(finished):
-        tally.uncaught(f"{where}: {len(finished)} lines too many")
+    if len(finished) != len(records):
+        tally.uncaught(f"{where}: {len(finished)} records were written, not {len(records)}")
 
 
 def _read(source: bytes, tally: Tally, where: str) -> Iterator[Record]:
     try:
-        yield from read_records(io.BytesIO(source))
+        yield from distinct(read_records(io.BytesIO(source)))
     except Exception as error:
         tally.uncaught(f"{where}: reading ended with {error!r}")
 

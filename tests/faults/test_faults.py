@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.faults import mutations, profiles, records
+from tests.faults import mutations, profiles, records, resumes
 
 
 def assert_all_caught(tally: mutations.Tally) -> None:
@@ -21,6 +21,11 @@ def test_mutated_profiles_are_valid_or_refused() -> None:
 
 def test_mutated_records_are_answered_or_refused_and_found_again() -> None:
     assert_all_caught(records.fuzz(200, seed=1))
+
+
+@pytest.mark.slow
+def test_interrupted_runs_are_resumed_and_changed_ones_refused() -> None:
+    assert_all_caught(resumes.fuzz(6, seed=1))
 
 
 def test_an_exception_of_another_kind_is_counted() -> None:

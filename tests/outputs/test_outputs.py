@@ -75,6 +75,17 @@ def test_a_pipe_holds_nothing():
         assert reader.communicate()[0] == b"through\n"
 
 
+def test_a_failed_run_leaves_a_file_that_was_replaced_whole(here):
+    def fail():
+        with Outputs() as outputs:
+            outputs.file("output", "new").replace("content\n")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert names(here) == ["new"]
+
+
 def test_a_failed_run_leaves_no_empty_file_or_folder(here):
     with Outputs() as outputs:
         outputs.file("trace", "written").write("kept\n")

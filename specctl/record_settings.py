@@ -1,0 +1,94 @@
+"""Sampling settings in a record: the object ``sampling``, or OpenAI's names beside the prompt."""
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from specctl.errors import RecordError
+
+PLACE = "sampling"
+NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "seed": "seed",
+    "stop": "stop",
+}
+"""The names that records use, each with the key of a profile's ``[sampling]`` table that it sets."""
+SETTING_KEYS = (PLACE, *NAMES)
+"""The keys of a record that decide how it is answered, beside its prompt."""
+
+FOREIGN = (
+    "n", "best_of", "echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "length_penalty",
+    "no_repeat_ngram_size", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "grammar", "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "ignore_eos",
+    "min_tokens", "min_new_tokens", "max_length", "n_predict", "num_predict", "num_beams", "beam_width",
+    "use_beam_search", "do_sample", "typical_p", "top_a", "tfs_z", "mirostat", "stop_sequences", "stop_strings",
+    "stop_token_ids", "bad_words", "reasoning_effort", "num_ctx", "sampling_params", "options",
+)  # fmt: skip
+"""Settings of other programs that would change the text and have no effect here."""
+_NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
+_LIKE = 0.85
+_SHORT = 6
+"""Words of fewer letters are too easily like another one: a misspelled setting is looked for among longer ones."""
+
+
+def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """What a record sets, by key of the ``[sampling]`` table: how the record calls it, and the value, not checked.
+
+    At the top level null is no value, and ``stop`` may be a single string.
+
+    Raises:
+        RecordError: two names set one key to different values.
+    """
+    given = [(key, NAMES[key], data[key]) for key in NAMES if data.get(key) is not None]
+    given += [(f"{PLACE}.{key}", NAMES.get(key, key), value) for key, value in (data.get(PLACE) or {}).items()]
+    found: dict[str, tuple[str, Any]] = {}
+    for called, key, value in given:
+        value = [value] if key == "stop" and isinstance(value, str) else value
+        before, earlier = found.setdefault(key, (called, value))
+        if earlier != value:
+            what = f"{before} is {_brief(earlier)} and {called} is {_brief(value)}"
+            raise RecordError("invalid_sampling", f"{what}; they are the same setting, so give one of them")
+    return found
+
+
+def ignored_setting(key: str, value: Any) -> str | None:
+    """What to say about a key that looks like a setting and is none; None for any other key.
+
+    A value that is without effect elsewhere too, such as ``n = 1`` or a penalty of 0, needs no words.
+    """
+    if value in _NEUTRAL or (key in ("n", "best_of", "repetition_penalty", "repeat_penalty") and value == 1):
+        return None
+    return _looks_like_a_setting(key)
+
+
+@lru_cache(maxsize=10_000)
+def _looks_like_a_setting(key: str) -> str | None:
+    if key in NAMES:
+        return None
+    if key in FOREIGN:
+        return f"`{key}` is no setting of specctl and has no effect"
+    plain = _plain(key)
+    near = next((name for name in NAMES if _plain(name) == plain), None)
+    if near is None and len(plain) >= _SHORT:
+        near = next(
+            iter(get_close_matches(key.lower(), [name for name in NAMES if len(name) >= _SHORT], 1, _LIKE)), None
+        )
+    return f"`{key}` has no effect; did you mean `{near}`?" if near is not None else None
+
+
+def _plain(key: str) -> str:
+    return "".join(letter for letter in key.lower() if letter.isalnum())
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

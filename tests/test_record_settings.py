@@ -1,0 +1,71 @@
+import pytest
+
+from specctl.profile.schema import SamplingTable
+from specctl.record_settings import FOREIGN, NAMES, ignored_setting
+
+
+def test_every_name_sets_a_key_of_the_sampling_table():
+    assert set(NAMES.values()) == set(SamplingTable.model_fields) - {"verification"}
+    assert not set(NAMES) & set(FOREIGN)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("temprature", "temperature"),
+        ("Temperature", "temperature"),
+        ("temperatures", "temperature"),
+        ("top-p", "top_p"),
+        ("topP", "top_p"),
+        ("topk", "top_k"),
+        ("maxTokens", "max_tokens"),
+        ("max_new_token", "max_new_tokens"),
+        ("max-completion-tokens", "max_completion_tokens"),
+        ("Stop", "stop"),
+    ],
+)
+def test_a_misspelled_setting_is_named(key, near):
+    assert ignored_setting(key, 0.5) == f"`{key}` has no effect; did you mean `{near}`?"
+
+
+@pytest.mark.parametrize("key", ["frequency_penalty", "n", "logprobs", "logit_bias", "stop_token_ids", "tools"])
+def test_settings_of_other_programs_are_known(key):
+    assert ignored_setting(key, 2) == f"`{key}` is no setting of specctl and has no effect"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("n", 1), ("logprobs", False), ("presence_penalty", 0.0), ("tools", []), ("repetition_penalty", 1.0)],
+)
+def test_a_setting_that_asks_for_nothing_needs_no_words(key, value):
+    assert ignored_setting(key, value) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "id",
+        "category",
+        "model",
+        "steps",
+        "stops",
+        "speed",
+        "topic",
+        "step",
+        "tokens",
+        "reference",
+        "answer",
+        "test",
+        "metrics",
+        "source",
+        "url",
+        "method",
+        "user",
+        "score",
+        "temperature",
+        "entry_point",
+        "canonical_solution",
+    ],
+)
+def test_other_fields_are_carried_through_without_a_word(key):
+    assert ignored_setting(key, "x") is None
