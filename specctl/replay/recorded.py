@@ -51,7 +51,7 @@ class Recorded:
         chances: how likely tokens are kept, when sampling; None in greedy decoding, for a draft below another one, and
             where tokens are drawn apart from the text's.
         below: in a hierarchy, what the next draft drafts along ``along``, given the text before each position.
-        branches_below: in a hierarchy, what the next draft drafts along each branch.
+        branches_below: in a hierarchy, what the next draft drafts along each branch; empty if nothing was recorded.
         longest: the most tokens that the draft can draft in a round; None for any number.
         disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
@@ -148,7 +148,7 @@ class Recorded:
         """
         assert self.below is not None
         tail = self.tails[start]
-        if tail is None:
+        if tail is None or not self.branches_below:
             return self.below
         if tail not in self._under:
             self._under[tail] = _joined(self.below, self.branches_below[tail], start + self.shared[start])
@@ -227,7 +227,7 @@ def recorded_by_place(
         else:
             shared[start], tails[start] = 1, numbers.get(start)
     known = None if chances is None else TokenChances(along=chances)
-    ordered = [(branches_below or {})[position] for position in branches] if below is not None else []
+    ordered = [branches_below[position] for position in branches] if branches_below else []
     return Recorded(runs, shared, tails, list(branches.values()), along, known, below, ordered)
 
 

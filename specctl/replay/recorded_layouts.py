@@ -36,7 +36,7 @@ class _ByPlace:
             {place: draft.branches[tail] for place, tail in branches.items()},
             chances,
             None if draft.below is None else cls.of(draft.below),
-            {} if draft.below is None else {place: cls.of(draft.branches_below[n]) for place, n in branches.items()},
+            {place: cls.of(draft.branches_below[tail]) for place, tail in branches.items() if draft.branches_below},
         )
 
     def recorded(self) -> Recorded:
