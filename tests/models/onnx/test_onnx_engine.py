@@ -336,7 +336,7 @@ def test_torchao_quantises_what_onnxruntime_cannot_run(tmp_path: Path, monkeypat
     profile = small_pair(tmp_path, "target.quantize=int8", "target.dtype=bfloat16")
     heard: list[str] = []
     pair = load_pair(profile, engines=EngineSettings.of(profile, notice=heard.append))
-    assert heard == [f"{tmp_path / 'target'} runs on torch: {BFLOAT16}"]
+    assert heard[-1] == f"{tmp_path / 'target'} runs on torch: {BFLOAT16}"
     assert engine_name(pair.target) == "eager"
     assert pair.models[0].quantization_method == QuantizationMethod.TORCHAO
     without_torchao(monkeypatch)
