@@ -107,8 +107,15 @@ def obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
-def tree_graph_obstacle(model: PreTrainedModel) -> str | None:
-    """Why a model's graph cannot read trees, as the end of a sentence; None if it can."""
+def tree_graph_obstacle(model: PreTrainedModel, quantize: str | None = None) -> str | None:
+    """Why a model's graph cannot read trees, as the end of a sentence; None if it can.
+
+    A quantised graph rounds what its products read to 8 bits. A branch of a tree stands elsewhere in the cache than a
+    chain does, and its logits were measured to differ from the chain's: by 0.03 of their spread on the embedded target,
+    where those of a graph that is not quantised differ by 4e-6.
+    """
+    if quantize is not None:
+        return f"onnxruntime computes something else for the branches of a tree where weights are {quantize}"
     if not attends_to_everything(model):
         return "it has layers with a sliding window or with a state of their own"
     if next(model.parameters()).device.type != "cpu":
@@ -117,7 +124,7 @@ def tree_graph_obstacle(model: PreTrainedModel) -> str | None:
 
 
 def reads_trees(model: PreTrainedModel, settings: EngineSettings) -> bool:
-    """Whether a model gets a graph that reads trees."""
+    """Whether a model that is not quantised gets a graph that reads trees."""
     return settings.trees and tree_graph_obstacle(model) is None
 
 
@@ -144,7 +151,7 @@ def _built(
     several = {1, settings.most_threads} if settings.most_threads else {torch.get_num_threads()}
     numbers = [1] if weight_bytes(model) <= SMALL else sorted(several)
 
-    no_trees = tree_graph_obstacle(model) if settings.trees else "its onnx graph was made for chains"
+    no_trees = tree_graph_obstacle(model, quantize) if settings.trees else "its onnx graph was made for chains"
     trees = no_trees is None
     narrowest = NARROWEST if quantize is not None and device.type == "cpu" else 1
 
