@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 from onnx_models import sure_runner
-from toys import head_for, noisy_copy, random_model, seeded
-from transformers import PreTrainedModel
+from toys import STOPPING, head_for, noisy_copy, random_head, random_model, seeded
+from transformers import AutoTokenizer, PreTrainedModel
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -17,6 +17,7 @@ from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.tree_drafter import TreeDrafter
+from specctl.models.loading.head_checkpoint import locate_head
 from specctl.models.loading.model import load_model
 from specctl.models.running.acceptance_head import AcceptanceHead
 from specctl.models.running.eager import EagerRunner
@@ -29,10 +30,14 @@ from specctl.policies.constant import Constant
 from specctl.policies.leaves import leaf_rule
 from specctl.policies.self_verify import SelfVerify
 from specctl.policies.trees import TreeSize
+from specctl.profile.embedded import model_path
 from specctl.profile.schema import ModelTable
+from specctl.prompts.suites import load_suite
 
 TREES = ("tree", "leaves")
 """The ways to draft that need a target that reads trees."""
+TRAINED = "embedded"
+"""The family of the models that ship with the package, on whose weights small faults show that random ones hide."""
 OTHER_WAYS = (*TREES, "lookup", "hierarchy", "parallel")
 
 
@@ -48,6 +53,11 @@ class Form:
     quantize: str | None = None
     dtype: str = "float32"
     deterministic: bool = False
+
+    @property
+    def no_trees(self) -> bool:
+        """Whether it reads chains alone."""
+        return self.deterministic or (self.engine == "onnx" and self.quantize is not None)
 
     def __str__(self) -> str:
         more = f", {self.dtype}, deterministic" if self.deterministic else ""
@@ -80,21 +90,26 @@ def small(family: str) -> PreTrainedModel:
 
 
 @cache
-def _loaded(family: str, quantize: str | None, dtype: str) -> PreTrainedModel:
-    path = Path(_folder().name) / family
-    if not path.exists():
-        small(family).save_pretrained(path)
-    table = ModelTable(model=str(path), device="cpu", dtype=dtype, quantize=quantize)
-    return load_model(table, role="target").model
+def _loaded(path: str, quantize: str | None = None, dtype: str = "float32") -> PreTrainedModel:
+    return load_model(ModelTable(model=path, device="cpu", dtype=dtype, quantize=quantize), role="target").model
+
+
+@cache
+def _path(family: str) -> str:
+    if family == TRAINED:
+        return "embedded:target"
+    path = str(Path(_folder().name) / family)
+    small(family).save_pretrained(path)
+    return path
 
 
 @cache
 def target_of(form: Form, family: str, *, trees: bool = False) -> Runner:
     """A target's runner, shared by all who ask: roll it back first."""
-    vocabulary = small(family).config.vocab_size
+    model = _loaded(_path(family), None if form.engine == "onnx" else form.quantize, form.dtype)
+    vocabulary = model.config.vocab_size
     if form.engine == "onnx":
-        return sure_runner(_loaded(family, None, form.dtype), vocabulary, quantize=form.quantize, trees=trees)
-    model = _loaded(family, form.quantize, form.dtype)
+        return sure_runner(model, vocabulary, quantize=form.quantize, trees=trees)
     runner = EagerRunner(model, vocabulary) if form.engine == "eager" else StaticRunner(model, vocabulary)
     return FixedWidthRunner(runner) if form.deterministic else runner
 
@@ -127,14 +142,36 @@ class Drafts:
 
 
 @cache
-def noisy_drafts(family: str) -> tuple[Runner, Runner]:
-    """Copies of a model with noise on their weights, the second one with less."""
-    draft, middle = (EagerRunner(noisy_copy(family, noise), 64) for noise in (0.03, 0.015))
-    return draft, middle
+def drafts_of(family: str) -> Drafts:
+    """Copies of a random model with noise on their weights, the second one with less; for trained ones smaller ones."""
+    if family != TRAINED:
+        draft, middle = (EagerRunner(noisy_copy(family, noise), 64) for noise in (0.03, 0.015))
+        return Drafts(draft, middle, 64, random_head(hidden_size=32), STOPPING)
+    models = [_loaded(f"embedded:{name}") for name in ("draft", "mid")]
+    head = locate_head("embedded:draft-head").load(models[0].config.hidden_size)
+    assert isinstance(head, AcceptanceHead)
+    vocabulary = models[0].config.vocab_size
+    draft, middle = (EagerRunner(model, vocabulary) for model in models)
+    return Drafts(draft, middle, vocabulary, head, {})
+
+
+@cache
+def _stories() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(model_path("target"))
+    return [
+        tokenizer.encode(prompt.data["prompt"])
+        for prompt in load_suite("embedded", categories=["story-middle"]).prompts
+    ]
 
 
 def prompts_of(family: str, count: int, seed: int) -> list[list[int]]:
-    """Random prompts of several lengths."""
+    """Random prompts of several lengths; for trained models beginnings of stories, of 40 to 80 tokens."""
     draws = seeded(seed)
-    vocabulary = small(family).config.vocab_size
-    return [torch.randint(1, vocabulary, (3 + 8 * number,), generator=draws).tolist() for number in range(count)]
+
+    def ids(limit: int, length: int, least: int = 1) -> list[int]:
+        return torch.randint(least, limit, (length,), generator=draws).tolist()
+
+    if family != TRAINED:
+        return [ids(small(family).config.vocab_size, 3 + 8 * number) for number in range(count)]
+    which = ids(len(_stories()), count, 0)
+    return [_stories()[story][:length] for story, length in zip(which, ids(81, count, 40), strict=True)]

@@ -12,11 +12,12 @@ import pytest
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import Finished, finished_rounds, read_records
+from specctl.jsonl import read_records
 from specctl.observing.findings import Skipped
 from specctl.observing.results import RESULTS, read_results
 from specctl.outputs import Outputs
 from specctl.replay.trace_files import TRACES, read_traces
+from specctl.resuming.finished import Finished, finished_rounds
 
 DATA = Path(__file__).parent / "data"
 READERS = {"results": read_results, "trace": read_traces, "rounds": lambda path: read_verdicts([path])}
@@ -191,7 +192,7 @@ def test_results_and_rounds_of_generate_keep_every_character(text: str, tmp_path
         write_line(trace, {**round_, "id": "next", "turn": 0, "round": 0})
     finished = Finished(tmp_path / "out")
     whole = (tmp_path / "trace").read_bytes()
-    assert finished_rounds(tmp_path / "trace", finished) == whole.index(b"\n") + 1
+    assert finished_rounds(tmp_path / "trace", finished, known=False) == whole.index(b"\n") + 1
     assert json.loads((tmp_path / "out").read_bytes().split(b"\n")[0])["completion"] == text
     assert finished.take(record)
     assert read_verdicts([tmp_path / "trace"]).accepted.size

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from specctl.profile.known_names import EMBEDDED
 from specctl.profile.layers import OF_ONE_MODEL, Layers
 from specctl.profile.wording import Key, dotted, shown
 
@@ -19,9 +20,15 @@ def replaced_models(files: Layers, merged: Layers) -> list[Key]:
 
 
 def drop_template(before: Layers, merged: Layers) -> None:
-    """Forget what was said about the chat template of a target that a later layer replaces; the rule decides again."""
+    """Forget what was said about the chat template of a target that a later layer replaces; the rule decides again.
+
+    What is said of one embedded model is true of all.
+    """
     key = ("prompt", "chat")
-    if ("target",) in replaced_models(before, merged) and before.origins.get(key) == merged.origins.get(key):
+    if ("target",) not in replaced_models(before, merged):
+        return
+    family = all(layers.table["target"]["model"].startswith(EMBEDDED) for layers in (before, merged))
+    if not family and before.origins.get(key) == merged.origins.get(key):
         merged.drop(key)
 
 

@@ -15,8 +15,8 @@ PROMPTS = [
     {"id": "long", "category": "stories", "prompt": "Once upon a time " * 700},
     {"id": "talk", "category": "stories", "turns": ["Who are you?", "And then?"]},
 ]
-OPTIONS = ["-n", "12", "--policy", "constant:draft_length=3", "--policy", "svip", "--peer", "hf-constant", "--oracle",
-           "--no-counterpart"]  # fmt: skip
+OPTIONS = ["-n", "12", "--engine", "eager", "--policy", "constant:draft_length=3", "--policy", "svip",
+           "--peer", "hf-constant", "--oracle"]  # fmt: skip
 
 
 bench = partial(invoke, "bench")

@@ -64,7 +64,7 @@ def refused(*arguments):
     with pytest.raises(SpecctlError) as found:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert state() == before
-    return str(found.value)
+    return found.value.told
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,8 @@ def test_a_pass_that_fails_is_its_records_error_and_the_next_one_is_answered(spe
     arguments = ("--target", beyond, "--draft", beyond, "--engine", "eager", "-n", "40")
     lines = [json.dumps({"prompt": text}).encode() for text in ("hello", "0" * 50, "0" * 80, "hello")]
     ran = specctl(*arguments, "--trace", tmp_path / "rounds.jsonl", stdin=b"\n".join(lines))
-    assert (ran.code, ran.stderr) == (1, "")
+    assert ran.code == 1
+    assert [line for line in ran.stderr.splitlines() if "100% of the parameters" not in line] == []
     first, second, third, last = ran.lines
     for line, found in enumerate((second, third), start=2):
         assert (found["line"], found["error"]["type"]) == (line, "failed_pass")
@@ -371,8 +372,8 @@ def test_a_pass_that_fails_keeps_the_text_that_was_shown(specctl, beyond):
     arguments = ("--target", beyond, "--draft", beyond, "--engine", "eager")
     ran = specctl(*arguments, "-n", "90", "hello")
     assert ran.code == 1
-    assert ran.stderr.startswith("error: a pass failed over this text: RuntimeError: The size of tensor")
-    assert ran.stderr.count("\n") == 1
+    _, said = ran.stderr.splitlines()  # after a note about the draft's size
+    assert said.startswith("error: a pass failed over this text: RuntimeError: The size of tensor")
     shown = ran.stdout.rstrip("\n")
     assert len(shown) > 20
     assert specctl(*arguments, "-n", len(shown), "hello").stdout.rstrip("\n") == shown
@@ -572,7 +573,7 @@ def test_a_model_whose_files_have_changed_is_another(specctl, tmp_path):
     from specctl.profile.embedded import model_path
 
     shutil.copytree(model_path("target"), tmp_path / "copy")
-    same = ["-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--resume", "--set", f"target.model={tmp_path}/copy"]
+    same = ["-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "--raw", "--resume", "--set", f"target.model={tmp_path}/copy"]
     assert specctl(*same).code == 0, "a copy elsewhere has the same content"
     config = tmp_path / "copy" / "config.json"
     config.write_text(config.read_text() + "\n")

@@ -6,7 +6,20 @@ import pytest
 import torch
 from law_table import CASES, ENDS, FEW, SAMPLINGS, Case, enumerate_decode, error, expected_law
 from toy_heads import random_eagle3
-from toys import WITHOUT_FORESIGHT, Replays, TableRunner, head_for, random_head, random_model, related_table, table
+from toys import (
+    LAYER,
+    WITHOUT_FORESIGHT,
+    Replays,
+    Script,
+    StateTable,
+    TableRunner,
+    ToyDraftHead,
+    head_for,
+    random_head,
+    random_model,
+    related_table,
+    table,
+)
 
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
@@ -214,6 +227,32 @@ def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
 
     found = enumerate_decode(drafter, SAMPLINGS["T=1"], 3, 4, ENDS)
     assert error(found, expected_law(SAMPLINGS["T=1"], 3)) < EXACT
+
+
+def test_a_head_below_a_draft_that_sat_out_a_round_is_shown_what_it_missed() -> None:
+    """After a whole block was accepted it lacks one state; without a block in the next round it would lack two."""
+    prompt = [1, 2, 4]
+
+    def model() -> StateTable:
+        return StateTable(table(21))
+
+    def hierarchy(policy: Script) -> PreVerifiedDrafter:
+        middle = model()
+        middle.watch((LAYER,))
+        head = ToyDraftHead(related_table(middle.table, seed=23), seed=5, noise=4.0)
+        return PreVerifiedDrafter(ModelDrafter(head, Constant(draft_length=2)), middle, policy)
+
+    _, rounds = play(model(), hierarchy(Script(3, 0)), prompt, 40)
+    assert [round_.drafted for round_ in rounds[:4]] == [3, 0, 3, 0]
+    assert all(round_.fully_accepted for round_ in rounds)
+    text = list(prompt)
+    for round_, before in zip(rounds, [None, *rounds], strict=False):
+        if before is not None and not before.drafted:
+            fresh = hierarchy(Script(3))
+            fresh.prefill(text)
+            drafted = fresh.draft(text, 40 - (len(text) - len(prompt)) - 1)
+            assert [inner.steps for inner in drafted.inner] == [inner.steps for inner in round_.inner]
+        text += round_.emitted
 
 
 def test_a_head_cannot_be_a_middle_draft() -> None:

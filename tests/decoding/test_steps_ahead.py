@@ -30,8 +30,10 @@ from toys import (
 from specctl.decoding.drafters import Draft, ModelDrafter
 from specctl.decoding.lead import Lead
 from specctl.decoding.loop import decode
+from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, Uniforms
+from specctl.decoding.steps_ahead import Reach, StartedStep, StepsAhead
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
 from specctl.models.draft_heads.layers import LayerShape
 from specctl.models.draft_heads.runner import GraphHeadRunner
@@ -166,6 +168,43 @@ def test_draws_go_back_to_a_mark_however_many_were_made() -> None:
             numbers.next()
         numbers.go_back(mark)
         assert [numbers.next() for _ in range(70)] == [again.next() for _ in range(70)]
+
+
+@pytest.mark.parametrize(
+    ("when", "times", "host", "step"),
+    [
+        # In each round: a step and one ahead of it are started, numbers land; another is started, numbers land.
+        ("always", [1, 2, 10, 20, 21, 40, 47, 100], [47 - 40], [100 - 40]),
+        # Steps 1, 2 and 3 are started, after the numbers of 1 have landed; 3 is taken back, but in the second round.
+        (
+            "at every other place",
+            [1, 5, 9, 10, 20, 30, 40, 46, 48, 60, 90],
+            [9 - 5, 46 - 40],
+            [20 - 9, 60 - 46, 90 - 60],
+        ),
+    ],
+)
+def test_only_the_times_of_wanted_steps_are_learned(
+    monkeypatch: pytest.MonkeyPatch, when: str, times: list[int], host: list[int], step: list[int]
+) -> None:
+    clock = iter(times)
+    monkeypatch.setattr("specctl.decoding.steps_ahead.working_seconds", lambda: next(clock))
+    back: list[int] = []
+
+    def start(_: object, number: int, __: bool) -> StartedStep:
+        return StartedStep(Reader(Sampling()), [float(number)], [number], None)
+
+    steps = StepsAhead(start, lambda step, _: back.append(int(step.numbers[0])), torch.device("cpu"))
+    wanted = (1, 2) if when == "always" else (2, 3)
+    with ahead(WHEN[when]):
+        for count in wanted:
+            steps.begin([7], 3, Reach.ONE)
+            for index in range(1, count + 1):
+                steps.read(index)
+            steps.end()
+    assert next(clock, None) is None
+    assert back[0] == wanted[0] + 1
+    assert (list(steps.lead.host), list(steps.lead.step)) == (host, step)
 
 
 def test_which_policies_never_stop_and_so_need_not_be_waited_for() -> None:

@@ -49,7 +49,7 @@ def said(pair: Pair) -> list[int]:
 
 def answerer(pair: Pair, policy: str, sampling: SamplingTable, **settings: object) -> Answerer:
     drafter = build_drafter(pair, Setting.of({"name": policy, **settings}))
-    return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer), sampling)
+    return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer, chat=False), sampling)
 
 
 def test_the_family_shares_a_tokenizer_and_a_long_context(pair: Pair) -> None:

@@ -51,7 +51,7 @@ def answerer(profile: Profile, sampling: SamplingTable) -> tuple[Answerer, Draft
     assert len(pair.drafts) == len(draft.levels)
     drafter = build_drafter(pair, draft.setting, readable(pair))
     assert isinstance(drafter, PreVerifiedDrafter) is (len(draft.levels) > 1)
-    return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer), sampling), draft
+    return Answerer(Session(pair, drafter), PromptFormat(pair.tokenizer, chat=False), sampling), draft
 
 
 @pytest.fixture(scope="module")

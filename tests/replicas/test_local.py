@@ -69,6 +69,7 @@ def asked(replicas, *questions):
 
 def test_unequal_speeds_keep_the_order_and_threads_are_set_before_anything_is_imported(start):
     replicas = start(2)
+    wait_until(lambda: len(replicas.idle()) == 2 or replicas.wait(0.1) is None)
     questions = [{"said": number, "seconds": 0.15 * (number % 3 == 0)} for number in range(10)]
     answers = asked(replicas, *questions)
     assert [answer["said"] for answer in answers] == list(range(10))

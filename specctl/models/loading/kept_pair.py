@@ -17,13 +17,12 @@ from specctl.models.loading.lookups import Places
 from specctl.models.loading.proportion import large_draft
 from specctl.models.loading.quantization import rounding
 from specctl.models.loading.vocabulary import check_vocabulary
-from specctl.models.onnx.engine import open_fastest
+from specctl.models.onnx.engine import CHAINS, no_tree_graph, open_fastest
 from specctl.models.onnx.kept import Kept
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
 from specctl.models.running.cores import CoreTime
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.masks import WINDOWS
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import LARGE, Threads, choose, decided, threads_of
@@ -43,16 +42,14 @@ class Graph:
         role: the table's key in the profile.
         path: of the graph.
         kept: what is known of the model.
-        trees: whether the graph reads trees.
-        asked: whether it is to.
+        no_trees: as of `OnnxRunner`.
     """
 
     table: ModelTable
     role: str
     path: Path
     kept: Kept
-    trees: bool
-    asked: bool
+    no_trees: str | None
 
     @classmethod
     def find(cls, table: ModelTable, role: str, asked: bool) -> "Graph | None":
@@ -64,14 +61,16 @@ class Graph:
         files = model_hash(locate(table, role), table.trust_remote_code)
         if files is None:
             return None
-        store = Store(cache_folder())
+        store, form = Store(cache_folder()), rounding(table, "onnx")
         for trees in dict.fromkeys((asked, False)):
-            key = key_of_files(files, "cpu", "float32", rounding(table, "onnx"), trees=trees)
+            key = key_of_files(files, "cpu", "float32", form, trees=trees)
             kept = Kept.read(store.facts(key))
             # Where trees are asked for, a graph without is the one to take only if the model cannot read them.
-            if kept is None or trees != (asked and kept.everything) or (path := store.find(key)) is None:
+            if kept is None:
                 continue
-            return cls(table, role, path, kept, trees, asked)
+            no_trees = no_tree_graph(kept.everything, "cpu", form) if asked else CHAINS
+            if trees == (no_trees is None) and (path := store.find(key)) is not None:
+                return cls(table, role, path, kept, no_trees)
         return None
 
     def tokenizer(self) -> Tokenizer:
@@ -81,11 +80,10 @@ class Graph:
 
     def runner(self, vocabulary: int, most_threads: int | None) -> "OnnxRunner":
         """A runner of the graph, as `build_onnx_runner` opens it."""
-        from specctl.models.onnx.opening import CHAINS, Opening
+        from specctl.models.onnx.opening import Opening
 
-        no_trees = None if self.trees else WINDOWS if self.asked else CHAINS
         form = rounding(self.table, "onnx")
-        opening = Opening(torch.device("cpu"), vocabulary, self.kept.context, form, no_trees)
+        opening = Opening(torch.device("cpu"), vocabulary, self.kept.context, form, self.no_trees)
         return open_fastest(opening, self.path, self.kept.weight_bytes, most_threads)
 
 

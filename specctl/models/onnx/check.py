@@ -60,19 +60,18 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
             worst = max(worst, *(_apart(mine, theirs, quantize) for mine, theirs in pairs))
             del text[len(text) - back :]
         if passes.trees:
-            worst = max(worst, _tree_difference(passes, model, text, tokens(2), vocabulary, quantize))
+            worst = max(worst, _tree_difference(passes, model, text, tokens(2), vocabulary))
     return worst
 
 
-def _tree_difference(
-    passes: Passes, model: PreTrainedModel, text: list[int], two: list[int], vocabulary: int, quantize: str | None
-) -> float:
-    """The same for a tree behind a text: two tokens, each right after the text's last one."""
+def _tree_difference(passes: Passes, model: PreTrainedModel, text: list[int], two: list[int], vocabulary: int) -> float:
+    """The same for a tree behind a text: two tokens, each right after the text's last one. No graph that reads trees
+    is quantised."""
     found = passes.run([text[-1], *two], len(text) - 1, 3, seen=seen_in_tree([0, 0]))
     worst = 0.0
     for place, token in enumerate(two, start=1):
         logits, _ = whole_pass(model, [*text, token])
-        worst = max(worst, _apart(found.logits[place, :vocabulary], logits[-1, :vocabulary], quantize))
+        worst = max(worst, apart(found.logits[place, :vocabulary], logits[-1, :vocabulary]))
     return worst
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,25 +42,25 @@ class Kept:
     def read(cls, path: Path) -> "Kept | None":
         """What a file says; None if it is not there, of another version, or damaged."""
         try:
-            contents = json.loads(path.read_text(encoding="utf-8"))
-            told: dict[str, Any] = contents["model"]
-            if contents["schema_version"] != VERSION or contents["sum"] != _sum(told):
+            first, _, second = path.read_text(encoding="utf-8").partition("\n")
+            if json.loads(first) != _heading(second):
                 return None
+            told: dict[str, Any] = json.loads(second)
             spelling = None if told["spelling"] is None else Spelling.from_json(told["spelling"])
             return cls(**{**told, "eos": tuple(told["eos"]), "spelling": spelling})
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def write(self, path: Path) -> None:
-        """Write a file as a whole; where that cannot be, there is none."""
-        told = json.loads(json.dumps(asdict(self)))
+        """Write a file as a whole: a line about it, and one that it is. Where that cannot be, there is none."""
+        told = json.dumps(asdict(self))
         new = path.with_name(f".{path.name}-{os.getpid()}")
         try:
-            new.write_text(json.dumps({"schema_version": VERSION, "sum": _sum(told), "model": told}), encoding="utf-8")
+            new.write_text(f"{json.dumps(_heading(told))}\n{told}", encoding="utf-8")
             new.replace(path)
         except OSError:
             new.unlink(missing_ok=True)
 
 
-def _sum(told: Mapping[str, Any]) -> int:
-    return crc32(json.dumps(told, sort_keys=True).encode())
+def _heading(told: str) -> dict[str, int]:
+    return {"schema_version": VERSION, "sum": crc32(told.encode())}

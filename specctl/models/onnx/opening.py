@@ -8,9 +8,6 @@ import torch
 from specctl.models.onnx.passes import Passes, open_session
 from specctl.models.onnx.runner import CAPACITY, OnnxRunner
 
-CHAINS = "its onnx graph was made for chains"
-"""Why a graph reads no trees that could have been made so."""
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:

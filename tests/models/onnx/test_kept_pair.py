@@ -16,7 +16,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.models.loading.kept_pair import kept_pair
 from specctl.models.loading.pair import load_pair
-from specctl.models.onnx.opening import CHAINS
+from specctl.models.onnx.engine import CHAINS
 from specctl.models.onnx.store import cache_folder, key_of, key_of_files
 from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.models.running.pair import Pair

@@ -131,6 +131,12 @@ def test_graphs_that_read_chains_say_why() -> None:
     assert "sliding window" in str(tree_obstacle(sure_runner(model_of("mistral"), VOCABULARY, trees=True)))
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_graphs_read_chains(quantize: str) -> None:
+    runner = sure_runner(model_of("llama"), VOCABULARY, quantize=quantize, trees=True)
+    assert f"for the branches of a tree where weights are {quantize}" in str(tree_obstacle(runner))
+
+
 def test_text_drafted_with_leaves_is_the_targets_own() -> None:
     prompt = TOKENS[:19]
     target = sure_runner(model_of("llama"), VOCABULARY, trees=True)
