@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specctl.models.loading.contents import Contents
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.contents import Contents, model_hash
+from specctl.models.loading.found import Found
+from specctl.models.loading.memory import device_memory
+from specctl.models.loading.stored_weights import files_hash
 from specctl.profile.schema import Profile
 
 
@@ -61,3 +65,36 @@ def test_a_head_in_the_targets_files_and_a_lookup_have_no_files_of_their_own(cop
         "draft": {"model": "prompt:lookup", "policy": {"name": "constant"}},
     }
     assert set(Contents.of(Profile.model_validate(tables)).files) == {"target"}
+
+
+def test_a_model_is_known_by_every_byte_of_its_weights(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by samples of a large file, as for what is only told of it."""
+    monkeypatch.setattr("specctl.models.loading.stored_weights._WHOLE", 10_000)
+    monkeypatch.setattr("specctl.models.loading.stored_weights._SAMPLE", 10)
+    checkpoint = locate(profile(copies).target, "target")
+    (weights,) = checkpoint.weight_files()
+    found = files_hash([weights]), model_hash(checkpoint, False)
+    contents = bytearray(weights.read_bytes())
+    contents[len(contents) // 2 + 20_000] ^= 1
+    weights.write_bytes(contents)
+    again = files_hash([weights]), model_hash(checkpoint, False)
+    assert again[0] == found[0]
+    assert again[1] != found[1]
+
+
+def test_a_model_is_known_by_nothing_else(copies: Path) -> None:
+    table = profile(copies).target
+    found = model_hash(locate(table, "target"), False)
+    (copies / "target" / "README.md").write_text("# Other words")
+    assert model_hash(locate(table, "target"), False) == found != model_hash(locate(table, "target"), True) is None
+    (copies / "target" / "adapter_config.json").write_text("{}")
+    assert model_hash(locate(table, "target"), False) is None
+
+
+def test_files_that_were_written_while_a_model_was_loaded_do_not_tell_what_it_is(copies: Path) -> None:
+    found = Found.of("target", profile(copies).target, None, device_memory({"cpu"}), "onnx")
+    assert found.files == model_hash(found.checkpoint, False) is not None
+    path = copies / "target" / "config.json"
+    path.write_text(path.read_text() + " ")
+    assert found.files is None
+    assert model_hash(found.checkpoint, False) is not None
