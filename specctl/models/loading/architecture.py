@@ -1,16 +1,15 @@
 """Whether specctl can run a model, told from its configuration files."""
 
-from typing import Any
-
-from transformers import AutoModelForCausalLM, GenerationConfig
+from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.loading.checkpoint import GENERATION, Checkpoint
 from specctl.models.loading.failures import explain
 from specctl.models.loading.hushing import hushed
 from specctl.models.loading.memory import load_config
-from specctl.models.running.cache import cannot_go_back
-from specctl.models.running.token_rules import unsupported_in
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 
 def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
@@ -20,6 +19,10 @@ def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
         checkpoint: the model's files; its weights are not needed.
         trust_remote_code: whether code from its repository may run.
     """
+    from transformers import AutoModelForCausalLM
+
+    from specctl.models.running.cache import cannot_go_back
+
     config = load_config(checkpoint, trust_remote_code)
     known: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
@@ -33,7 +36,7 @@ def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
         )
 
 
-def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
+def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | None":
     """What a checkpoint's generation_config.json says; None if it has none.
 
     Raises:
@@ -42,6 +45,8 @@ def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
     settings = checkpoint.generation_settings()
     if settings is None:
         return None
+    from transformers import GenerationConfig
+
     try:
         with hushed():
             return GenerationConfig.from_dict(settings)
@@ -54,6 +59,8 @@ def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
 
 def require_supported_rules(checkpoint: Checkpoint) -> None:
     """Raise a ModelError if a target's generation_config.json changes its text in a way that cannot be verified."""
+    from specctl.models.running.token_rules import unsupported_in
+
     config = generation_config(checkpoint)
     for setting, why in unsupported_in(config).items() if config is not None else ():
         raise ModelError(
