@@ -49,6 +49,7 @@ def load_answerers(
         with_heads=with_heads,
         foreign_head=foreign_head,
         quiet=quiet,
+        models=False,
         progress=progress,
     )
 

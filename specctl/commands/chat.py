@@ -103,7 +103,7 @@ def chat(
         spare_profile(outputs, resolved)
         sink = outputs.file("answers", "-")
         shown = TerminalProgress(console, False if quiet else progress)
-        pair = load(own, console, foreign_head=foreign_head, quiet=quiet, progress=shown)
+        pair = load(own, console, foreign_head=foreign_head, quiet=quiet, models=False, progress=shown)
 
         from specctl.commands.talking import Talk
         from specctl.conversation.chat import Chat

@@ -1,6 +1,6 @@
 """Loads a profile's models for a command and shows the progress. Torch is imported when a function runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from specctl.policies import NONE
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specctl.models.running.engines import EngineSettings
     from specctl.models.running.pair import Pair
     from specctl.policies.trees import TreeSize
     from specctl.profile import Profile
@@ -32,6 +33,7 @@ def load(
     longest: int | None = None,
     quiet: bool = False,
     torch_weights: bool = False,
+    models: bool = True,
     progress: "TerminalProgress | None" = None,
 ) -> "Pair":
     """Load the pair of a profile; compile or capture its passes where the profile wants that.
@@ -47,6 +49,7 @@ def load(
         longest: the most tokens drafted in a round; None for what the profile says.
         quiet: show only warnings.
         torch_weights: as in `load_pair`, for who runs the transformers models too.
+        models: whether `Pair.models` is wanted; without it, ``drafts``, ``above`` and ``heads`` are the profile's.
         progress: shows what is loaded; None for a new one on the console.
     """
     from specctl.terminal.loading import TerminalProgress, note
@@ -59,27 +62,30 @@ def load(
         longest = profile.draft.setting.longest_draft if profile.draft is not None else 0
     with progress.doing("starting") as show:
         from specctl.decoding.prompt_format import PromptFormat
-        from specctl.decoding.warming import warm_up
-        from specctl.models.loading.pair import load_pair
         from specctl.models.running.engines import EngineSettings
         from specctl.models.running.trees import tree_obstacle
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
-        pair = load_pair(
-            profile,
-            drafts=drafts,
-            above=above,
-            heads=heads,
-            with_heads=with_heads,
-            on_foreign_head=warn if foreign_head else None,
-            engines=replace(
-                EngineSettings.of(profile, expected_tokens, notice, show),
-                trees=leaves or tree is not None,
-                draft_trees=tree is not None,
-            ),
-            torch_weights=torch_weights,
-            progress=lambda what: show(f"loading {what}"),
+        engines = replace(
+            EngineSettings.of(profile, expected_tokens, notice, show),
+            trees=leaves or tree is not None,
+            draft_trees=tree is not None,
         )
+        pair = _kept(profile, engines, with_heads, lambda what: show(f"loading {what}")) if not models else None
+        if pair is None:
+            from specctl.models.loading.pair import load_pair
+
+            pair = load_pair(
+                profile,
+                drafts=drafts,
+                above=above,
+                heads=heads,
+                with_heads=with_heads,
+                on_foreign_head=warn if foreign_head else None,
+                engines=engines,
+                torch_weights=torch_weights,
+                progress=lambda what: show(f"loading {what}"),
+            )
         if pair.threads is not None and pair.threads.warning is not None:
             warn(pair.threads.warning)
         if leaves and (why := tree_obstacle(pair.target)):
@@ -90,7 +96,21 @@ def load(
                 break
         # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.
         if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
+            from specctl.decoding.warming import warm_up
+
             warm_up(pair, profile.sampling, leaves=leaves, tree=tree, longest=longest)
         if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
             notice(told)
     return pair
+
+
+def _kept(
+    profile: "Profile", engines: "EngineSettings", with_heads: bool, progress: Callable[[str], None]
+) -> "Pair | None":
+    """The profile's pair, if graphs are there for all its models and no head is wanted."""
+    levels = profile.draft.levels if profile.draft is not None else ()
+    if engines.engine != "onnx" or (with_heads and any(level.head is not None for level in levels)):
+        return None
+    from specctl.models.loading.kept_pair import kept_pair
+
+    return kept_pair(profile, engines, progress)

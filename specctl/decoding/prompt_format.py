@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from specctl.errors import RecordError, UsageError
+from specctl.models.running.tokenizer import Tokenizer
 from specctl.profile.schema import PromptTable
 
 Message = Mapping[str, str]
@@ -23,13 +22,13 @@ class PromptFormat:
         chat: what was decided.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool | None = None, system: str | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat: bool | None = None, system: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.chat = bool(tokenizer.chat_template) if chat is None else chat
         self._system = system
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, table: PromptTable) -> "PromptFormat":
+    def of(cls, tokenizer: Tokenizer, table: PromptTable) -> "PromptFormat":
         """What a profile's ``[prompt]`` table asks for; raises UsageError if its system message has no place."""
         if table.system is not None and not tokenizer.chat_template:
             raise UsageError("a system message needs a chat template, and the target has none", "leave the message out")

@@ -3,14 +3,14 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
+from specctl.models.running.tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"
 CONTEXT = 8
 """Tokens of the prompt that are decoded along with what follows it."""
 
 
-def decode_after(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
     """The text that ``tokens`` add after ``prompt``.
 
     SentencePiece drops a space at the start of a text, so a few tokens of the prompt are decoded along.
@@ -26,7 +26,7 @@ class TextStream:
     with the new ones, because what a token spells can depend on its neighbours.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = list(prompt[-CONTEXT:])
         self._window = 0
@@ -67,7 +67,7 @@ def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:
 
 
 def find_stop(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int], stops: Sequence[str]
+    tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], stops: Sequence[str]
 ) -> tuple[int, str] | None:
     """The fewest tokens whose text contains a stop string, and their text before it; None if there is none.
 
@@ -88,11 +88,11 @@ def find_stop(
     return count, text[: min(start for stop in stops if (start := text.find(stop)) >= 0)]
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> set[int]:
+def special_ids(tokenizer: Tokenizer, stops: Sequence[str]) -> set[int]:
     """Ids of the special tokens among stop strings, which decoded text leaves out."""
     special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return {special[stop] for stop in stops if stop in special}
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -200,7 +201,7 @@ def _loaded(profile: Profile, progress: Progress) -> tuple[Pair, str | None]:
 
 def _mask_token(pair: Pair) -> int:
     """An id that no draft begins behind: a special token of the tokenizer."""
-    tokenizer = pair.tokenizer
+    tokenizer: Any = pair.tokenizer
     known = (tokenizer.mask_token_id, tokenizer.pad_token_id, *sorted(pair.eos))
     return next((int(token) for token in known if token is not None), 0)
 

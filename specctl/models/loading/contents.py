@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from specctl.models.loading.checkpoint import SMALL_FILES, Checkpoint, locate
@@ -64,6 +65,41 @@ class Contents:
     def changes(self) -> dict[str, list[tuple[str, int, int, int]]]:
         """Path, size, time and inode of every file: differ as soon as one is written again, with whatever contents."""
         return {key: [_state(file) for file in files] for key, files in self.files.items()}
+
+
+States = tuple[tuple[str, int, int, int], ...]
+"""Path, size, time and inode of files."""
+
+
+def model_states(checkpoint: Checkpoint) -> States | None:
+    """The states of all files that decide what a model computes; None while its weights are not all here."""
+    return tuple(map(_state, _of_checkpoint(checkpoint))) if checkpoint.has_weights() else None
+
+
+def model_hash(checkpoint: Checkpoint, trust_remote_code: bool) -> str | None:
+    """A hash of all files that decide what a model computes, and how its tokenizer spells.
+
+    Every byte is read, once in a process for files that stay as they are.
+
+    Args:
+        checkpoint: the model's files.
+        trust_remote_code: whether code may run that other files may hold.
+
+    Returns:
+        None where the files do not tell: code of the model's own is in other places too, an adapter's weights are
+        added, or files are missing.
+    """
+    if trust_remote_code or (checkpoint.folder / "adapter_config.json").exists():
+        return None
+    states = model_states(checkpoint)
+    return None if states is None else _whole_hash(states)
+
+
+@lru_cache(maxsize=16)
+def _whole_hash(states: States) -> str:
+    files = [Path(path) for path, *_ in states]
+    told = [files_hash(files, whole=True), *(file.name for file in files)]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> list[Path]:

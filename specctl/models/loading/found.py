@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specctl.errors import AbsentError, ModelError
 from specctl.models.loading.absent import absence
 from specctl.models.loading.checkpoint import Checkpoint, locate
+from specctl.models.loading.contents import States, model_hash, model_states
 from specctl.models.loading.draft_head import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.loading.memory import DeviceMemory
 from specctl.models.loading.model import LoadedModel, load_inspected
@@ -29,6 +30,7 @@ class Found:
         quantization: how a model is quantised while it is loaded.
         rounding: how onnxruntime quantises a model that is loaded whole; None where it does not.
         head: the draft head that it is; None for a model.
+        states: its files as they were found; None for a draft head, and for weights that are fetched later.
     """
 
     checkpoint: Checkpoint
@@ -36,6 +38,7 @@ class Found:
     quantization: Quantization | None
     rounding: str | None
     head: DraftHeadCheckpoint | None
+    states: States | None = None
 
     @classmethod
     def of(
@@ -61,7 +64,14 @@ class Found:
             return cls(head.checkpoint, table, None, None, head)
         checkpoint = locate(table, role)
         how = inspected(checkpoint, table, devices, engine)
-        return cls(checkpoint, table, how, rounding(table, engine), None)
+        return cls(checkpoint, table, how, rounding(table, engine), None, model_states(checkpoint))
+
+    @property
+    def files(self) -> str | None:
+        """The `model_hash` of its files; None if one of them was written since it was found."""
+        if self.states is not None and self.states != model_states(self.checkpoint):
+            return None
+        return model_hash(self.checkpoint, self.table.trust_remote_code)
 
     def load(self) -> LoadedModel | None:
         """The model; None for a draft head, which is loaded after its verifier."""

@@ -34,7 +34,9 @@ def model_runner(
     if settings.engine == "onnx":
         from specctl.models.onnx.engine import build_onnx_runner
 
-        runner = build_onnx_runner(network.model, vocabulary, network.name, settings, one.rounding, keeps=keeps)
+        runner = build_onnx_runner(
+            network.model, vocabulary, network.name, settings, one.rounding, keeps=keeps, files=one.files
+        )
         if runner is not None:
             return network, runner
         if one.rounding is not None:
@@ -45,7 +47,7 @@ def model_runner(
         from specctl.models.onnx.automatic import automatic_runner
         from specctl.models.onnx.engine import release
 
-        fast = automatic_runner(network.model, vocabulary, network.name, settings)
+        fast = automatic_runner(network.model, vocabulary, network.name, settings, lambda: one.files)
         if fast is not None:
             if not keeps:
                 release(network.model)

@@ -13,6 +13,7 @@ from specctl.models.loading.architecture import require_supported_rules
 from specctl.models.loading.checkpoint import Checkpoint
 from specctl.models.loading.found import find_all, load_found
 from specctl.models.loading.head_checkpoint import locate_head, mismatch, require_kind
+from specctl.models.loading.known import keep_known
 from specctl.models.loading.lookups import Places
 from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
@@ -107,9 +108,12 @@ def load_pair(
     assert isinstance(target, LoadedModel), "the target is no draft head"
     tokenizer = load_tokenizer(profile.target)
     vocabulary = check_vocabulary(tokenizer, tokenizer, target.vocabulary, target.vocabulary)
+    tokenizers = [tokenizer]
     for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
+        tokenizers.insert(1, tokenizer)
         if isinstance(draft, LoadedModel):
-            check_vocabulary(tokenizer, load_tokenizer(table, role=role), target.vocabulary, draft.vocabulary)
+            tokenizers[1] = load_tokenizer(table, role=role)
+            check_vocabulary(tokenizer, tokenizers[1], target.vocabulary, draft.vocabulary)
     for told in large_drafts(networks, above, [role for role, _ in tables[::-1]]):
         settings.notice(told)
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
@@ -124,10 +128,10 @@ def load_pair(
     for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
         if isinstance(network, LoadedModel):
             asked = replace(settings, trees=settings.draft_trees) if index else settings
-            networks[index], runner = model_runner(
-                one, network, vocabulary, asked, keeps=torch_weights or index in needed
-            )
+            model, runner = model_runner(one, network, vocabulary, asked, keeps=torch_weights or index in needed)
+            networks[index] = model
             runners.append(runner)
+            keep_known(model, runner, tokenizers[index], one.checkpoint)
         else:
             from specctl.models.draft_heads.engines import build_head_runner
 

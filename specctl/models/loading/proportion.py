@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from specctl.models.loading.model import LoadedModel
-
 LARGE_DRAFT = 0.5
 
 
@@ -31,6 +29,8 @@ def large_drafts(networks: Sequence[object], above: Sequence[int | None], roles:
         above: as in `Pair`.
         roles: the networks' keys in the profile.
     """
+    from specctl.models.loading.model import LoadedModel
+
     for number, upper in enumerate(above, start=1):
         place = 0 if upper is None else upper + 1
         pair = networks[place], networks[number]

@@ -12,11 +12,15 @@ _WHOLE = 64 << 20
 _SAMPLES, _SAMPLE = 256, 256 << 10
 
 
-def files_hash(files: Iterable[Path]) -> str:
+def files_hash(files: Iterable[Path], *, whole: bool = False) -> str:
     """SHA-256 of files' contents, in the given order.
 
     For a file of more than 64 MiB only its size and 256 blocks of 256 KiB, spread evenly from start to end, are hashed.
     This is enough, because training changes weights everywhere.
+
+    Args:
+        files: to read.
+        whole: read large ones to the end too, for who must not overlook a single weight that somebody changed.
 
     Raises:
         OSError: a file cannot be read.
@@ -28,6 +32,10 @@ def files_hash(files: Iterable[Path]) -> str:
         with path.open("rb") as file:
             if size <= _WHOLE:
                 digest.update(file.read())
+                continue
+            if whole:
+                while chunk := file.read(_WHOLE):
+                    digest.update(chunk)
                 continue
             for block in range(_SAMPLES):
                 file.seek((size - _SAMPLE) * block // (_SAMPLES - 1))

@@ -1,25 +1,14 @@
 """Checking that two models have the same vocabulary, and its size."""
 
-from typing import TYPE_CHECKING
-
 from specctl.errors import ModelError
+from specctl.models.running.tokenizer import PROBES, Tokenizer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-PROBES = (
-    "The quick brown fox jumps over the lazy dog, doesn't it?",
-    "def f(x):\n    return [x ** 2 for _ in range(10)]\n\n\tprint(f(3))",
-    "In 2024, 1234567.89 + 0.001 = ? 10%",
-    "naïve café, 你好世界, Привет, 🙂🚀",
-    "  two  spaces\r\nand lines \n\n\n",
-)
 CHOOSE = "Speculative decoding needs one tokenizer: choose a draft from the target's own family."
 
 
 def check_vocabulary(
-    target_tokenizer: "PreTrainedTokenizerBase",
-    draft_tokenizer: "PreTrainedTokenizerBase",
+    target_tokenizer: Tokenizer,
+    draft_tokenizer: Tokenizer,
     target_rows: int,
     draft_rows: int,
 ) -> int:
@@ -70,7 +59,7 @@ def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
     )
 
 
-def _require_same_encoding(target: "PreTrainedTokenizerBase", draft: "PreTrainedTokenizerBase") -> None:
+def _require_same_encoding(target: Tokenizer, draft: Tokenizer) -> None:
     for probe in PROBES:
         ours, theirs = (tokenizer.encode(probe, add_special_tokens=False) for tokenizer in (target, draft))
         if ours != theirs:

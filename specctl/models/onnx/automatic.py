@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Callable
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -31,7 +32,11 @@ EAGER, ONNX = "eager", "onnx"
 
 
 def automatic_runner(
-    model: PreTrainedModel, vocabulary: int, name: str, settings: EngineSettings
+    model: PreTrainedModel,
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    files: Callable[[], str | None] = lambda: None,
 ) -> "OnnxRunner | None":
     """The runner of a model's graph, if onnxruntime is installed, able and faster than torch's eager passes.
 
@@ -43,6 +48,7 @@ def automatic_runner(
         vocabulary: the pair's shared vocabulary.
         name: the model's, in messages.
         settings: how long the run is, and whom to tell.
+        files: gives what `key_of` is told of the model's files, which may take reading all of them.
 
     Returns:
         None where torch is to run the model.
@@ -54,14 +60,15 @@ def automatic_runner(
     store, long = Store(cache_folder()), settings.expected_tokens >= LONG_RUN
     if not long and not store.folder.exists():
         return None  # before all weights are hashed
-    key = key_of(model, None, trees=reads_trees(model, settings))
+    known_files = files()
+    key = key_of(model, None, trees=reads_trees(model, settings), files=known_files)
     times = Times(store.folder / f"{key}.times.json")
     known = times.here()
     if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):
         return None  # slower, or unable: then nothing is noted
     if not long and store.find(key) is None:
         return None
-    runner = build_onnx_runner(model, vocabulary, name, settings, key=key)
+    runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
     if known is None:
         known = {} if runner is None else milliseconds(model, runner, vocabulary)
         times.note(known)

@@ -1,6 +1,6 @@
 """The onnxruntime runner for a model, or the reason why it has none."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -9,19 +9,20 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specctl.errors import ModelError
-from specctl.models.onnx.store import Store, cache_folder, key_of, passing_store
+from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.masks import WIDEST, attends_to_everything
+from specctl.models.running.masks import WIDEST, WINDOWS, attends_to_everything
 from specctl.models.running.rounding import ROUNDING, widths_apart
 from specctl.models.running.threads import fastest, small_round, timed
 from specctl.models.running.weights import weight_bytes
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from specctl.models.onnx.opening import Opening
     from specctl.models.onnx.runner import OnnxRunner
 
 INSTALL = "Run `pip install 'specctl[onnx]'`."
@@ -29,6 +30,8 @@ SMALL = 16 << 20
 """Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
 LONGEST = 1 << 17
 """The most places for which the angles of positions are tabulated."""
+CHAINS = "its onnx graph was made for chains"
+"""Why a graph reads no trees that could have been made so."""
 
 
 class Unable(Exception):  # noqa: N818 - it is a finding
@@ -42,7 +45,7 @@ def require_onnxruntime() -> None:
 
 
 def build_onnx_runner(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     vocabulary: int,
     name: str,
     settings: EngineSettings,
@@ -50,6 +53,7 @@ def build_onnx_runner(
     key: str | None = None,
     *,
     keeps: bool = True,
+    files: str | None = None,
 ) -> "OnnxRunner | None":
     """The runner of a model's graph, which is made and kept if it is not there.
 
@@ -59,8 +63,9 @@ def build_onnx_runner(
         name: the model's, in messages.
         settings: of the other engines, and whom to tell.
         quantize: of `quantization.BITS`, or None.
-        key: of `key_of`, which reads all weights; None if it is not known yet.
+        key: of `key_of`; None if it is not known yet.
         keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
+        files: as in `key_of`.
 
     Returns:
         None after a notice with the reason, where torch has to run the model.
@@ -70,20 +75,21 @@ def build_onnx_runner(
     """
     require_onnxruntime()
     try:
-        return _built(model, vocabulary, name, settings, quantize, key, keeps)
+        return _built(model, vocabulary, name, settings, quantize, key, keeps, files)
     except Unable as why:
         settings.notice(f"{name} runs on torch: {why}")
         return None
 
 
-def release(model: PreTrainedModel) -> None:
+def release(model: "PreTrainedModel") -> None:
     """Give back the memory of a model's weights. Its configuration and its modules with their shapes stay."""
     model.to("meta")  # type: ignore[arg-type]
 
 
-def obstacle(model: PreTrainedModel) -> str | None:
+def obstacle(model: "PreTrainedModel") -> str | None:
     """What of a model's configuration stands against its export, as the end of a sentence; None if nothing does."""
     import onnxruntime
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = model.config.get_text_config(decoder=True)
     devices = {parameter.device for parameter in model.parameters()}
@@ -107,86 +113,107 @@ def obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
-def tree_graph_obstacle(model: PreTrainedModel, quantize: str | None = None) -> str | None:
-    """Why a model's graph cannot read trees, as the end of a sentence; None if it can.
+def tree_graph_obstacle(model: "PreTrainedModel", quantize: str | None = None) -> str | None:
+    """Why a model's graph cannot read trees, as the end of a sentence; None if it can."""
+    return no_tree_graph(attends_to_everything(model), next(model.parameters()).device.type, quantize)
+
+
+def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | None:
+    """`tree_graph_obstacle` of a model of which this is known.
 
     A quantised graph rounds what its products read to 8 bits. A branch of a tree stands elsewhere in the cache than a
     chain does, and its logits were measured to differ from the chain's: by 0.03 of their spread on the embedded target,
     where those of a graph that is not quantised differ by 4e-6.
+
+    Args:
+        everything: whether every layer sees the whole sequence.
+        kind: of its device, such as ``cpu``.
+        quantize: how the graph's weights are rounded.
     """
     if quantize is not None:
         return f"onnxruntime computes something else for the branches of a tree where weights are {quantize}"
-    if not attends_to_everything(model):
-        return "it has layers with a sliding window or with a state of their own"
-    if next(model.parameters()).device.type != "cpu":
+    if not everything:
+        return WINDOWS
+    if kind != "cpu":
         return "specctl lets onnxruntime read trees on a CPU only"
     return None
 
 
-def reads_trees(model: PreTrainedModel, settings: EngineSettings) -> bool:
+def reads_trees(model: "PreTrainedModel", settings: EngineSettings) -> bool:
     """Whether a model that is not quantised gets a graph that reads trees."""
     return settings.trees and tree_graph_obstacle(model) is None
 
 
+def open_fastest(
+    opening: "Opening", path: Path, weight_bytes: int, most_threads: int | None, seconds: float = 0.0
+) -> "OnnxRunner":
+    """The runner of a graph whose number of threads takes the least time; the others are forgotten.
+
+    Args:
+        opening: how it is to run.
+        path: of the graph.
+        weight_bytes: of its model.
+        most_threads: as of `EngineSettings`.
+        seconds: wall time that was spent on making it.
+    """
+    several = {1, most_threads} if most_threads else {torch.get_num_threads()}
+    numbers = [1] if weight_bytes <= SMALL else sorted(several)
+    runners = {threads: opening.runner(path, seconds, threads) for threads in numbers}
+    if len(runners) == 1:
+        return runners[numbers[0]]
+    rounds = {threads: small_round([runner], opening.vocabulary) for threads, runner in runners.items()}
+    tried = timed(lambda threads: rounds[threads](), numbers)
+    best = runners[fastest(tried)]
+    best.rollback(0)
+    best.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
+    return best
+
+
 def _built(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     vocabulary: int,
     name: str,
     settings: EngineSettings,
     quantize: str | None,
     key: str | None,
     keeps: bool,
+    files: str | None,
 ) -> "OnnxRunner":
     if why := obstacle(model):
         raise Unable(why)
-    from specctl.models.onnx.passes import Passes, open_session
-    from specctl.models.onnx.quantization import NARROWEST
-    from specctl.models.onnx.runner import CAPACITY, OnnxRunner
+    from specctl.models.onnx.opening import Opening
 
-    device = next(model.parameters()).device
     context = context_length(model) or LONGEST
     began = perf_counter()
     made = False
-
-    several = {1, settings.most_threads} if settings.most_threads else {torch.get_num_threads()}
-    numbers = [1] if weight_bytes(model) <= SMALL else sorted(several)
-
-    no_trees = tree_graph_obstacle(model, quantize) if settings.trees else "its onnx graph was made for chains"
+    no_trees = tree_graph_obstacle(model, quantize) if settings.trees else CHAINS
     trees = no_trees is None
-    narrowest = NARROWEST if quantize is not None and device.type == "cpu" else 1
-
-    def opened(path: Path, seconds: float = 0.0, threads: int = 1) -> OnnxRunner:
-        return OnnxRunner(
-            Passes(open_session(path, device, threads), device, min(CAPACITY, context), narrowest),
-            vocabulary,
-            context,
-            device,
-            engine="onnx" if quantize is None else f"onnx, {quantize}",
-            preparing_seconds=seconds,
-            no_trees=no_trees,
-            threads=threads,
-        )
+    opening = Opening(next(model.parameters()).device, vocabulary, context, quantize, no_trees)
 
     def write(path: Path) -> None:
         nonlocal made
         made = True
         settings.progress(f"preparing {name} for onnxruntime, once")
         # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
-        _write(model, context, context + (WIDEST if trees else 0) + narrowest - 1, quantize, path, trees)
-        _require_equal(opened(path), model, vocabulary, quantize)
+        _write(model, context, context + (WIDEST if trees else 0) + opening.narrowest - 1, quantize, path, trees)
+        _require_equal(opening.runner(path), model, vocabulary, quantize)
 
-    key, store = key or key_of(model, quantize, trees=trees), Store(cache_folder())
+    store, facts = Store(cache_folder()), None
+    key = key or key_of(model, quantize, trees=trees, files=files)
     try:
         with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
             path = store.find(key) or store.put(key, write)
+        if files is not None and known_by_files(model):
+            facts = store.facts(key)
     except OSError as error:
         settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
         path = _unkept(key, write)
     if not keeps:  # before onnxruntime reads its own
         release(model)
     seconds = perf_counter() - began if made else 0.0
-    runners = {threads: opened(path, seconds, threads) for threads in numbers}
-    return runners[numbers[0]] if len(numbers) == 1 else _fastest(runners, vocabulary)
+    runner = open_fastest(opening, path, weight_bytes(model), settings.most_threads, seconds)
+    runner.facts = facts
+    return runner
 
 
 def _unkept(key: str, write: Callable[[Path], None]) -> Path:
@@ -197,17 +224,7 @@ def _unkept(key: str, write: Callable[[Path], None]) -> Path:
         raise Unable(f"there is no room for its graph in {gettempdir()} either ({error.strerror or error})") from error
 
 
-def _fastest(runners: Mapping[int, "OnnxRunner"], vocabulary: int) -> "OnnxRunner":
-    """Of runners of one graph the one whose number of threads takes the least time; the others are forgotten."""
-    rounds = {threads: small_round([runner], vocabulary) for threads, runner in runners.items()}
-    tried = timed(lambda threads: rounds[threads](), sorted(rounds))
-    best = runners[fastest(tried)]
-    best.rollback(0)
-    best.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
-    return best
-
-
-def _write(model: PreTrainedModel, context: int, places: int, quantize: str | None, path: Path, trees: bool) -> None:
+def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | None, path: Path, trees: bool) -> None:
     """Export a model to a file, with its weights in another one beside it; it knows the angles of so many places."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
@@ -230,7 +247,7 @@ def _write(model: PreTrainedModel, context: int, places: int, quantize: str | No
     ir.save(graph, path, external_data="weights.bin")
 
 
-def _require_equal(runner: "OnnxRunner", model: PreTrainedModel, vocabulary: int, quantize: str | None) -> None:
+def _require_equal(runner: "OnnxRunner", model: "PreTrainedModel", vocabulary: int, quantize: str | None) -> None:
     """Raise `Unable` unless a graph computes what its model computes, in passes of every width."""
     from specctl.models.onnx.check import difference, limit
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnxruntime
 import torch
 
-from specctl.models.running.cache import gather_path
+from specctl.models.running.trees import gather_path
 from specctl.models.running.watching import LAST
 
 NUMBERS: dict[str, torch.dtype] = {

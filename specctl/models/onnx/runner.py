@@ -1,6 +1,7 @@
 """A runner whose passes are onnxruntime's."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ class OnnxRunner:
     Attributes:
         passes: of the model's graph.
         tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
+        facts: the file that may tell of its model; None where no model can be known again by its files.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class OnnxRunner:
         self.no_trees = no_trees
         self.threads = threads
         self.tried: Mapping[int, float] = {}
+        self.facts: Path | None = None
         self.passes = passes
         self._watched: tuple[int, ...] = ()
         self._sight = TreeSight()

@@ -4,6 +4,7 @@ import atexit
 import hashlib
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -25,8 +26,8 @@ FORMAT = 1
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
-MAKERS = ("specctl", "torch", "transformers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
-"""Packages that decide what a graph computes."""
+MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
+"""Packages that decide what a graph computes, and how its model's tokenizer spells."""
 NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
 PASSING = "specctl-onnx-"
 ABANDONED = 3600.0
@@ -38,7 +39,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specctl" / "onnx"
 
 
-def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = False) -> str:
+def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = False, files: str | None = None) -> str:
     """A name for a model's graph, by all that it was made and checked with.
 
     That is the weights, the configuration, the dtype and the quantisation, a custom model's code, the versions of
@@ -48,19 +49,19 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
         model: whose graph it is.
         quantize: how its weights are rounded.
         trees: whether it reads trees.
+        files: a hash of the files that it was loaded from; None for a model that came from elsewhere. Where it is
+            `known_by_files` this stands for its weights and configuration, which are not read then.
     """
     import torch
 
+    kind = next(model.parameters()).device.type
+    if files is not None and known_by_files(model):
+        return key_of_files(files, kind, str(model.dtype).removeprefix("torch."), quantize, trees=trees)
     found = hashlib.sha256()
     told = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         told.pop(name, None)
-    kind = next(model.parameters()).device.type
-    told_of: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.13 on
-    able = sorted(name for name, has in told_of.items() if has is True)
-    where = [kind, torch.backends.cpu.get_cpu_capability(), able]
-    told["generated"] = [FORMAT, type(model).__name__, str(model.dtype), quantize, *(["trees"] if trees else [])]
-    told["made by"] = [{name: _version(name) for name in MAKERS}, where]
+    told["generated"] = [type(model).__name__, *_made(kind, str(model.dtype), quantize, trees)]
     for path in _own_code(model):
         found.update(path.read_bytes())
     found.update(json.dumps(told, sort_keys=True, default=str).encode())
@@ -68,6 +69,44 @@ def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = Fals
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()[:32]
+
+
+def key_of_files(files: str, kind: str, dtype: str, quantize: str | None, *, trees: bool = False) -> str:
+    """`key_of` a model that is known by its files, and has not been loaded.
+
+    Args:
+        files: a hash of them.
+        kind: of the device, such as ``cpu``.
+        dtype: that the weights are loaded in, such as ``float32``.
+        quantize, trees: as in `key_of`.
+    """
+    told = json.dumps([files, *_made(kind, dtype, quantize, trees)], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def known_by_files(model: "PreTrainedModel") -> bool:
+    """Whether a model's files and the versions of `MAKERS` say what it computes: it has no code of its own."""
+    return not _own_code(model)
+
+
+def _made(kind: str, dtype: str, quantize: str | None, trees: bool) -> list[object]:
+    """What a graph is made as, and what makes it."""
+    return [FORMAT, dtype, quantize, trees, {name: _version(name) for name in MAKERS}, kind, *processor()]
+
+
+def processor(told: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """The kind of this machine's processor and what it can do.
+
+    Args:
+        told: the system's own account of it; where there is none, its name has to do.
+    """
+    try:
+        lines = told.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    # Features of x86 and of ARM; all cores' are taken for the first one's.
+    able = next((line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features"))), None)
+    return [platform.machine(), platform.processor() if able is None else " ".join(sorted(able.split()))]
 
 
 def _version(package: str) -> str | None:
@@ -117,6 +156,10 @@ class Store:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return entry / GRAPH if whole else None
+
+    def facts(self, key: str) -> Path:
+        """The file beside a graph in which `Kept` is told of its model."""
+        return self.folder / f"{key}.model.json"
 
     def remove(self, key: str) -> None:
         """Forget a graph."""

@@ -1,7 +1,7 @@
 """Layers of KV caches that append and crop without copying the whole cache."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from transformers.cache_utils import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
 )
+
+from specctl.models.running.trees import gather_path
 
 SPARE = 256
 STEP = 512
@@ -193,20 +195,6 @@ class FixedLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self._capacity
-
-
-def gather_path(buffers: Iterable[Any], start: int, path: Sequence[int]) -> None:
-    """Bring some tokens of a tree together where it begins, in the order of a path.
-
-    Args:
-        buffers: ``(1, heads, capacity, head_dim)``, tensors or arrays of numpy, which take a third of the time.
-        start: the slot of the tree's first token.
-        path: places in the tree, rising; so no slot is written before it has been read.
-    """
-    for buffer in buffers:
-        for slot, place in enumerate(path):
-            if place != slot:
-                buffer[:, :, start + slot] = buffer[:, :, start + place]
 
 
 def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> DynamicCache:

@@ -1,9 +1,13 @@
 """How many tokens a model can hold."""
 
+from typing import TYPE_CHECKING, Any
+
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from specctl.models.running.watching import decoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 ENDLESS = 1 << 31
 """The context of what has no limit of its own."""
@@ -13,7 +17,7 @@ TABLES = frozenset({"embed_positions", "position_embeddings", "positions_embed",
 """What models call the embedding of a token's place in the text."""
 
 
-def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
+def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
     """The most tokens of a sequence: the rows of the model's table of positions, else what its configuration says.
 
     Args:
@@ -22,13 +26,14 @@ def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
     Returns:
         None where there is no limit: positions are relative, or a state stands for the text.
     """
-    if isinstance(model, PreTrainedModel):
+    config: Any = model
+    if isinstance(model, nn.Module):
         for name, part in decoder(model).named_modules():
             if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in TABLES:
                 return part.num_embeddings - int(
                     getattr(part, "offset", 0)
                 )  # the first rows of OPT's stand for no place
-        model = model.config
-    text = model.get_text_config(decoder=True)
+        config = model.config
+    text = config.get_text_config(decoder=True)
     limits = (getattr(text, name, None) for name in NAMES)
     return next((int(limit) for limit in limits if limit is not None and limit > 0), None)

@@ -32,6 +32,8 @@ class EagerRunner:
         vocabulary: the pair's shared real vocabulary V; logits beyond it are padding and are cut off.
     """
 
+    engine = "eager"
+
     def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
         step_through_blocks(model)
         self._model = model

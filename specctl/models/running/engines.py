@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.masks import attends_to_everything
-from specctl.models.running.registered import RegisteredRunner
+from specctl.models.running.ruled import RuledRunner
 from specctl.models.running.runner import PreparedRunner, Runner
-from specctl.models.running.token_rules import RuledRunner
 from specctl.models.running.weights import device_of
 from specctl.profile.schema import Engine, Profile
 
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specctl.models.running.compilation import Compiler
+    from specctl.models.running.eager import EagerRunner
 
 LONG_RUN = 50_000
 """Compiling pays from this many tokens to generate, even for small models."""
@@ -89,14 +88,14 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
     device = device_of(model)
     asked, settings = settings.engine, replace(settings, engine=engine_on(device, settings.engine))
     if settings.engine == "eager" or (settings.engine == "auto" and not settings.compiles):
-        return EagerRunner(model, vocabulary)
+        return eager(model, vocabulary)
     # Imported here because a single prompt needs none of it.
     from specctl.models.running.static import StaticRunner, obstacle
 
     if why := obstacle(model):
         if asked != "auto" or settings.compile is True:
             settings.notice(f"{name} runs eagerly: {why}")
-        return EagerRunner(model, vocabulary)
+        return eager(model, vocabulary)
     compiler = compiler_for(device, name, settings)
     if settings.engine == "graph":
         if device.type == "cuda":
@@ -115,8 +114,15 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
             )
         settings.notice(f"{name} runs on the static engine: graphs need a CUDA device, and it is on {device}")
     if settings.engine == "auto" and compiler is None:
-        return EagerRunner(model, vocabulary)
+        return eager(model, vocabulary)
     return StaticRunner(model, vocabulary, compiler=compiler)
+
+
+def eager(model: "PreTrainedModel", vocabulary: int) -> "EagerRunner":
+    """The runner of the eager engine, which is imported here: other engines need nothing of transformers."""
+    from specctl.models.running.eager import EagerRunner
+
+    return EagerRunner(model, vocabulary)
 
 
 def engine_on(device: "torch.device", engine: Engine) -> Engine:
@@ -141,7 +147,7 @@ def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
 
 def checked(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str) -> CheckedRunner:
     """A target that is compared once with a fresh read, by eager passes, after its first rejected token."""
-    return CheckedRunner(runner, lambda: EagerRunner(model, vocabulary), name)
+    return CheckedRunner(runner, lambda: eager(model, vocabulary), name)
 
 
 def eager_twin(runner: Runner, model: "PreTrainedModel", vocabulary: int) -> Runner:
@@ -158,7 +164,7 @@ def eager_twin(runner: Runner, model: "PreTrainedModel", vocabulary: int) -> Run
         return FixedWidthRunner(eager_twin(runner.runner, model, vocabulary), runner.width)
     if isinstance(runner, CheckedRunner):
         return eager_twin(runner.runner, model, vocabulary)
-    return EagerRunner(model, vocabulary)
+    return eager(model, vocabulary)
 
 
 def engine_name(runner: Runner) -> str:
@@ -167,13 +173,8 @@ def engine_name(runner: Runner) -> str:
         return f"{engine_name(runner.runner)}, blocks of {runner.width}"
     if isinstance(runner, CheckedRunner | RuledRunner):
         return engine_name(runner.runner)
-    if isinstance(runner, EagerRunner):
-        return "eager"
-    if isinstance(runner, LookupRunner):
-        return "lookup"
-    if isinstance(runner, RegisteredRunner):
-        return "registered drafter"
-    return runner.engine if isinstance(runner, PreparedRunner) else type(runner).__name__
+    name: str = getattr(runner, "engine", type(runner).__name__)
+    return name
 
 
 def engine_report(runner: Runner, asked: Engine) -> str:
@@ -191,6 +192,7 @@ def engine_report(runner: Runner, asked: Engine) -> str:
 
 def _captures_nothing(runner: Runner) -> bool:
     """Whether a runner's model could not run on the graph engine either."""
+    from specctl.models.running.eager import EagerRunner
     from specctl.models.running.static import obstacle
 
     while isinstance(runner, FixedWidthRunner | CheckedRunner | RuledRunner):

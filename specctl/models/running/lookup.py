@@ -22,6 +22,8 @@ class LookupRunner:
         vocabulary: V, the length of a row of logits.
     """
 
+    engine = "lookup"
+
     def __init__(self, vocabulary: int) -> None:
         self.index = SuffixIndex(LONGEST_MATCH)
         self.context = ENDLESS

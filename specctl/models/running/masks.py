@@ -2,17 +2,20 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from specctl.models.running.weights import device_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 WIDEST = 64
 """Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest."""
+WINDOWS = "it has layers with a sliding window or with a state of their own"
+"""Why a model reads no trees, as the end of a sentence."""
 LARGEST_TREE = 512
 """The most tokens of a tree, however many passes it is read in."""
 
@@ -31,12 +34,15 @@ def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
-def attends_to_everything(model: PreTrainedModel) -> bool:
+def attends_to_everything(model: "PreTrainedModel") -> bool:
     """Whether every layer keeps plain keys and values and sees the whole sequence: no windows, no recurrent state."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
 
 
-def takes_masks(model: PreTrainedModel) -> bool:
+def takes_masks(model: "PreTrainedModel") -> bool:
     """Whether a model takes a ready-made ``(1, 1, T, S)`` mask, and positions.
 
     It is so for decoders without windows that go through torch's scaled dot-product attention. Others read the mask
@@ -53,10 +59,10 @@ def takes_masks(model: PreTrainedModel) -> bool:
     )
 
 
-def mask_obstacle(model: PreTrainedModel) -> str | None:
+def mask_obstacle(model: "PreTrainedModel") -> str | None:
     """Why a model cannot be told which tokens see which, as the end of a sentence; None if it can."""
     if not attends_to_everything(model):
-        return "it has layers with a sliding window or with a state of their own"
+        return WINDOWS
     if not takes_masks(model):
         return "its attention takes no ready-made mask"
     return None
@@ -134,7 +140,7 @@ class MaskMaker:
         model: on its device or devices; one that takes no ready-made masks computes its own.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         # Some models (Bamba) count from 0 in every pass if they are not told the positions.
         self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._masks = takes_masks(model)

@@ -12,10 +12,11 @@ from specctl.models.running.lookup import LookupRunner
 from specctl.models.running.registered import RegisteredRunner
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import Threads
+from specctl.models.running.tokenizer import Tokenizer
 from specctl.models.running.trained_heads import TrainedHead
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 def runs_model(draft: Runner) -> bool:
@@ -46,7 +47,7 @@ class Pair:
 
     target: Runner
     drafts: tuple[Runner, ...]
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     eos: frozenset[int]
     context: int
     models: "tuple[PreTrainedModel, ...]"

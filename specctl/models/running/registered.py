@@ -37,6 +37,7 @@ class RegisteredRunner:
         PluginError: it cannot be made.
     """
 
+    engine = "registered drafter"
     no_trees = "a registered drafter reads one text"
 
     def __init__(self, name: str, vocabulary: int) -> None:

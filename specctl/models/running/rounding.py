@@ -1,14 +1,16 @@
 """Whether passes of every width compute the same function, up to rounding: drafting changes how wide passes are."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import PreparedRunner, Runner
 from specctl.models.running.trees import tree_obstacle, tree_runner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 """The largest difference of a logit, as a share of the logits' standard deviation, that rounding explains.
@@ -89,7 +91,7 @@ def _back_to(runner: Runner, text: Sequence[int], start: int) -> None:
         runner.extend(text[runner.length : start], 0)
 
 
-def require_one_function(runner: Runner, model: PreTrainedModel, vocabulary: int, name: str) -> None:
+def require_one_function(runner: Runner, model: "PreTrainedModel", vocabulary: int, name: str) -> None:
     """Check a target that torch runs with quantised weights, whose results may depend on the width of a pass.
 
     Weights that are not quantised go through matrix products, which tests compare; nothing is asked of them here.
@@ -106,6 +108,8 @@ def require_one_function(runner: Runner, model: PreTrainedModel, vocabulary: int
     if getattr(model, "quantization_method", None) is None:
         return
     if isinstance(runner, PreparedRunner) and runner.prepares:
+        from specctl.models.running.eager import EagerRunner
+
         runner = EagerRunner(model, vocabulary)
     found, most = widths_apart(runner, vocabulary), ROUNDING.get(model.dtype, ROUNDING[torch.float32])
     if found > most:

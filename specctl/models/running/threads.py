@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
-from transformers import PreTrainedModel
 
 from specctl.models.running.cores import CoreTime, cores_text, usable_cores
-from specctl.models.running.eager import EagerRunner
 from specctl.models.running.ordinary import ordinary_tokens
 from specctl.models.running.runner import Runner
 from specctl.models.running.weights import weight_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Choice = TypeVar("Choice")
 
@@ -143,7 +144,7 @@ def use(setting: int | Literal["auto"]) -> None:
 
 
 def choose(
-    setting: int | Literal["auto"], models: Sequence[PreTrainedModel], vocabulary: int, since: CoreTime | None
+    setting: int | Literal["auto"], models: "Sequence[PreTrainedModel]", vocabulary: int, since: CoreTime | None
 ) -> Threads:
     """Choose the number of threads and let torch use it from now on.
 
@@ -168,6 +169,8 @@ def choose(
         if sum(map(weight_bytes, models)) > LARGE:
             chosen = Threads(free, cores, "the models are large", {}, others)
         else:
+            from specctl.models.running.eager import EagerRunner
+
             numbers = sorted({number for number in (1, FEW, free, cores) if number <= cores})
             runners = [EagerRunner(model, vocabulary) for model in models]
             run = small_round(runners, vocabulary)

@@ -1,7 +1,7 @@
 """Runners that read a tree of tokens in one pass."""
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
 
 from specctl.models.running.runner import Forward, Runner
 
@@ -80,3 +80,17 @@ def grown_tree(tree: Sequence[int], text: list[int], tokens: Sequence[int], befo
         text.append(tokens[0])
         return list(tokens)
     return [*(tree if before > 1 else text[-1:]), *tokens]
+
+
+def gather_path(buffers: Iterable[Any], start: int, path: Sequence[int]) -> None:
+    """Bring some tokens of a tree together where it begins, in the order of a path.
+
+    Args:
+        buffers: ``(1, heads, capacity, head_dim)``, tensors or arrays of numpy, which take a third of the time.
+        start: the slot of the tree's first token.
+        path: places in the tree, rising; so no slot is written before it has been read.
+    """
+    for buffer in buffers:
+        for slot, place in enumerate(path):
+            if place != slot:
+                buffer[:, :, start + slot] = buffer[:, :, start + place]

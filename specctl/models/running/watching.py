@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 States = Mapping[int, torch.Tensor]
 """``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm."""
@@ -25,7 +27,7 @@ class LayerWatch:
         model: with decoder layers; other models can be watched at -1 alone.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self._model = model
         self._caught: dict[int, torch.Tensor] = {}  # (1, T, D) each
         self._layers: set[int] = set()
@@ -57,13 +59,13 @@ class LayerWatch:
         self._caught[LAST] = output[0].detach()
 
 
-def decoder(model: PreTrainedModel) -> nn.Module:
+def decoder(model: "PreTrainedModel") -> nn.Module:
     """The part of a causal language model between its embeddings and its output layer, both norms included."""
     found = model.get_decoder()  # type: ignore[no-untyped-call]
     return found if found is not None and found is not model else model.base_model
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
     """A model's decoder layers in order.
 
     Raises:

@@ -1,0 +1,208 @@
+"""A pair of models whose graphs are there, opened without loading a model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from specctl.errors import ModelError
+from specctl.models.loading.checkpoint import locate
+from specctl.models.loading.contents import model_hash
+from specctl.models.loading.lookups import Places
+from specctl.models.loading.proportion import large_draft
+from specctl.models.loading.quantization import rounding
+from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.onnx.engine import CHAINS, no_tree_graph, open_fastest
+from specctl.models.onnx.kept import Kept
+from specctl.models.onnx.store import Store, cache_folder, key_of_files
+from specctl.models.running.cores import CoreTime
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.fixed_width import FixedWidthRunner
+from specctl.models.running.pair import Pair, in_a_row
+from specctl.models.running.runner import Runner
+from specctl.models.running.threads import LARGE, Threads, choose, decided, threads_of
+from specctl.models.running.tokenizer import BareTokenizer, Tokenizer
+from specctl.profile.schema import IN_TARGET, ModelTable, Profile
+
+if TYPE_CHECKING:
+    from specctl.models.onnx.runner import OnnxRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model's graph that is there.
+
+    Attributes:
+        table: the model's.
+        role: the table's key in the profile.
+        path: of the graph.
+        kept: what is known of the model.
+        no_trees: as of `OnnxRunner`.
+    """
+
+    table: ModelTable
+    role: str
+    path: Path
+    kept: Kept
+    no_trees: str | None
+
+    @classmethod
+    def find(cls, table: ModelTable, role: str, asked: bool) -> "Graph | None":
+        """That of a model; None if there is none, or not what must be known of the model.
+
+        Raises:
+            ModelError: there is no such model.
+        """
+        files = model_hash(locate(table, role), table.trust_remote_code)
+        if files is None:
+            return None
+        store, form = Store(cache_folder()), rounding(table, "onnx")
+        for trees in dict.fromkeys((asked, False)):
+            key = key_of_files(files, "cpu", "float32", form, trees=trees)
+            kept = Kept.read(store.facts(key))
+            # Where trees are asked for, a graph without is the one to take only if the model cannot read them.
+            if kept is None:
+                continue
+            no_trees = no_tree_graph(kept.everything, "cpu", form) if asked else CHAINS
+            if trees == (no_trees is None) and (path := store.find(key)) is not None:
+                return cls(table, role, path, kept, no_trees)
+        return None
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, without transformers where that adds nothing."""
+        whole = cache(partial(_whole_tokenizer, self.table, self.role))
+        return whole() if self.kept.spelling is None else BareTokenizer(self.kept.spelling, whole)
+
+    def runner(self, vocabulary: int, most_threads: int | None) -> "OnnxRunner":
+        """A runner of the graph, as `build_onnx_runner` opens it."""
+        from specctl.models.onnx.opening import Opening
+
+        form = rounding(self.table, "onnx")
+        opening = Opening(torch.device("cpu"), vocabulary, self.kept.context, form, self.no_trees)
+        return open_fastest(opening, self.path, self.kept.weight_bytes, most_threads)
+
+
+def _whole_tokenizer(table: ModelTable, role: str) -> Tokenizer:
+    from specctl.models.loading.model import load_tokenizer
+
+    return load_tokenizer(table, role=role)
+
+
+def kept_pair(
+    profile: Profile, settings: EngineSettings, progress: Callable[[str], None] = lambda _: None
+) -> Pair | None:
+    """The pair of a profile, if all its models have a graph that is there: the short way of `load_pair`.
+
+    Its texts and its messages are those of the long way. It has no `Pair.models` and no heads.
+
+    Args:
+        profile: names the models.
+        settings: how forward passes run.
+        progress: called with the name of each model before it is opened.
+
+    Returns:
+        None where a model has no graph yet, where anything is asked for that takes a model itself, and where the long
+        way has an error to tell.
+    """
+    began = CoreTime.now()
+    levels = profile.draft.levels if profile.draft is not None else ()
+    roles = ["target", *(".".join(["draft"] * depth) for depth in range(1, len(levels) + 1))]
+    tables = [(table, role) for table, role in zip((profile.target, *levels), roles, strict=True) if table.has_files]
+    if settings.engine != "onnx" or settings.check or find_spec("onnxruntime") is None:
+        return None
+    if not all(_ordinary(table) for table, _ in tables):
+        return None
+    try:
+        graphs: list[Graph] = []
+        for table, role in tables:
+            graph = Graph.find(table, role, settings.draft_trees if graphs else settings.trees)
+            if graph is None:
+                return None
+            graphs.append(graph)
+        return _opened(profile, settings, graphs, Places(levels), began, progress) if _enough(profile, graphs) else None
+    except (ModelError, OSError, RuntimeError):  # onnxruntime's own are RuntimeErrors
+        return None
+
+
+def _ordinary(table: ModelTable) -> bool:
+    """Whether a table asks for a model in one piece on the CPU, in a form that onnxruntime has."""
+    if table.quantize is not None and rounding(table, "onnx") is None:
+        return False
+    if table.model == IN_TARGET or table.dtype not in ("auto", "float32"):
+        return False
+    if table.shards is not None or table.max_memory is not None:
+        return False
+    # As `device_memory` finds accelerators; ``auto`` is the first of them.
+    return table.device == "cpu" or (
+        table.device == "auto" and torch.accelerator.current_accelerator(check_available=True) is None
+    )
+
+
+def _enough(profile: Profile, graphs: Sequence[Graph]) -> bool:
+    """Whether what is kept of models tells all that is asked of them."""
+    import psutil  # type: ignore[import-untyped]
+
+    target = graphs[0].kept
+    if (
+        target.checked
+        or (profile.generation_config and target.ruled)
+        or (profile.deterministic and not target.everything)
+    ):
+        return False
+    return bool(sum(graph.kept.weight_bytes for graph in graphs) <= psutil.virtual_memory().available)
+
+
+def _opened(
+    profile: Profile,
+    settings: EngineSettings,
+    graphs: Sequence[Graph],
+    places: Places,
+    began: CoreTime | None,
+    progress: Callable[[str], None],
+) -> Pair:
+    above = in_a_row(len(places.drafts))
+    target = graphs[0].kept
+    tokenizer = graphs[0].tokenizer()
+    vocabulary = check_vocabulary(tokenizer, tokenizer, target.rows, target.rows)
+    for graph in graphs[1:]:
+        same = graph.kept.spelling is not None and graph.kept.spelling == target.spelling
+        check_vocabulary(tokenizer, tokenizer if same else graph.tokenizer(), target.rows, graph.kept.rows)
+    threads = choose(profile.threads, (), vocabulary, began)
+    tries = decided(profile.threads) is None and sum(graph.kept.weight_bytes for graph in graphs) <= LARGE
+    runners: list[Runner] = []
+    for graph in graphs:
+        progress(graph.table.model)
+        runners.append(graph.runner(vocabulary, threads.free if tries else None))
+    for upper, lower in pairwise(graphs):
+        if told := large_draft((upper.role, upper.kept.parameters), (lower.role, lower.kept.parameters)):
+            settings.notice(told)
+    threads = _of_graph(threads, runners[0], tries)
+    if settings.deterministic:
+        runners[0] = FixedWidthRunner(runners[0])
+    eos = {*target.eos, *([tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else [])}
+    pair = Pair(
+        target=runners[0],
+        drafts=tuple(runners[1:]),
+        tokenizer=tokenizer,
+        eos=frozenset(eos),
+        context=min(runner.context for runner in runners),
+        models=(),
+        named_heads=tuple({} for _ in runners[1:]),
+        above=tuple(places.above(above)),
+        threads=threads,
+        vocabulary=vocabulary,
+    )
+    return places.filled(pair, above, vocabulary)
+
+
+def _of_graph(threads: Threads, target: Runner, free: bool) -> Threads:
+    """The number of threads of the target's graph; torch's own has nothing to do with it where it is ``free``."""
+    found = threads.by_engine(target)
+    if not free or found is not threads:
+        return found
+    return replace(threads, number=threads_of(target), reason="as its graph is small")
