@@ -12,7 +12,7 @@ TORCH ?=
 MINUTES ?= 10
 REPORT ?= gpu-report
 
-.PHONY: demo test test-all check gpu clean
+.PHONY: demo test test-all test-exhaustive check gpu clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/specctl generate "Once upon a time"
@@ -22,6 +22,10 @@ test: $(VENV)/installed-dev
 	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope
 
 test-all: $(VENV)/installed-dev
+	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope -m "not exhaustive"
+
+# Products of policies with all else, too.
+test-exhaustive: $(VENV)/installed-dev
 	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope -m ""
 
 check: $(VENV)/installed-dev

@@ -4,6 +4,7 @@ pytest puts this file's folder on the path, so that every test can import the sh
 """
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,13 @@ TOO_SLOW, TOO_QUICK = 1.5 * SLOW, SLOW / 5
 """From which on a mark is said to be missing or not deserved: on a busy machine the same work takes more CPU."""
 
 
+OTHERS = ("heuristic", "max-confidence", "adaedl", "self-verify", "specdec++", "disco", "confidence", "bandit")
+"""Policies that do not run in every product of policies with something else. A policy reads numbers, whatever they
+come from, so that one that reads nothing (constant), one that may drop the token that made it stop (svip) and one that
+learns (cost-optimal) stand for all. All run in `test_greedy_identity`, `test_embedded` and `tests/policies`."""
+_OTHER = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, OTHERS))})(?![a-z])")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--strict-durations", action="store_true", help="fail if a slow test is not marked so, or a marked one is quick"
@@ -39,6 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if not hasattr(config, "workerinput"):  # reports of all workers come together in the process that started them
         config.pluginmanager.register(Durations(config.getoption("--strict-durations")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of modules that are `crossed` with policies that are no representatives as `exhaustive`."""
+    for item in items:
+        if item.get_closest_marker("crossed") and _OTHER.search(item.name):
+            item.add_marker("exhaustive")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -36,6 +36,8 @@ from specctl.models.running.static import StaticRunner
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 
+pytestmark = pytest.mark.crossed
+
 LENGTH = 48
 PROMPTS = (1, 5, 9), tuple(torch.randint(1, 64, (70,), generator=seeded(5)).tolist())
 HEAD = random_head(hidden_size=32, spread=0.15)

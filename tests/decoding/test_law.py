@@ -42,6 +42,8 @@ from specctl.policies.specdec import SpecDecPlusPlus
 from specctl.policies.svip import Svip
 from specctl.records import ExtraToken, Round
 
+pytestmark = pytest.mark.crossed
+
 EXACT = 3e-7
 """Probabilities are float32 in the program: what is left are their roundings."""
 BIASED = 1e-2

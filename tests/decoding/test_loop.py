@@ -15,6 +15,8 @@ from specctl.policies.constant import Constant, NoDraft
 from specctl.policies.svip import Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
+pytestmark = pytest.mark.crossed
+
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
 TARGET = table(seed=21)
 DRAFT = related_table(TARGET, seed=22)

@@ -48,6 +48,8 @@ from specctl.policies.svip import Svip
 from specctl.records import Round, StopReason
 from specctl.replay.metering import Asked
 
+pytestmark = pytest.mark.crossed
+
 EXACT = 3e-7
 TARGET = table(3, eos_logit=-1.5)
 DRAFT = related_table(TARGET, seed=4, noise=0.6)

@@ -32,6 +32,8 @@ from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
 from specctl.replay.traces import Trace
 
+pytestmark = pytest.mark.crossed
+
 LENGTH, DEPTH = 4 * WINDOW, 12
 PROMPT = tuple(torch.randint(1, 64, (2 * WINDOW + 3,), generator=seeded(5)).tolist())
 SETTINGS: dict[str, list[dict[str, object]]] = {

@@ -50,6 +50,8 @@ from specctl.replay.recorded import Recorded, recorded_by_place
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 
+pytestmark = pytest.mark.crossed
+
 VOCABULARY, LENGTH, DEPTH = 12, 48, 12
 PROMPT = (3, 1, 4, 1, 5)
 NO_EOS: frozenset[int] = frozenset()

@@ -27,6 +27,8 @@ from specctl.replay.block_coupling import InBlocks, Unkept
 from specctl.replay.play import Player, play
 from specctl.replay.traces import Trace
 
+pytestmark = pytest.mark.crossed
+
 EXACT = 3e-7
 """Probabilities are float32 in the program."""
 PLAIN = Sampling(temperature=1.0)
