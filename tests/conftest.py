@@ -4,7 +4,6 @@ pytest puts this file's folder on the path, so that every test can import the sh
 """
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import pytest
+from tiers import names_another
 
 # Before torch is imported, and for every process that a test starts: two workers of pytest-xdist on two cores would
 # otherwise fight with four threads.
@@ -26,13 +26,6 @@ SLOW = 10.0
 """Seconds of CPU from which a test is `slow`; children's count too."""
 TOO_SLOW, TOO_QUICK = 1.5 * SLOW, SLOW / 5
 """From which on a mark is said to be missing or not deserved: on a busy machine the same work takes more CPU."""
-
-
-OTHERS = ("heuristic", "max-confidence", "adaedl", "self-verify", "specdec++", "disco", "confidence", "bandit")
-"""Policies that do not run in every product of policies with something else. A policy reads numbers, whatever they
-come from, so that one that reads nothing (constant), one that may drop the token that made it stop (svip) and one that
-learns (cost-optimal) stand for all. All run in `test_greedy_identity`, `test_embedded` and `tests/policies`."""
-_OTHER = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, OTHERS))})(?![a-z])")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases of modules that are `crossed` with policies that are no representatives as `exhaustive`."""
     for item in items:
-        if item.get_closest_marker("crossed") and _OTHER.search(item.name):
+        if item.get_closest_marker("crossed") and names_another(item.name):
             item.add_marker("exhaustive")
 
 
