@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specctl.api.calibrating import Calibrated, calibrate
+    from specctl.api.calibration import Calibrated, calibrate
     from specctl.api.decoder import Decoder, load
     from specctl.api.hub import hub_folder
     from specctl.api.speculative import Speculative, speculative
@@ -14,10 +14,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "POLICIES": "specctl.policies",
-    "Calibrated": "specctl.api.calibrating",
+    "Calibrated": "specctl.api.calibration",
     "Decoder": "specctl.api.decoder",
     "Speculative": "specctl.api.speculative",
-    "calibrate": "specctl.api.calibrating",
+    "calibrate": "specctl.api.calibration",
     "hub_folder": "specctl.api.hub",
     "load": "specctl.api.decoder",
     "speculative": "specctl.api.speculative",

@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def quick_machine() -> Iterator[None]:
     """However slow the machine, no command takes so long that it begins to write how far it is."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("specctl.terminal.loading.PATIENCE", 1e6)
+        monkeypatch.setattr("specctl.terminal.work_progress.PATIENCE", 1e6)
         yield
 
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.loading.eagle_formats import build_eagle1, build_eagle3
+from specctl.models.head_files.eagle_formats import build_eagle1, build_eagle3
 
 DATA = Path(__file__).parent / "data" / "draft_heads"
 EAGLE3 = (

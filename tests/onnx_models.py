@@ -21,7 +21,7 @@ from specctl.profile.schema import Profile
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from specctl.models.onnx.runner import OnnxRunner
+    from specctl.models.onnx.onnx_runner import OnnxRunner
 
 missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (specctl[onnx])")
@@ -60,7 +60,7 @@ def onnx_runner(
     model: PreTrainedModel, vocabulary: int, quantize: str | None = None, **settings: Any
 ) -> "OnnxRunner | None":
     """A new runner; None where the model cannot have one."""
-    from specctl.models.onnx.engine import build_onnx_runner
+    from specctl.models.onnx.onnx_engine import build_onnx_runner
 
     with patch.dict(os.environ, {"XDG_CACHE_HOME": _folder().name}):
         return build_onnx_runner(model, vocabulary, "it", EngineSettings(engine="onnx", **settings), quantize)

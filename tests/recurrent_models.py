@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from specctl.models.running.cache import cannot_go_back
+from specctl.models.passes.cache import cannot_go_back
 
 WINDOW = 8
 BOTH = ["linear_attention", "full_attention"]

@@ -13,7 +13,7 @@ PARTED = {"models"}
 
 
 def room_of(module: str) -> str:
-    """The room of a dotted module name, such as ``models.running`` for ``specctl.models.running.cache``."""
+    """The room of a dotted module name, such as ``models.running`` for ``specctl.models.passes.cache``."""
     parts = module.split(".")[1:]
     if not parts or parts[0] in ("__main__", "__init__"):
         return "entry"

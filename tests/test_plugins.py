@@ -23,7 +23,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError, UsageError
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.registered import RegisteredRunner
+from specctl.models.running.registered_runner import RegisteredRunner
 from specctl.plugins import DRAFTERS, PluginError
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.profile import parse_policy, resolve

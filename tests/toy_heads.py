@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head, new_eagle3
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
-from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
 

@@ -9,10 +9,10 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.trained_heads import disco_heads
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
-from specctl.models.running.trained_heads import disco_heads
 from specctl.policies import Setting
 from specctl.records import Round
 from specctl.replay.recording import read_sequence

@@ -26,7 +26,7 @@ import numpy as np
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import SpecctlError, UsageError
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.peers.assisted import AssistedPeer

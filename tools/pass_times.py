@@ -21,15 +21,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.memory import load_config
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.skeleton import skeleton
+from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
-from specctl.models.loading.pair import load_pair
-from specctl.models.loading.skeleton import skeleton
-from specctl.models.running.compilation import Compiler
+from specctl.models.passes.compilation import Compiler
+from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
+from specctl.models.placing.memory import load_config
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, engine_name
-from specctl.models.running.ordinary import LAST, ordinary_tokens
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.observing.timing import fill
@@ -81,7 +81,7 @@ def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Runner]:
 
 def graph_bytes(model: PreTrainedModel, quantize: str | None) -> float:
     """Bytes of the weights that a pass of onnxruntime reads: those of linear layers, the output layer in float32."""
-    from specctl.models.onnx.quantization import BITS, BLOCK
+    from specctl.models.onnx.graph_quantization import BITS, BLOCK
 
     whole = torch.float32.itemsize
     size = whole if quantize is None else BITS[quantize] / 8 + (whole + BITS[quantize] / 8) / BLOCK

@@ -19,12 +19,12 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.draft_heads.runner import HeadRunner
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
+from specctl.models.passes.synchronisation import wait
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.ordinary import LAST, ordinary_tokens
 from specctl.models.running.runner import Runner
-from specctl.models.running.waiting import wait
 from specctl.observing.timing import fill
 from specctl.printable import gib
 from tools.synthetic.shapes import SHAPES, Shape

@@ -8,9 +8,9 @@ from specctl.decoding.answers import Answerer
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.models.running.pair import Pair
-from specctl.observing.answering import answer_each
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
+from specctl.observing.prompt_answers import answer_each
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST

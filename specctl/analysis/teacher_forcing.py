@@ -13,12 +13,12 @@ from specctl.decoding.draft_tokens import draft_token_generator, draw_along, pre
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
-from specctl.observing.answering import answer_each
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import Advance, ignored
+from specctl.observing.prompt_answers import answer_each
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.records import Completion

@@ -7,8 +7,8 @@ from numbers import Integral
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from specctl.api.words import in_python
-from specctl.conversation.chat import Chat
+from specctl.api.python_wording import in_python
+from specctl.conversation.conversation import Chat
 from specctl.decoding.answers import Answerer
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
@@ -17,7 +17,7 @@ from specctl.decoding.text import TextStream, shown_length
 from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.jsonl import Record
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile import ResolvedProfile, parse_policy, resolve

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specctl.api.drafts import Draft, Drafting, Policy
+from specctl.api.draft_tables import Draft, Drafting, Policy
 from specctl.api.request import Request
 from specctl.decoding.composition import Stage, compose_for, head_of
 from specctl.decoding.drafters import Drafter
@@ -18,12 +18,12 @@ from specctl.decoding.round import prefill
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError
 from specctl.metrics import Metrics
-from specctl.models.loading.ready import Level, draft_levels, form_of, in_memory, target_runners
-from specctl.models.running.lookup import LookupRunner
-from specctl.models.running.preparing import working_seconds
+from specctl.models.loading.loaded_target import Level, draft_levels, form_of, in_memory, target_runners
+from specctl.models.passes.preparation_time import working_seconds
+from specctl.models.passes.synchronisation import wait
+from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.token_rules import TokenRules, ruled
-from specctl.models.running.waiting import wait
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
 

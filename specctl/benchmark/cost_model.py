@@ -7,12 +7,12 @@ import numpy as np
 
 from specctl.benchmark.summaries import Summary
 from specctl.observing.candidate import Candidate
-from specctl.observing.engines import engine_of
+from specctl.observing.candidate_engines import engine_of
 from specctl.observing.results import PassTimes, Run, RunSet
 from specctl.observing.speedup import evened
 from specctl.records import RoundSummary
 from specctl.replay.costs import CostTable
-from specctl.replay.parallel import Simulated, TwoDevices
+from specctl.replay.parallel_replay import Simulated, TwoDevices
 from specctl.replay.play import columns
 
 

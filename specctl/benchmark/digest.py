@@ -13,11 +13,11 @@ from specctl.benchmark.cost_model import (
     signal_speed,
     simulated_speeds,
 )
-from specctl.benchmark.hierarchy import CandidateLevels, candidate_levels
+from specctl.benchmark.hierarchy_levels import CandidateLevels, candidate_levels
 from specctl.benchmark.summaries import Summary, summarise
 from specctl.observing.identity import compare
 from specctl.observing.results import BASELINE, Difference, Run, RunSet
-from specctl.replay.parallel import Simulated
+from specctl.replay.parallel_replay import Simulated
 
 
 @dataclass(frozen=True, slots=True)

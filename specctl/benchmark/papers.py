@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from specctl.observing.candidate import Candidate
 from specctl.policies import Setting
-from specctl.policies.leaves import Leaves
-from specctl.policies.text import policy_table
-from specctl.policies.trees import TreeSize
+from specctl.policies.leaf_rule import Leaves
+from specctl.policies.policy_text import policy_table
+from specctl.policies.tree_shape import TreeSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from statistics import median
 
-from specctl.observing.facts import SCIKIT_LEARN
 from specctl.observing.results import RunSet
+from specctl.observing.run_facts import SCIKIT_LEARN
 from specctl.peers.names import MOVING
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.errors import UsageError
-from specctl.observing.field import Field
+from specctl.observing.candidates import Field
 from specctl.observing.results import Header, of_request
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite

@@ -11,7 +11,7 @@ from specctl.benchmark.run import Watch, header_of
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.observing.field import Field
+from specctl.observing.candidates import Field
 from specctl.observing.findings import Failed
 from specctl.observing.identity import compare
 from specctl.observing.results import RESULTS, Header, Run, RunSet

@@ -8,17 +8,17 @@ from typing import Protocol
 
 import torch
 
-from specctl.benchmark.bounds import find_bounds
 from specctl.benchmark.plan import Plan
+from specctl.benchmark.policy_bounds import find_bounds
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.running.eager_pair import is_eager
 from specctl.models.running.pair import Pair
-from specctl.observing.facts import SCIKIT_LEARN, device_name, gather, scikit_learn
-from specctl.observing.field import Field
+from specctl.observing.candidates import Field
 from specctl.observing.findings import Failed
 from specctl.observing.progress import Progress
 from specctl.observing.results import RESULTS, Header, Run, RunSet
 from specctl.observing.round_robin import RoundRobin
+from specctl.observing.run_facts import SCIKIT_LEARN, device_name, gather, scikit_learn
 from specctl.outputs import OutputFile
 from specctl.peers.measured import MeasuredPeer
 from specctl.peers.names import MOVING

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from specctl.benchmark.digest import Digest
-from specctl.observing.engines import engine_of
+from specctl.observing.candidate_engines import engine_of
 from specctl.observing.results import BASELINE
 from specctl.observing.speedup import speedup
 from specctl.peers.names import ASSISTED

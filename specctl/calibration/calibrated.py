@@ -6,8 +6,8 @@ from typing import Any
 
 import tomli_w
 
+from specctl.calibration.calibration_tables import verdict
 from specctl.calibration.search import Calibration
-from specctl.calibration.tables import verdict
 from specctl.policies import NONE, Setting
 from specctl.printable import one_line
 from specctl.profile import ResolvedProfile

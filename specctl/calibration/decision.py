@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specctl.calibration.contest import Contest
+from specctl.calibration.compared_settings import Contest
 from specctl.calibration.live_check import Measured, check_live, doubts
 from specctl.calibration.search import Calibration, search
 from specctl.errors import UsageError

@@ -5,7 +5,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from specctl.calibration.contest import Contest
+from specctl.calibration.compared_settings import Contest
 from specctl.errors import UsageError
 from specctl.policies import TRAINED_SIGNALS
 from specctl.profile.schema import Profile

@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass, replace
 
 from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
+from specctl.models.predictors.trained_heads import TrainedHead
 from specctl.models.running.pair import Pair
-from specctl.models.running.trained_heads import TrainedHead
-from specctl.observing.facts import gather
-from specctl.observing.field import Field, field_of
+from specctl.observing.candidates import Field, field_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE, Header, Run, RunSet
 from specctl.observing.round_robin import RoundRobin
+from specctl.observing.run_facts import gather
 from specctl.observing.speedup import evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from specctl.calibration.ascent import Space, explore
 from specctl.calibration.choice import Choice, choose
-from specctl.calibration.contest import settings_replayed
+from specctl.calibration.compared_settings import settings_replayed
 from specctl.calibration.scores import Score, score, score_oracle, score_signal_bound
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Verification

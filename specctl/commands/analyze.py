@@ -119,7 +119,7 @@ def analyze(
     resolved = found.profile
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
-    from specctl.profile.lookup import require_models
+    from specctl.profile.lookup_policies import require_models
 
     require_models([resolved.draft], "analyze", "name a draft model with --draft")
     with Outputs(force=force) as outputs:
@@ -154,7 +154,7 @@ def _read(
     """
     from rich.console import Console
 
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
     console = Console(stderr=True, quiet=quiet)
     progress = TerminalProgress(console, shown)
@@ -167,7 +167,7 @@ def _read(
     from specctl.analysis.teacher_forcing import read_prompts
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.models.running.runner import StateReader
-    from specctl.observing.facts import gather
+    from specctl.observing.run_facts import gather
 
     facts = gather(pair, profile, suite)
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
@@ -194,8 +194,8 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from specctl.analysis.numbers import analyse
-    from specctl.analysis.tables import analysis_tables, distributions
+    from specctl.analysis.analysis_tables import analysis_tables, distributions
+    from specctl.analysis.signal_quality import analyse
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
     from specctl.reporting.plain import plain
@@ -209,7 +209,7 @@ def _show(
     else:
         print_tables(Console(), shown)
     if report is not None:
-        from specctl.analysis.figures import draw_analysis
+        from specctl.analysis.analysis_figures import draw_analysis
         from specctl.reporting.document import write_document
 
         for path in write_document(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
 REPLICA = "specctl.commands.answering:replica"
 """What makes a replica that answers records, as `specctl.replicas.job.Job` names it."""
@@ -81,7 +81,7 @@ def replica(
     """
     from rich.console import Console
 
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
     quiet = quiet or number > 0
     silent = TerminalProgress(Console(stderr=True), False)

@@ -205,17 +205,17 @@ def bench(
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
         from rich.console import Console
 
-        from specctl.benchmark.lineup import lineup
         from specctl.benchmark.plan import Plan
-        from specctl.observing.field import competing_drafts, field_of, with_counterpart
+        from specctl.benchmark.runnable_papers import lineup
+        from specctl.observing.candidates import competing_drafts, field_of, with_counterpart
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer
-        from specctl.policies.leaves import parse_leaves
-        from specctl.policies.trees import parse_tree
+        from specctl.policies.leaf_rule import parse_leaves
+        from specctl.policies.tree_shape import parse_tree
         from specctl.profile import parse_policy
-        from specctl.profile.lookup import require_models
+        from specctl.profile.lookup_policies import require_models
         from specctl.profile.schema import PolicyTable
-        from specctl.terminal.loading import TerminalProgress
+        from specctl.terminal.work_progress import TerminalProgress
 
         flags = sampling_flags(
             max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed

@@ -15,7 +15,7 @@ def show_comparison(a: Path, b: Path, as_document: bool) -> None:
     from rich.console import Console
 
     from specctl.benchmark.comparison import compare_files
-    from specctl.benchmark.comparison_tables import comparison_json, comparison_tables
+    from specctl.benchmark.tables.comparison_tables import comparison_json, comparison_tables
     from specctl.files import write_line
     from specctl.reporting.console import cell, print_tables
 
@@ -37,8 +37,8 @@ def show_results(
     """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for."""
     from rich.console import Console
 
-    from specctl.benchmark import tables
     from specctl.benchmark.digest import digest
+    from specctl.benchmark.tables import benchmark_tables as tables
     from specctl.benchmark.verdict import verdict
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
@@ -51,7 +51,7 @@ def show_results(
         write_out(verdict(whole))
     written: list[Path] = []
     if report is not None:
-        from specctl.benchmark.report import write_report
+        from specctl.benchmark.benchmark_report import write_report
 
         written += write_report(whole, report)
     if answers is not None:

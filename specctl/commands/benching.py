@@ -12,12 +12,12 @@ from specctl.outputs import OutputFile
 if TYPE_CHECKING:
     from specctl.benchmark.plan import Plan
     from specctl.models.running.pair import Pair
-    from specctl.observing.field import Field
+    from specctl.observing.candidates import Field
     from specctl.observing.results import RunSet
     from specctl.profile import Profile
     from specctl.prompts.suites import Suite
     from specctl.replicas.job import Answer
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
 REPLICA = "specctl.commands.benching:replica"
 """What makes a replica that benchmarks, as `specctl.replicas.job.Job` names it."""
@@ -40,7 +40,7 @@ def run_field(
     With ``replication``, replicas load them, and each prompt runs on one of these. After Ctrl-C ``stopped`` gets the
     runs that are there, if there are any, before KeyboardInterrupt goes on.
     """
-    from specctl.terminal.loading import note
+    from specctl.terminal.work_progress import note
 
     begun: list[RunSet] = []
     try:
@@ -68,12 +68,12 @@ def _run_field(
     replication: Replication | None,
 ) -> "RunSet":
     """`run_field`, which notes in ``begun`` the results that fill."""
-    from specctl.benchmark.lineup import left_out_lines
     from specctl.benchmark.plan import require_same
+    from specctl.benchmark.runnable_papers import left_out_lines
     from specctl.observing.results import BASELINE, RESULTS, read_results
     from specctl.peers.process import PeerProcess
-    from specctl.terminal.loading import note, resumable
-    from specctl.terminal.progress import BenchProgress
+    from specctl.terminal.benchmark_progress import BenchProgress
+    from specctl.terminal.work_progress import note, resumable
 
     console = progress.console
     earlier = None
@@ -135,7 +135,7 @@ def replica(
     """
     from rich.console import Console
 
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
     silent = TerminalProgress(Console(stderr=True, quiet=number > 0), False)
     pair = _load(profile, field, expected_tokens, silent, foreign_head=foreign_head)

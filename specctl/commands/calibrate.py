@@ -155,7 +155,7 @@ def calibrate(
             "--against goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
         )
     replication = Replication.of(workers, cluster, None)
-    from specctl.calibration.contest import computed_by, contest, heads_among, heads_in, recordable
+    from specctl.calibration.compared_settings import computed_by, contest, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.export.rule_space import LONGEST
     from specctl.prompts.suites import sample

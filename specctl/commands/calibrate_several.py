@@ -14,9 +14,9 @@ from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.calibration.contest import Contest
+    from specctl.calibration.compared_settings import Contest
     from specctl.calibration.grids import Grid
-    from specctl.calibration.side_by_side import Entrant, Standing
+    from specctl.calibration.several_drafts import Entrant, Standing
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
     from specctl.replay.costs import CostTable
@@ -53,9 +53,9 @@ def calibrate_several(
     Raises:
         UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
     """
-    from specctl.calibration.contest import computed_by, contest, recordable
-    from specctl.calibration.side_by_side import Entrant, field_of_entrants, predicted, run_live
-    from specctl.observing.field import require_one_target
+    from specctl.calibration.compared_settings import computed_by, contest, recordable
+    from specctl.calibration.several_drafts import Entrant, field_of_entrants, predicted, run_live
+    from specctl.observing.candidates import require_one_target
 
     require_one_target(one.profile for one in resolved)
     if len({one.name for one in resolved}) < len(resolved):
@@ -91,7 +91,7 @@ def calibrate_several(
     if verify and field.drafts:
         from rich.console import Console
 
-        from specctl.terminal.loading import TerminalProgress
+        from specctl.terminal.work_progress import TerminalProgress
 
         console = Console(stderr=True, quiet=quiet)
         progress = TerminalProgress(console, shown)
@@ -121,9 +121,9 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from specctl.calibration.side_by_side import standings_table, verdict_of
-    from specctl.calibration.tables import as_document as document_of
-    from specctl.calibration.tables import calibration_tables, plain_interval
+    from specctl.calibration.calibration_tables import as_document as document_of
+    from specctl.calibration.calibration_tables import calibration_tables, plain_interval
+    from specctl.calibration.several_drafts import standings_table, verdict_of
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 

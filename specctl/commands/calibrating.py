@@ -14,7 +14,7 @@ from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.calibration.contest import Contest
+    from specctl.calibration.compared_settings import Contest
     from specctl.calibration.live_check import Measured
     from specctl.calibration.search import Calibration
     from specctl.export.exports import Exports, Order
@@ -59,7 +59,7 @@ def calibrate_one(
     from rich.console import Console
 
     from specctl.calibration.decision import decide
-    from specctl.terminal.loading import TerminalProgress, resumable
+    from specctl.terminal.work_progress import TerminalProgress, resumable
 
     console = Console(stderr=True, quiet=quiet)
     progress = TerminalProgress(console, shown)
@@ -143,8 +143,8 @@ def show_calibration(
     from rich.console import Console
 
     from specctl.calibration.calibrated import draft_table
-    from specctl.calibration.tables import as_document, calibration_tables, verdict
-    from specctl.export.tables import export_document, export_tables, export_warnings, text_of
+    from specctl.calibration.calibration_tables import as_document, calibration_tables, verdict
+    from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
@@ -170,7 +170,7 @@ def show_calibration(
     if output is not None:
         write_calibrated(resolved, found, costs, facts, output, quiet=quiet)
     if report is not None:
-        from specctl.calibration.figures import draw_calibration
+        from specctl.calibration.calibration_figures import draw_calibration
         from specctl.reporting.document import write_document
 
         paths = write_document(

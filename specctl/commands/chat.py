@@ -94,7 +94,7 @@ def chat(
 
     from rich.console import Console
 
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
     console = Console(stderr=True)
     own = resolved.profile
@@ -106,7 +106,7 @@ def chat(
         pair = load(own, console, foreign_head=foreign_head, quiet=quiet, models=False, progress=shown)
 
         from specctl.commands.talking import Talk
-        from specctl.conversation.chat import Chat
+        from specctl.conversation.conversation import Chat
 
         conversation = Chat(pair, own, outputs)
         talk = Talk(conversation, console, sink, person=person, live=live, quiet=quiet)

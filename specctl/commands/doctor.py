@@ -24,15 +24,15 @@ from specctl.commands.options import (
 from specctl.commands.outlook import sections
 from specctl.errors import ModelError
 from specctl.files import write_line
-from specctl.terminal.loading import loading
 from specctl.terminal.output import write_out
+from specctl.terminal.work_progress import loading
 
 if TYPE_CHECKING:
     from specctl.commands.outlook import Devices
-    from specctl.models.loading.diagnosis import Diagnosis
-    from specctl.models.loading.facts import ModelFacts
+    from specctl.doctor.diagnosis import Diagnosis
+    from specctl.doctor.model_facts import ModelFacts
     from specctl.models.running.threads import Threads
-    from specctl.observing.trial import Trial
+    from specctl.observing.pair_trial import Trial
     from specctl.profile import Profile
 
 Facts = dict[str, str]
@@ -77,7 +77,7 @@ def doctor(
         trust_remote_code=trust_remote_code,
     )
     with loading(Console(stderr=True), "examining the models"):
-        from specctl.models.loading.diagnosis import diagnose
+        from specctl.doctor.diagnosis import diagnose
         from specctl.models.running.threads import decided, use
 
         report = diagnose(resolved.profile)
@@ -85,7 +85,7 @@ def doctor(
         found = None
         if devices:
             from specctl.commands.outlook import examine_devices
-            from specctl.models.loading.cards import graphics
+            from specctl.models.placing.cards import graphics
 
             use(resolved.profile.threads)
             found = examine_devices(resolved.profile, report, graphics())
@@ -115,14 +115,14 @@ def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
 
     pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
 
-    from specctl.observing.trial import try_out
+    from specctl.observing.pair_trial import try_out
 
     return try_out(pair, profile), pair.threads
 
 
 def _threads_line(threads: "Threads | None") -> str:
     """With how many threads passes on the CPU run, in one line."""
-    from specctl.models.running.cores import cores_text, usable_cores
+    from specctl.processes.cores import cores_text, usable_cores
 
     return f"Threads: {threads or f'measured on {cores_text(usable_cores())} when the models are loaded'}."
 
@@ -211,7 +211,7 @@ def _head_line(facts: "ModelFacts") -> str:
 
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
-    from specctl.models.loading.facts import NOT_FOUND
+    from specctl.doctor.model_facts import NOT_FOUND
     from specctl.printable import gib
 
     if facts.without_files:

@@ -28,10 +28,10 @@ def export_order(names: Sequence[str], costs: str | None, profile: "Profile") ->
             raise UsageError("--costs are those of an engine", "name it with --export")
         return None
     from specctl.decoding.sampling import Sampling
-    from specctl.export.engines import engine_of
     from specctl.export.exports import Order
+    from specctl.export.foreign_engines import engine_of
     from specctl.export.rereading import reading_of
-    from specctl.models.loading.found import find_head
+    from specctl.models.loading.profile_models import find_head
 
     draft = profile.draft
     assert draft is not None

@@ -207,7 +207,7 @@ def generate(
     from specctl.commands.record_run import RecordFlags, RecordRun
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
-    from specctl.terminal.loading import TerminalProgress, resumable
+    from specctl.terminal.work_progress import TerminalProgress, resumable
 
     console = Console(stderr=True)
     shown_progress = TerminalProgress(console, False if quiet else progress)

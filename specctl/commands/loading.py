@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from specctl.models.running.engines import EngineSettings
     from specctl.models.running.pair import Pair
-    from specctl.policies.trees import TreeSize
+    from specctl.policies.tree_shape import TreeSize
     from specctl.profile import Profile
     from specctl.profile.schema import ModelTable
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
 
 def load(
@@ -52,7 +52,7 @@ def load(
         models: whether `Pair.models` is wanted; without it, ``drafts``, ``above`` and ``heads`` are the profile's.
         progress: shows what is loaded; None for a new one on the console.
     """
-    from specctl.terminal.loading import TerminalProgress, note
+    from specctl.terminal.work_progress import TerminalProgress, note
 
     progress = progress or TerminalProgress(console, False if quiet else None)
     if leaves is None:
@@ -63,7 +63,7 @@ def load(
     with progress.doing("starting") as show:
         from specctl.decoding.prompt_format import PromptFormat
         from specctl.models.running.engines import EngineSettings
-        from specctl.models.running.trees import tree_obstacle
+        from specctl.models.running.tree_runner import tree_obstacle
 
         notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
         engines = replace(
@@ -73,7 +73,7 @@ def load(
         )
         pair = _kept(profile, engines, with_heads, lambda what: show(f"loading {what}")) if not models else None
         if pair is None:
-            from specctl.models.loading.pair import load_pair
+            from specctl.models.loading.assembly import load_pair
 
             pair = load_pair(
                 profile,

@@ -118,11 +118,11 @@ def _require_ready(profile: "Profile") -> None:
 
     from specctl.commands.doctor import verdict
     from specctl.reporting.console import cell
-    from specctl.terminal.loading import loading
+    from specctl.terminal.work_progress import loading
 
     console = Console(stderr=True)
     with loading(console, "examining the models"):
-        from specctl.models.loading.diagnosis import diagnose
+        from specctl.doctor.diagnosis import diagnose
 
         report = diagnose(profile)
     for line, style in verdict(report):

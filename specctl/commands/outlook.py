@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specctl.models.loading.bandwidth import Bandwidth
-    from specctl.models.loading.cards import Graphics
-    from specctl.models.loading.diagnosis import Diagnosis
-    from specctl.models.loading.expectations import Expectation
-    from specctl.models.loading.room import Room
+    from specctl.doctor.bandwidth import Bandwidth
+    from specctl.doctor.diagnosis import Diagnosis
+    from specctl.doctor.expectations import Expectation
+    from specctl.doctor.memory_needs import Room
+    from specctl.doctor.outlook import Outlook
+    from specctl.models.placing.cards import Graphics
     from specctl.profile import Profile
-    from specctl.replay.outlook import Outlook
 
 Section = tuple[str, dict[str, str]]
 """A title and rows."""
@@ -53,10 +53,10 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
         report: its diagnosis.
         graphics: the machine's cards.
     """
-    from specctl.models.loading.bandwidth import bandwidth
-    from specctl.models.loading.expectations import expectations
-    from specctl.models.loading.room import rooms
-    from specctl.replay.outlook import outlook
+    from specctl.doctor.bandwidth import bandwidth
+    from specctl.doctor.expectations import expectations
+    from specctl.doctor.memory_needs import rooms
+    from specctl.doctor.outlook import outlook
 
     if not report.ready:
         return Devices(graphics, {}, (), (), None)

@@ -24,7 +24,7 @@ from specctl.profile.discovery import available, chosen, display, find
 from specctl.profile.known_names import EMBEDDED
 from specctl.profile.model_names import short_name
 from specctl.profile.overrides import ENVIRONMENT_PREFIX
-from specctl.profile.writing import annotated
+from specctl.profile.toml_text import annotated
 from specctl.terminal.output import write_json, write_out
 
 app = typer.Typer(cls=GroupWithHelp, no_args_is_help=True, help="List, show, check and write profiles.")

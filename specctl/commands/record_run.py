@@ -22,8 +22,8 @@ from specctl.resuming.identities import distinct
 from specctl.resuming.made_by import MadeBy
 from specctl.resuming.run_file import RunFile
 from specctl.resuming.turns_file import TurnsFile
-from specctl.terminal.loading import note
 from specctl.terminal.progress_lines import clock
+from specctl.terminal.work_progress import note
 
 if TYPE_CHECKING:
     from specctl.profile import Profile

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
     from specctl.profile.schema import DraftTable
     from specctl.replicas.replica import Replicas
-    from specctl.terminal.loading import TerminalProgress
+    from specctl.terminal.work_progress import TerminalProgress
 
 PANEL = "Replicas"
 
@@ -116,9 +116,9 @@ class Replication:
         """
         from specctl.replicas.job import Job
         from specctl.replicas.local import LocalReplicas
+        from specctl.replicas.model_sources import Sources
         from specctl.replicas.replica import started
         from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
-        from specctl.replicas.sources import Sources
 
         with progress.doing("reading the models' files"):
             sources = Sources.of(profile, others)

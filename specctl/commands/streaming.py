@@ -12,8 +12,8 @@ from specctl.observing.progress import Advance, Tally
 from specctl.outputs import Sink
 from specctl.records import Completion, ExtraToken, Round
 from specctl.terminal.live import LiveView, Origin, Piece
-from specctl.terminal.loading import TerminalProgress
 from specctl.terminal.output import write_text
+from specctl.terminal.work_progress import TerminalProgress
 
 if TYPE_CHECKING:
     from specctl.decoding.answers import Answerer, OnRound

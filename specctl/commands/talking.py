@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specctl.commands.streaming import Watcher, title_of, view_of
-from specctl.conversation.chat import Chat
+from specctl.conversation.conversation import Chat
 from specctl.conversation.slash import ESCAPED, SLASHES, is_slash, run_slash
 from specctl.conversation.transcript import Turn
 from specctl.errors import SpecctlError, UsageError

@@ -153,7 +153,7 @@ def train_draft(
 
     from rich.console import Console
 
-    from specctl.terminal.loading import TerminalProgress, resumable
+    from specctl.terminal.work_progress import TerminalProgress, resumable
 
     progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
     with progress.doing("starting"):
@@ -195,7 +195,7 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
         UsageError: the user gave one that the kind does not have.
     """
     from specctl.draft_training.recipes import RECIPES
-    from specctl.models.loading.draft_head import HeadKind
+    from specctl.models.head_files.draft_head import HeadKind
 
     published = RECIPES[HeadKind(kind)]
     given = {name: value for name, value in own.items() if value is not None}

@@ -156,7 +156,7 @@ def train_head(
 
     from rich.console import Console
 
-    from specctl.terminal.loading import TerminalProgress, resumable
+    from specctl.terminal.work_progress import TerminalProgress, resumable
 
     progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
     with progress.doing("starting"):

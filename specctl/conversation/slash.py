@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.conversation.chat import TABLES, Chat
+from specctl.conversation.conversation import TABLES, Chat
 from specctl.conversation.transcript import load_transcript
 from specctl.errors import UsageError
 from specctl.metrics import Metrics, shown_rates

@@ -10,12 +10,12 @@ from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.parallel import ParallelDrafter, require_parallel
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.errors import ProfileError
-from specctl.models.running.foresight import foresight_of
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.predictors.foresight import foresight_of
+from specctl.models.predictors.trained_heads import TrainedHead, first_for, signal_of
+from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of
-from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
     LOOKUP_SIGNALS,
@@ -24,9 +24,9 @@ from specctl.policies import (
     Signal,
     StoppingPolicy,
 )
-from specctl.policies.leaves import Leaves, leaf_rule
-from specctl.policies.trees import TreeSize
-from specctl.profile.lookup import require_offered
+from specctl.policies.leaf_rule import Leaves, leaf_rule
+from specctl.policies.tree_shape import TreeSize
+from specctl.profile.lookup_policies import require_offered
 
 
 def readable(pair: Pair) -> frozenset[Signal]:

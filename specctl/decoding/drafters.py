@@ -12,10 +12,10 @@ from specctl.decoding.host import Floats, array, rows_of
 from specctl.decoding.reading import AcceptancePredictor, Reader, own_accept_prob, packed_signals, step_of, unpack
 from specctl.decoding.sampling import Sampling, Uniforms, sibling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
-from specctl.models.running.disco_head import DiscoHead
-from specctl.models.running.foresight import foresight_of
+from specctl.models.passes.watching import States
+from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.foresight import foresight_of
 from specctl.models.running.runner import AheadRunner, FusedRunner, Runner, StateReader
-from specctl.models.running.watching import States
 from specctl.policies import (
     DISTRIBUTION_SIGNALS,
     Signal,

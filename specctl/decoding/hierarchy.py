@@ -15,10 +15,10 @@ from specctl.decoding.reading import (
 )
 from specctl.decoding.round import prefill, verified_round
 from specctl.decoding.sampling import Sampling, read_signals, read_top_probs, sibling
-from specctl.models.running.disco_head import DiscoHead
+from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.watching import States
+from specctl.models.predictors.disco_head import DiscoHead
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.waiting import sent
-from specctl.models.running.watching import States
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
 

@@ -15,10 +15,10 @@ import torch
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.host import array, on_host
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.masks import WIDEST
-from specctl.models.running.waiting import sent
-from specctl.models.running.watching import States
-from specctl.policies.leaves import LeafRule, Place
+from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.watching import States
+from specctl.policies.leaf_rule import LeafRule, Place
 from specctl.records import Round
 
 

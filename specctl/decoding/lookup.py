@@ -7,8 +7,8 @@ import torch
 
 from specctl.decoding.drafters import Draft
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.lookup import LookupRunner
-from specctl.models.running.watching import States
+from specctl.models.passes.watching import States
+from specctl.models.running.lookup_runner import LookupRunner
 from specctl.policies import LOOKUP_SIGNALS, Signal, StoppingPolicy, draft_phase
 from specctl.records import DraftStep, Round
 

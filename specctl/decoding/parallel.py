@@ -22,11 +22,11 @@ from specctl.decoding.drafters import Draft, ModelDrafter
 from specctl.decoding.round import NOTHING, judge
 from specctl.decoding.sampling import Sampling, offspring
 from specctl.errors import ProfileError
+from specctl.models.passes.preparation_time import working_seconds
+from specctl.models.passes.synchronisation import wait
 from specctl.models.running.engines import engine_name
 from specctl.models.running.pair import Pair
-from specctl.models.running.preparing import working_seconds
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.waiting import wait
 from specctl.policies import Setting
 from specctl.records import Round, StopReason
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from specctl.errors import RecordError, UsageError
-from specctl.models.running.tokenizer import Tokenizer
+from specctl.models.files.tokenizer import Tokenizer
 from specctl.profile.schema import PromptTable
 
 Message = Mapping[str, str]

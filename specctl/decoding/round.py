@@ -15,11 +15,11 @@ from specctl.decoding.leaves import LeafTree
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
-from specctl.models.running.preparing import working_seconds
+from specctl.models.passes.preparation_time import working_seconds
+from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.watching import cut_states
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.trees import tree_runner
-from specctl.models.running.waiting import sent
-from specctl.models.running.watching import cut_states
+from specctl.models.running.tree_runner import tree_runner
 from specctl.records import Round
 
 NOTHING = Draft([], None, (), None)

@@ -12,9 +12,9 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import UsageError
+from specctl.models.passes.preparation_time import working_seconds
+from specctl.models.passes.synchronisation import wait
 from specctl.models.running.pair import Pair
-from specctl.models.running.preparing import working_seconds
-from specctl.models.running.waiting import wait
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 

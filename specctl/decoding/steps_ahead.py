@@ -10,8 +10,8 @@ from specctl.decoding.host import Floats
 from specctl.decoding.lead import Lead
 from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Mark
-from specctl.models.running.preparing import working_seconds
-from specctl.models.running.readback import Readback, Ticket
+from specctl.models.passes.preparation_time import working_seconds
+from specctl.models.passes.readback import Readback, Ticket
 
 Fed = Sequence[int] | torch.Tensor
 """What a step reads: ids, or ``(1,)`` on the device, the token of the step before it."""

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from specctl.models.running.tokenizer import Tokenizer
+from specctl.models.files.tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"
 CONTEXT = 8

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from specctl.decoding.sampling import read_signals, read_top_probs
+from specctl.models.predictors.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.models.running.runner import Forward
-from specctl.models.running.trained_heads import TrainedHead, disco_heads, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 NOTHING = (0.0,) * len(DISTRIBUTION_SIGNALS)

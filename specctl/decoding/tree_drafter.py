@@ -11,13 +11,13 @@ from specctl.decoding.drafters import Draft, ModelDrafter
 from specctl.decoding.host import Softmax, rows_of
 from specctl.decoding.reading import AcceptancePredictor, step_of
 from specctl.decoding.sampling import read_signals, read_top_probs
-from specctl.models.running.disco_head import DiscoHead
-from specctl.models.running.masks import LARGEST_TREE
+from specctl.models.passes.masks import LARGEST_TREE
+from specctl.models.passes.synchronisation import sent
+from specctl.models.predictors.disco_head import DiscoHead
 from specctl.models.running.runner import Forward
-from specctl.models.running.trees import TreeRunner, tree_runner
-from specctl.models.running.waiting import sent
+from specctl.models.running.tree_runner import TreeRunner, tree_runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
-from specctl.policies.trees import TreeSize
+from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep, Round
 
 

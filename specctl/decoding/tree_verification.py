@@ -15,8 +15,8 @@ from specctl.decoding.drafters import Draft
 from specctl.decoding.host import array, best_of, on_host, picked
 from specctl.decoding.sampling import Sampling, pick, uniforms
 from specctl.decoding.verification import Verdict, require_numbers
+from specctl.models.passes.synchronisation import sent
 from specctl.models.running.runner import Forward
-from specctl.models.running.waiting import sent
 from specctl.records import ExtraToken
 
 

@@ -5,19 +5,19 @@ import torch
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.ordinary_tokens import ordinary_tokens
+from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.trained_heads import signal_of
 from specctl.models.running.engines import engine_name
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class
-from specctl.models.running.lookup import LookupRunner
-from specctl.models.running.masks import WIDEST
-from specctl.models.running.ordinary import ordinary_tokens
+from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.trained_heads import signal_of
-from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 from specctl.policies import POLICIES, Signal
-from specctl.policies.constant import Constant
-from specctl.policies.trees import TreeSize
+from specctl.policies.rules.constant import Constant
+from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import SamplingTable
 
 

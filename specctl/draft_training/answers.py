@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.learning.shards import ShardFolder, joined, parts_of
+from specctl.learning.data_shards import ShardFolder, joined, parts_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.draft_training.answers import Answer, AnswerFolder, answered_greedily
-from specctl.learning.collecting import Lesson, prompt_facts
+from specctl.learning.answer_folder import Lesson, prompt_facts
 from specctl.learning.replicated_shards import answering
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
-from specctl.observing.answering import Answered
+from specctl.observing.prompt_answers import Answered
 from specctl.policies import Setting
 from specctl.profile.schema import PolicyTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.running.watching import LayerWatch, States
-from specctl.models.running.weights import device_of
+from specctl.models.passes.watching import LayerWatch, States
+from specctl.models.passes.weights import device_of
 
 
 @dataclass(frozen=True, slots=True)

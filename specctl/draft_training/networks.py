@@ -14,11 +14,11 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
-from specctl.models.draft_heads.layers import FIXED_FREQUENCIES, LayerShape
+from specctl.models.draft_heads.head_layers import FIXED_FREQUENCIES, LayerShape
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.loading.block_formats import spread_layers
-from specctl.models.loading.draft_head import HeadKind
+from specctl.models.head_files.block_formats import spread_layers
+from specctl.models.head_files.draft_head import HeadKind
 from specctl.models.running.context import context_length
 
 STD = 0.02

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specctl.models.loading.draft_head import HeadKind
+from specctl.models.head_files.draft_head import HeadKind
 
 
 @dataclass(frozen=True, slots=True)

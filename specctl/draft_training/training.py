@@ -22,7 +22,7 @@ from specctl.learning.saved_state import SavedState
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.loading.draft_head import HeadKind
+from specctl.models.head_files.draft_head import HeadKind
 
 WARM_UP = 0.04
 """Share of the steps in which the learning rate rises."""

@@ -21,22 +21,22 @@ from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.report import KIND_NAMES, Result, as_document, head_card
 from specctl.draft_training.training import Training
 from specctl.errors import UsageError
+from specctl.learning.data_shards import INDEX
 from specctl.learning.output_folder import STATE, OutputFolder
 from specctl.learning.plain_draft import without_head
 from specctl.learning.replicated_shards import collect
-from specctl.learning.shards import INDEX
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.loading.block_writing import write_block
-from specctl.models.loading.draft_head import HeadKind
-from specctl.models.loading.eagle_writing import write_eagle1, write_eagle3
-from specctl.models.loading.glide_layout import write_glide
-from specctl.models.loading.mtp_writing import write_mtp
-from specctl.models.loading.pair import load_pair
+from specctl.models.head_files.block_writing import write_block
+from specctl.models.head_files.draft_head import HeadKind
+from specctl.models.head_files.eagle_writing import write_eagle1, write_eagle3
+from specctl.models.head_files.glide_layout import write_glide
+from specctl.models.head_files.mtp_writing import write_mtp
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole

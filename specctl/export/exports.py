@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from specctl.calibration.contest import Contest
+from specctl.calibration.compared_settings import Contest
 from specctl.calibration.search import Calibration, Ranked, search
 from specctl.decoding.sampling import Sampling
-from specctl.export.engine import Engine, Names, Sampled
+from specctl.export.foreign_engine import Engine, Names, Sampled
 from specctl.export.rereading import Reading, reading_of, traces_as
+from specctl.export.rule_search import Exported, search_rule
 from specctl.export.rule_space import rule_space
-from specctl.export.search import Exported, search_rule
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import SILENT, Progress
 from specctl.profile.schema import Profile

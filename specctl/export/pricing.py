@@ -6,7 +6,7 @@ import numpy as np
 
 from specctl.calibration.scores import Score
 from specctl.errors import UsageError
-from specctl.export.engine import Engine
+from specctl.export.foreign_engine import Engine
 from specctl.export.rule_space import UNCAPPED
 from specctl.policies import Setting
 from specctl.records import Round, StopReason

@@ -9,7 +9,7 @@ from specctl.decoding.answers import Answerer
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after
 from specctl.errors import UsageError
-from specctl.export.engine import Acceptance, Confidence, Engine
+from specctl.export.foreign_engine import Acceptance, Confidence, Engine
 from specctl.jsonl import Record
 from specctl.models.running.pair import Pair
 from specctl.profile.schema import Profile

@@ -1,6 +1,6 @@
 """The settings of an engine's own rule, as policies that stop drafts where the engine does."""
 
-from specctl.export.engine import Confidence, Engine
+from specctl.export.foreign_engine import Confidence, Engine
 from specctl.policies import Setting
 
 LONGEST = 20

@@ -18,17 +18,17 @@ from specctl.decoding.session import Session
 from specctl.heads.examples import DataFolder, Example
 from specctl.heads.model_rounds import read_model_rounds
 from specctl.heads.rounds import RoundTokens, read_rounds
-from specctl.learning.collecting import Lesson, prompt_facts
+from specctl.learning.answer_folder import Lesson, prompt_facts
 from specctl.learning.replicated_shards import answering
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.draft_head import DraftHeadCheckpoint
-from specctl.models.loading.found import find_head
-from specctl.models.loading.head_checkpoint import KIND, Kind
-from specctl.models.loading.pair import load_pair
-from specctl.models.loading.stored_weights import files_hash, stored_weights
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.stored_weights import files_hash, stored_weights
+from specctl.models.head_files.draft_head import DraftHeadCheckpoint
+from specctl.models.loading.assembly import load_pair
+from specctl.models.loading.profile_models import find_head
+from specctl.models.predictors.head_checkpoint import KIND, Kind
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import StateReader
-from specctl.observing.answering import Answered
+from specctl.observing.prompt_answers import Answered
 from specctl.policies import Setting
 from specctl.profile.schema import DraftTable, Profile, SamplingTable
 from specctl.prompts.suites import Suite

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import relu
 
 from specctl.heads.examples import Example
-from specctl.models.running.disco_head import FEATURES
+from specctl.models.predictors.disco_head import FEATURES
 
 WIDTH = 16
 """Hidden units: the paper asks for two layers and names no width."""

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from specctl.heads.disco_network import features_of
 from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, mix, states
-from specctl.models.running.disco_head import FEATURES
-from specctl.models.running.weights import device_of
+from specctl.models.passes.weights import device_of
+from specctl.models.predictors.disco_head import FEATURES
 
 
 class DraftStates(Protocol):

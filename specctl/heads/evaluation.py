@@ -11,11 +11,11 @@ from specctl.heads.draft_states import DraftStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import signals
 from specctl.heads.training import Recipe, Trained
-from specctl.learning.shards import Split
+from specctl.learning.data_shards import Split
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal
 from specctl.statistics.association import Bin, auroc
 from specctl.statistics.intervals import Floats
-from specctl.statistics.logistic import fit_logistic
+from specctl.statistics.soft_logistic import fit_logistic
 
 BINS = 10
 SEQUENCES_AT_ONCE = 32

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.learning.shards import ShardFolder, joined, parts_of
+from specctl.learning.data_shards import ShardFolder, joined, parts_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.heads.examples import Example
-from specctl.models.running.states import last_hidden_states
+from specctl.models.passes.last_states import last_hidden_states
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 

@@ -16,7 +16,7 @@ from specctl.heads.examples import Example
 from specctl.heads.mixing import Mixed, acceptance, signals
 from specctl.learning import saved_state
 from specctl.learning.saved_state import SavedState
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.predictors.acceptance_head import AcceptanceHead
 
 Trained = AcceptanceHead | DiscoNetwork
 MIX = 0.15

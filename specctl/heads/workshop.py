@@ -20,16 +20,16 @@ from specctl.heads.figure import write_reliability
 from specctl.heads.report import as_document, head_card, head_config
 from specctl.heads.training import Recipe, Schedule, Training
 from specctl.learning import plain_draft
-from specctl.learning.collecting import Lesson
+from specctl.learning.answer_folder import Lesson
+from specctl.learning.data_shards import INDEX
 from specctl.learning.output_folder import STATE, OutputFolder
 from specctl.learning.replicated_shards import collect
-from specctl.learning.shards import INDEX
-from specctl.models.loading.found import find_head
-from specctl.models.loading.head_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_head, save_weights
 from specctl.models.loading.model import load_model
+from specctl.models.loading.profile_models import find_head
+from specctl.models.predictors.head_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_head, save_weights
 from specctl.observing.progress import Progress
 from specctl.outputs import write_whole
-from specctl.profile.lookup import require_models
+from specctl.profile.lookup_policies import require_models
 from specctl.profile.model_table import require_whole
 from specctl.profile.schema import DraftTable, Profile
 from specctl.prompts.suites import Suite

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.errors import UsageError
-from specctl.learning.shards import INDEX
+from specctl.learning.data_shards import INDEX
 
 STATE = "training.safetensors"
 """The state that an interrupted training goes on from; a whole run has none."""

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from specctl.learning.collecting import PROMPTS_PER_SHARD, Lesson, collect_shards
-from specctl.learning.shards import Item, ShardFolder
+from specctl.learning.answer_folder import PROMPTS_PER_SHARD, Lesson, collect_shards
+from specctl.learning.data_shards import Item, ShardFolder
 from specctl.observing.progress import Advance, Progress, ignored
 from specctl.prompts.suites import SuitePrompt
 from specctl.replicas.job import Answer, ReplicaError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specctl.policies import NONE, Setting
-from specctl.policies.trees import TreeSize
+from specctl.policies.tree_shape import TreeSize
 from specctl.profile.model_names import distinct_name
 
 

@@ -11,13 +11,13 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
+from specctl.models.passes.masks import WIDEST
 from specctl.models.running.eager_pair import eager_pair
-from specctl.models.running.masks import WIDEST
 from specctl.models.running.pair import Pair
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped
 from specctl.observing.identity import compare
-from specctl.observing.passes import WIDTHS, PassMeter
+from specctl.observing.pass_times import WIDTHS, PassMeter
 from specctl.observing.results import BASELINE, Difference, Run, RunDifference, RunSet
 from specctl.peers.assisted import AssistedPeer
 from specctl.peers.measured import MeasuredPeer

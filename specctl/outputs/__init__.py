@@ -6,7 +6,7 @@ begins (`OutputFile.begin`). One process at a time writes an output. A write is 
 names the file.
 """
 
+from specctl.outputs.command_outputs import Outputs
 from specctl.outputs.file import OutputFile, Sink, naming, write_whole
-from specctl.outputs.held import Outputs
 
 __all__ = ["OutputFile", "Outputs", "Sink", "naming", "write_whole"]

@@ -9,10 +9,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from specctl.errors import UsageError
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.found import find_head
-from specctl.models.loading.hushing import hushed
-from specctl.models.loading.memory import load_config
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.hushing import hushed
+from specctl.models.loading.profile_models import find_head
+from specctl.models.placing.memory import load_config
 from specctl.models.running.pair import Pair
 from specctl.models.sharding.leader import is_sharded
 from specctl.peers.completion import completion_of

@@ -18,7 +18,7 @@ from specctl.policies.base import (
     read,
 )
 from specctl.policies.drafting import collect_phase, draft_phase, longest_draft
-from specctl.policies.known import POLICIES
+from specctl.policies.known_policies import POLICIES
 from specctl.policies.setting import NONE, Setting, nested
 
 __all__ = [

@@ -1,15 +1,15 @@
 """The stopping policies that decide by themselves, by name."""
 
-from specctl.policies.adaedl import AdaEdl, MaxConfidence
 from specctl.policies.base import Rule
-from specctl.policies.confidence import ConfidentPrefix
-from specctl.policies.constant import Constant, NoDraft
-from specctl.policies.cost_optimal import CostOptimal
-from specctl.policies.disco import Disco
-from specctl.policies.heuristic import Heuristic
-from specctl.policies.self_verify import SelfVerify
-from specctl.policies.specdec import SpecDecPlusPlus
-from specctl.policies.svip import Svip
+from specctl.policies.rules.adaedl import AdaEdl, MaxConfidence
+from specctl.policies.rules.confidence import ConfidentPrefix
+from specctl.policies.rules.constant import Constant, NoDraft
+from specctl.policies.rules.cost_optimal import CostOptimal
+from specctl.policies.rules.disco import Disco
+from specctl.policies.rules.heuristic import Heuristic
+from specctl.policies.rules.self_verify import SelfVerify
+from specctl.policies.rules.specdec import SpecDecPlusPlus
+from specctl.policies.rules.svip import Svip
 
 RULES: dict[str, type[Rule]] = {
     "none": NoDraft,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from specctl.policies.base import TRAINED_SIGNALS, Signal, StoppingPolicy
-from specctl.policies.known import POLICIES
-from specctl.policies.leaves import Leaves
-from specctl.policies.registered import RegisteredPolicy
-from specctl.policies.trees import TreeSize
+from specctl.policies.known_policies import POLICIES
+from specctl.policies.leaf_rule import Leaves
+from specctl.policies.registered_policy import RegisteredPolicy
+from specctl.policies.tree_shape import TreeSize
 
 Parallel = bool | Literal["force"]
 """Whether a draft writes on while the target verifies; ``force`` even where they share a device."""

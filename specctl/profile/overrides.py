@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specctl.errors import ProfileError
-from specctl.policies.text import parse_value
+from specctl.policies.policy_text import parse_value
 from specctl.profile.known_names import EMBEDDED
 from specctl.profile.layers import Layer
 from specctl.profile.schema import LOOKUP, LOOKUP_POLICY

@@ -9,7 +9,7 @@ from typing import Any
 
 from specctl.errors import ProfileError
 from specctl.policies import NONE
-from specctl.policies.text import policy_table
+from specctl.policies.policy_text import policy_table
 from specctl.profile.discovery import (
     DEFAULT_PROFILE,
     HERE,
@@ -21,9 +21,9 @@ from specctl.profile.discovery import (
     owned,
     shadowed,
 )
-from specctl.profile.document import Document, read
 from specctl.profile.layers import Layer, Layers
 from specctl.profile.overrides import environment_layer, flag_layer, pair_layer, pair_name, set_layer
+from specctl.profile.profile_file import Document, read
 from specctl.profile.replaced_models import drop_template, outdated, replaced_models
 from specctl.profile.schema import Profile
 from specctl.profile.validation import check_policy, validate

@@ -7,17 +7,17 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_va
 
 from specctl.plugins import DRAFTER
 from specctl.policies import NONE, Setting, nested
-from specctl.policies.leaves import Leaves
+from specctl.policies.leaf_rule import Leaves
 from specctl.policies.setting import Parallel
-from specctl.policies.trees import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
+from specctl.policies.tree_shape import BEAMS, LEAST, MOST, MOST_BEAMS, TreeSize
+from specctl.profile.base_tables import PromptTable as PromptTable
+from specctl.profile.base_tables import SamplingTable as SamplingTable
+from specctl.profile.base_tables import Table as Table
+from specctl.profile.base_tables import Verification as Verification
 from specctl.profile.known_names import known_head
 from specctl.profile.model_table import IN_TARGET as IN_TARGET
 from specctl.profile.model_table import LOOKUP as LOOKUP
 from specctl.profile.model_table import ModelTable as ModelTable
-from specctl.profile.tables import PromptTable as PromptTable
-from specctl.profile.tables import SamplingTable as SamplingTable
-from specctl.profile.tables import Table as Table
-from specctl.profile.tables import Verification as Verification
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "svip"

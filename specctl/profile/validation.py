@@ -8,8 +8,8 @@ from pydantic_core import ErrorDetails
 
 from specctl.errors import ProfileError
 from specctl.policies import LOOKUP_SIGNALS, POLICIES, TRAINED_SIGNALS
-from specctl.policies.text import policy_table
-from specctl.profile.lookup import unoffered
+from specctl.policies.policy_text import policy_table
+from specctl.profile.lookup_policies import unoffered
 from specctl.profile.policy_settings import setting_names, settings_model
 from specctl.profile.schema import DEFAULT_POLICY, LOOKUP, LOOKUP_POLICY, Profile
 from specctl.profile.wording import Key, did_you_mean, dotted, shown

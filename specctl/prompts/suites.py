@@ -13,8 +13,8 @@ from typing import IO, Any, TypedDict, Unpack
 from specctl.errors import UsageError
 from specctl.jsonl import Record, deciding, read_records
 from specctl.profile.wording import did_you_mean
+from specctl.prompts.data_sources import fetched_rows, local_rows
 from specctl.prompts.formats import SUITES, FormatError
-from specctl.prompts.sources import fetched_rows, local_rows
 
 EMBEDDED = "embedded"
 NO_CATEGORY = "all"

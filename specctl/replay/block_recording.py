@@ -8,9 +8,9 @@ import torch
 from specctl.decoding.along import read_along
 from specctl.decoding.sampling import Sampling, draw, sibling
 from specctl.decoding.token_columns import NOTHING, token_columns, token_row
+from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.chances import BlockChances, RoundChances

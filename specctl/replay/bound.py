@@ -17,7 +17,7 @@ from specctl.replay.play import Replay, replay
 from specctl.replay.steps import Judged
 from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Floats
-from specctl.statistics.logistic import fit_weights
+from specctl.statistics.soft_logistic import fit_weights
 
 LEVELS = 12
 """Number of classes, of equal size, into which tokens are sorted by their predicted acceptance."""

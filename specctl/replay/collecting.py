@@ -14,12 +14,12 @@ from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
+from specctl.models.predictors.trained_heads import disco_heads
 from specctl.models.running.pair import Pair
-from specctl.models.running.trained_heads import disco_heads
-from specctl.observing.answering import Answered, answer_each
-from specctl.observing.facts import gather
 from specctl.observing.findings import Skipped
 from specctl.observing.progress import SILENT, Advance, Progress
+from specctl.observing.prompt_answers import Answered, answer_each
+from specctl.observing.run_facts import gather
 from specctl.outputs import OutputFile
 from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile

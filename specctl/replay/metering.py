@@ -12,15 +12,15 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.foresight import foresight_of
-from specctl.models.running.ordinary import ordinary_tokens
+from specctl.models.passes.ordinary_tokens import ordinary_tokens
+from specctl.models.passes.synchronisation import wait
+from specctl.models.predictors.foresight import foresight_of
+from specctl.models.predictors.trained_heads import TrainedHead, first_for, signal_of, state_heads
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import StateReader
-from specctl.models.running.trained_heads import TrainedHead, first_for, signal_of, state_heads
-from specctl.models.running.waiting import wait
 from specctl.observing.timing import fill, forget
 from specctl.policies import TRAINED_SIGNALS, Signal
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
 

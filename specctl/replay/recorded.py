@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from specctl.models.running.disco_head import DiscoHead
+from specctl.models.predictors.disco_head import DiscoHead
 from specctl.records import DraftStep
 from specctl.replay.chances import BlockChances, RoundChances, TokenChances
 from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short

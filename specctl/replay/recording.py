@@ -9,10 +9,10 @@ from specctl.decoding.along import read_along
 from specctl.decoding.sampling import Sampling, draw, sibling
 from specctl.decoding.token_columns import NOTHING, token_columns
 from specctl.errors import UsageError
+from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.trained_heads import TrainedHead, state_heads
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading

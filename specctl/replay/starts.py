@@ -9,11 +9,11 @@ from specctl.decoding.along import CHUNK
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.blocks_side_by_side import BlocksSideBySide
-from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.draft_heads.side_by_side import SideBySide
-from specctl.models.running.foresight import foresight_of
+from specctl.models.draft_heads.chains_side_by_side import SideBySide
+from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.passes.watching import States
+from specctl.models.predictors.foresight import foresight_of
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.watching import States
 from specctl.replay.detours import Detours
 
 TOKENS = 128
@@ -46,7 +46,7 @@ class Starts(Protocol):
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """What the draft predicts of the token after each of those ``(B,)`` drawn from the pass before.
 
-        See `specctl.models.running.foresight.Foresee`; ``(B,)``, or None if the draft does not predict it.
+        See `specctl.models.predictors.foresight.Foresee`; ``(B,)``, or None if the draft does not predict it.
         """
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specctl.errors import UsageError
-from specctl.models.running.disco_head import DiscoHead
+from specctl.models.predictors.disco_head import DiscoHead
 from specctl.policies import TOP_PROBS
 from specctl.records import DraftStep
 

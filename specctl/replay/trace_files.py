@@ -7,7 +7,7 @@ from typing import Any
 
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
-from specctl.models.running.disco_head import DiscoHead
+from specctl.models.predictors.disco_head import DiscoHead
 from specctl.observing.findings import Skipped
 from specctl.observing.results import of_request
 from specctl.policies import Signal

@@ -7,7 +7,7 @@ draft: see `specctl.replay.recorded`.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specctl.models.running.disco_head import DiscoHead
+from specctl.models.predictors.disco_head import DiscoHead
 from specctl.replay.recorded_layouts import Spelled
 
 

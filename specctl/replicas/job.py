@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from specctl.errors import ModelError, SpecctlError, reason
-from specctl.models.loading.hushing import hush_imports
-from specctl.replicas.sources import Sources
+from specctl.models.files.hushing import hush_imports
+from specctl.replicas.model_sources import Sources
 
 Answer = Callable[[Any], Any]
 """Answers a question. Both are plain values: dictionaries, lists, text, bytes, numbers."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specctl.errors import UsageError
-from specctl.models.loading.cards import nvidia_smi
-from specctl.models.running.cores import usable_cores
+from specctl.models.placing.cards import nvidia_smi
+from specctl.processes.cores import usable_cores
 from specctl.profile.schema import Profile
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -11,10 +11,10 @@ from specctl.metrics import Metrics
 from specctl.printable import printable
 from specctl.records import Completion, FinishReason, Round
 from specctl.terminal.display import FullScreen
-from specctl.terminal.loading import loading
-from specctl.terminal.numbers import Figure, flow, running_figures
 from specctl.terminal.panel import GenerationPanel
+from specctl.terminal.running_figures import Figure, flow, running_figures
 from specctl.terminal.tail import Origin, Piece
+from specctl.terminal.work_progress import loading
 
 __all__ = ["LiveView", "Origin", "Piece", "loading"]
 

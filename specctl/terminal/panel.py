@@ -12,7 +12,7 @@ from rich.text import Text
 from specctl.metrics import Metrics
 from specctl.printable import one_line
 from specctl.records import Round
-from specctl.terminal.numbers import column, flow, running_figures
+from specctl.terminal.running_figures import column, flow, running_figures
 from specctl.terminal.strip import strip
 from specctl.terminal.tail import ORIGIN_STYLES, Origin, Piece, TextTail
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import TableRunner, related_table, table
 
-from specctl.analysis.bounds import bretagnolle_huber, estimate, fit_c, pinsker
-from specctl.analysis.figures import draw_analysis
-from specctl.analysis.numbers import analyse
+from specctl.analysis.analysis_figures import draw_analysis
+from specctl.analysis.analysis_tables import analysis_tables
+from specctl.analysis.divergence_bounds import bretagnolle_huber, estimate, fit_c, pinsker
 from specctl.analysis.readings import Judged, Reading, Readings, judge, run_lengths
-from specctl.analysis.tables import analysis_tables
+from specctl.analysis.signal_quality import analyse
 from specctl.analysis.teacher_forcing import compare, read
 from specctl.analysis.verdicts import read_traces
 from specctl.decoding import along

@@ -25,7 +25,7 @@ from transformers import (
 
 from specctl import hub_folder, speculative
 from specctl.errors import ProfileError, SpecctlError, UsageError
-from specctl.models.loading.ready import ModelError
+from specctl.models.loading.loaded_target import ModelError
 from specctl.policies import Setting
 from specctl.profile.embedded import model_path
 

@@ -5,9 +5,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from specctl.benchmark import report
-from specctl.benchmark import tables as of_digest
+from specctl.benchmark import benchmark_report as report
 from specctl.benchmark.digest import digest
+from specctl.benchmark.tables import benchmark_tables as of_digest
 from specctl.observing.candidate import Candidate
 from specctl.observing.results import Header, PassTimes, Run, RunSet
 from specctl.policies import Setting, nested

@@ -11,7 +11,7 @@ from factory import PREFILL_MS, candidate, drafted_run, peer, peer_run, plain_ru
 from typer.testing import CliRunner
 
 from specctl.benchmark.comparison import Comparison, Texts, compare_files, compare_results, pair_up
-from specctl.benchmark.comparison_tables import comparison_json, comparison_tables
+from specctl.benchmark.tables.comparison_tables import comparison_json, comparison_tables
 from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate

@@ -23,7 +23,7 @@ from factory import (
 
 from specctl.benchmark.cost_model import bare_model, bare_ms, candidate_costs, fit, forwards
 from specctl.benchmark.digest import digest
-from specctl.benchmark.hierarchy import break_even, candidate_levels
+from specctl.benchmark.hierarchy_levels import break_even, candidate_levels
 from specctl.benchmark.summaries import summarise
 from specctl.observing.candidate import Candidate, candidate_record
 from specctl.observing.results import RESULTS, PassTimes, RunSet, read_results

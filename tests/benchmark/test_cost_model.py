@@ -18,7 +18,7 @@ from specctl.observing.candidate import Candidate
 from specctl.observing.findings import SignalBound
 from specctl.observing.results import PassTimes, RunSet
 from specctl.policies import Setting
-from specctl.policies.trees import TreeSize
+from specctl.policies.tree_shape import TreeSize
 
 CANDIDATES = [candidate("none"), candidate("svip"), peer("hf")]
 ROUNDS: list[Shape] = [(5, 5, "max_draft"), (5, 0, "max_draft"), (2, 1, "policy")]

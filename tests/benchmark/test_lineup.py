@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from specctl.benchmark.lineup import Lineup, left_out_lines, lineup
 from specctl.benchmark.papers import PAPERS, PEERS, sources
+from specctl.benchmark.runnable_papers import Lineup, left_out_lines, lineup
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
-from specctl.observing.field import field_of
+from specctl.observing.candidates import field_of
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
 from specctl.profile import resolve

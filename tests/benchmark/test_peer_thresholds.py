@@ -5,8 +5,8 @@ from dataclasses import replace
 from factory import peer, peer_run, plain_run, run_set, tables
 
 from specctl.benchmark.peer_thresholds import threshold_note
-from specctl.observing.facts import SCIKIT_LEARN
 from specctl.observing.results import RunSet
+from specctl.observing.run_facts import SCIKIT_LEARN
 
 LABEL = "hf-confidence"
 

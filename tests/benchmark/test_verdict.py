@@ -3,7 +3,7 @@ from factory import candidate, drafted_run, peer, peer_run, plain_run, run_set
 from test_tables import CANDIDATES, ROUNDS, some_runs
 
 from specctl.benchmark.digest import digest
-from specctl.benchmark.tables import as_json
+from specctl.benchmark.tables.benchmark_tables import as_json
 from specctl.benchmark.verdict import verdict
 from specctl.observing.results import Difference, RunSet
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space, explore
-from specctl.calibration.contest import contest
+from specctl.calibration.compared_settings import contest
 from specctl.calibration.grids import grid, level_grids, with_heads
 from specctl.errors import UsageError
 from specctl.policies import Setting, nested

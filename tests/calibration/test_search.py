@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space
 from specctl.calibration.calibrated import calibrated_profile, profile_text
+from specctl.calibration.calibration_tables import as_document, calibration_tables, curve, verdict
 from specctl.calibration.grids import grid
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
-from specctl.calibration.tables import as_document, calibration_tables, curve, verdict
 from specctl.errors import UsageError
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve

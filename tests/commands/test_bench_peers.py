@@ -54,7 +54,7 @@ def answers():
     """What the target writes, by its prompt's ids."""
     from specctl.decoding.prompt_format import PromptFormat
     from specctl.decoding.session import Session
-    from specctl.models.loading.pair import load_pair
+    from specctl.models.loading.assembly import load_pair
     from specctl.profile import resolve
 
     profile = resolve("embedded").profile

@@ -12,8 +12,8 @@ from invoked import invoke
 from toy_heads import random_eagle3
 
 from specctl.errors import UsageError
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.eagle_writing import write_eagle3
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.head_files.eagle_writing import write_eagle3
 from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
@@ -144,7 +144,7 @@ def test_a_default_setting_still_replaces_the_old_one(folder, tmp_path):
 
 
 def test_a_kept_trace_gives_the_same_choice_without_a_model(folder, monkeypatch):
-    monkeypatch.setattr("specctl.models.loading.pair.load_pair", None)
+    monkeypatch.setattr("specctl.models.loading.assembly.load_pair", None)
     again = calibrate("--from", folder / "trace.jsonl", "--policy", "all", "--grid", "paper", "--no-verify", "--json")
     first = json.loads((folder / "shown.json").read_text(encoding="utf-8"))
     second = json.loads(again.stdout)

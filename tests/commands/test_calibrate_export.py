@@ -92,7 +92,7 @@ def test_sampled_texts_are_read_as_each_engine_keeps_tokens(prompts):
     ],
 )
 def test_what_cannot_be_exported_is_said_before_a_model_is_loaded(arguments, message, monkeypatch):
-    monkeypatch.setattr("specctl.models.loading.pair.load_pair", None)
+    monkeypatch.setattr("specctl.models.loading.assembly.load_pair", None)
     with pytest.raises(UsageError) as caught:
         invoke("calibrate", *arguments)
     assert message in f"{caught.value} {caught.value.hint}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from onnx_models import needs_onnx, small_pair
 
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 
 pytestmark = needs_onnx
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from specctl.commands.app import app
 from specctl.errors import ModelError, SpecctlError
 from specctl.heads import workshop
-from specctl.models.loading import found
+from specctl.models.loading import profile_models as found
 from specctl.outputs import Outputs
 
 DATA = Path(__file__).parents[1] / "data"
@@ -217,7 +217,7 @@ def test_a_damaged_index_of_weights_is_named(content):
     Path("model").mkdir()
     Path("model/config.json").write_text('{"model_type": "llama"}')
     Path("model/model.safetensors.index.json").write_text(content)
-    from specctl.models.loading.checkpoint import locate
+    from specctl.models.files.checkpoint import locate
     from specctl.profile.schema import ModelTable
 
     with pytest.raises(ModelError, match=r"damaged model\.safetensors\.index\.json") as found:

@@ -10,11 +10,11 @@ from checkpoints import llama_config, save_model
 from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
+from specctl.doctor import diagnosis
 from specctl.errors import ModelError
-from specctl.models.loading import diagnosis
-from specctl.models.loading.memory import DeviceMemory
-from specctl.models.running.cache import BufferedLayer
-from specctl.models.running.cores import CoreTime
+from specctl.models.passes.cache import BufferedLayer
+from specctl.models.placing.memory import DeviceMemory
+from specctl.processes.cores import CoreTime
 
 app = typer.Typer()
 app.command()(doctor)

@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
 from specctl.commands.outlook import Devices, examine_devices, sections
-from specctl.models.loading import cards, diagnosis
-from specctl.models.loading.bandwidth import Bandwidth, bandwidth, published
-from specctl.models.loading.cards import Card, Graphics, parsed
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.engine_choice import ONNX_IF_FASTER, EngineChoice, engine_choice
-from specctl.models.loading.memory import DeviceMemory
+from specctl.doctor import diagnosis
+from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
+from specctl.doctor.diagnosis import diagnose
+from specctl.doctor.engine_choice import ONNX_IF_FASTER, EngineChoice, engine_choice
 from specctl.models.onnx.automatic import LARGEST, PACKAGES
+from specctl.models.placing import cards
+from specctl.models.placing.cards import Card, Graphics, parsed
+from specctl.models.placing.memory import DeviceMemory
 from specctl.models.running.engines import EngineSettings, build_runner, engine_name
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 

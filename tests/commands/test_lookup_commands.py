@@ -92,6 +92,6 @@ def test_profiles_lists_it():
 def test_what_a_lookup_cannot_do_is_told_before_anything_is_loaded(arguments, error, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}))
-    monkeypatch.setattr("specctl.models.loading.pair.load_pair", None)
+    monkeypatch.setattr("specctl.models.loading.assembly.load_pair", None)
     with pytest.raises(error, match=message):
         invoke(*arguments, "-p", "embedded-lookup")

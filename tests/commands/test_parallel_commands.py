@@ -7,7 +7,7 @@ from invoked import invoke
 
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.results import read_results
-from specctl.replay.parallel import parallel_steps, rounds_in_turns
+from specctl.replay.parallel_replay import parallel_steps, rounds_in_turns
 
 BLOCK = 3
 FORCED = ["-p", "embedded-constant", "--set", "draft.parallel=force", "--set", f"policy.draft_length={BLOCK}"]

@@ -15,11 +15,11 @@ from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.heads import workshop
 from specctl.heads.examples import DataFolder
-from specctl.learning.collecting import PROMPTS_PER_SHARD
-from specctl.learning.shards import INDEX
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.block_writing import write_block
-from specctl.models.loading.eagle_writing import write_eagle3
+from specctl.learning.answer_folder import PROMPTS_PER_SHARD
+from specctl.learning.data_shards import INDEX
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.head_files.block_writing import write_block
+from specctl.models.head_files.eagle_writing import write_eagle3
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
 SHAPE = LayerShape(hidden_size=12, intermediate_size=24, heads=2, kv_heads=1, head_dim=6)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specctl.conversation.chat import Chat
+from specctl.conversation.conversation import Chat
 from specctl.conversation.slash import SLASHES, is_slash, run_slash
 from specctl.conversation.transcript import Transcript, Turn
 from specctl.decoding.answers import Answerer
@@ -12,7 +12,7 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError, SpecctlError, UsageError
 from specctl.jsonl import Record
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.profile import Profile, resolve
 from specctl.records import FinishReason

@@ -20,7 +20,7 @@ from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.runner import Runner
 from tools.synthetic.shapes import Shape
 
-CLOCKED = ("specctl.models.running.preparing",)
+CLOCKED = ("specctl.models.passes.preparation_time",)
 CONTEXT, WARM, LONGEST = 500, 24, 8
 ACCEPTED = 0.7
 """How probable it is that a token of the draft is the target's too."""

@@ -19,7 +19,7 @@ from pretend_cuda import Costs
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 from tools.synthetic.shapes import SHAPES, Shape
 
 ROUNDS = 6

@@ -27,7 +27,7 @@ from specctl.decoding.lead import Lead
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.graph import Capturing
 from specctl.policies.base import Rule
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 from specctl.records import DraftStep
 from tools.synthetic.shapes import SHAPES
 

@@ -8,8 +8,8 @@ from pretend_cuda import Devices
 from pretend_cuda.pairs import TEXT, on, runner_of, tiny_model
 
 from specctl.models.loading import model as loading
-from specctl.models.loading.placement import Placement
-from specctl.models.running.trees import tree_runner
+from specctl.models.placing.placement import Placement
+from specctl.models.running.tree_runner import tree_runner
 from specctl.profile import resolve
 
 pytestmark = pytest.mark.usefixtures("inference_mode")

@@ -17,10 +17,10 @@ from specctl.decoding.lead import Lead
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.graph import Capturing
 from specctl.policies import StoppingPolicy
-from specctl.policies.constant import Constant
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.svip import Svip
 
-CLOCKED = ("specctl.models.running.preparing",)
+CLOCKED = ("specctl.models.passes.preparation_time",)
 SLOW_STEPS = Costs(node=8e-6)
 """A step of the tiny draft takes the device longer than the host needs for a token, as one of a real draft does."""
 NEVER, ALWAYS = (lambda _, __: False), (lambda _, __: True)

@@ -21,18 +21,18 @@ from specctl.heads.draft_states import ModelStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, signals
 from specctl.heads.training import weighted_loss
-from specctl.models.draft_heads.engines import build_head_runner
+from specctl.models.draft_heads.head_engines import build_head_runner
+from specctl.models.passes.last_states import last_hidden_states
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.states import last_hidden_states
-from specctl.models.running.trees import tree_runner
-from specctl.observing.passes import PassMeter
+from specctl.models.running.tree_runner import tree_runner
+from specctl.observing.pass_times import PassMeter
 from specctl.policies import POLICIES, Setting
-from specctl.policies.constant import Constant
-from specctl.policies.leaves import leaf_rule
-from specctl.policies.trees import TreeSize
+from specctl.policies.leaf_rule import leaf_rule
+from specctl.policies.rules.constant import Constant
+from specctl.policies.tree_shape import TreeSize
 from specctl.replay import metering
 from specctl.replay.recording import read_sequence
 

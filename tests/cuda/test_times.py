@@ -16,13 +16,13 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.draft_heads.engines import build_head_runner
+from specctl.models.draft_heads.head_engines import build_head_runner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import StateReader
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import SamplingTable
 
-CLOCK = ("specctl.models.running.preparing",)
+CLOCK = ("specctl.models.passes.preparation_time",)
 pytestmark = pytest.mark.usefixtures("inference_mode")
 
 

@@ -7,8 +7,8 @@ from toys import FAMILIES, TableRunner, random_head, random_model, related_table
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
-from specctl.policies.constant import Constant
-from specctl.policies.specdec import SpecDecPlusPlus
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.specdec import SpecDecPlusPlus
 
 PROMPT = [5, 9, 2]
 

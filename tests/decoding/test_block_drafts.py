@@ -19,13 +19,13 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
-from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.markov import MARKOV, MarkovKind
 from specctl.models.running.eager import EagerRunner
 from specctl.policies import StoppingPolicy
-from specctl.policies.confidence import ConfidentPrefix
-from specctl.policies.constant import Constant
-from specctl.policies.self_verify import SelfVerify
+from specctl.policies.rules.confidence import ConfidentPrefix
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.self_verify import SelfVerify
 from specctl.records import ExtraToken, Round, StopReason
 
 EXACT = 3e-7

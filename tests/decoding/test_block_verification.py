@@ -26,10 +26,10 @@ from specctl.decoding.host import Floats
 from specctl.decoding.sampling import Sampling, draw
 from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict, verify, verify_on_device
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.policies import Setting
-from specctl.policies.constant import Constant
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.svip import Svip
 from specctl.profile import resolve
 from specctl.profile.schema import Verification
 

@@ -26,17 +26,17 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
-from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
+from specctl.models.passes.compilation import Compiler, missing_compiler
+from specctl.models.passes.watching import States
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.watching import States
-from specctl.policies.constant import Constant
-from specctl.policies.self_verify import SelfVerify
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.self_verify import SelfVerify
 from specctl.records import ExtraToken, Round
 
 EXACT = 3e-7

@@ -26,8 +26,8 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.loading.pair import load_pair
-from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.loading.assembly import load_pair
+from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner

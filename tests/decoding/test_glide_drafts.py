@@ -17,16 +17,16 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
-from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
+from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.policies.constant import Constant
-from specctl.policies.leaves import ConfidenceLeaves, ConstantLeaves, LeafRule
-from specctl.policies.self_verify import SelfVerify
-from specctl.policies.svip import Svip
+from specctl.policies.leaf_rule import ConfidenceLeaves, ConstantLeaves, LeafRule
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.self_verify import SelfVerify
+from specctl.policies.rules.svip import Svip
 from specctl.records import ExtraToken
 
 EXACT = 3e-7

@@ -26,10 +26,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 from specctl.policies import StoppingPolicy
 from specctl.policies.base import Rule, Signal
-from specctl.policies.constant import Constant
-from specctl.policies.self_verify import SelfVerify
-from specctl.policies.specdec import SpecDecPlusPlus
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.self_verify import SelfVerify
+from specctl.policies.rules.specdec import SpecDecPlusPlus
+from specctl.policies.rules.svip import Svip
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 GREEDY, PLAIN, FILTERED = Sampling(), Sampling(temperature=1.0), Sampling(0.7, 3, 0.9)

@@ -16,14 +16,14 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.jsonl import Record
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
+from specctl.models.passes.watching import decoder_layers
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.watching import decoder_layers
 from specctl.policies import POLICIES, Setting
 from specctl.profile import resolve
 from specctl.profile.schema import SamplingTable

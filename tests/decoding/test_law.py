@@ -37,9 +37,9 @@ from specctl.decoding.round import judge, verified_round
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed, StartedStep
 from specctl.decoding.verification import Verdict
-from specctl.policies.constant import Constant
-from specctl.policies.specdec import SpecDecPlusPlus
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.specdec import SpecDecPlusPlus
+from specctl.policies.rules.svip import Svip
 from specctl.records import ExtraToken, Round
 
 pytestmark = pytest.mark.crossed

@@ -41,17 +41,17 @@ from specctl.decoding.leaves import LeafDrafter, LeafTree, likeliest_others
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, prefill, verified_round
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.masks import WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.masks import WIDEST
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.policies import POLICIES, Setting
-from specctl.policies.constant import Constant
-from specctl.policies.leaves import ConfidenceLeaves, ConstantLeaves, CostLeaves, LeafRule, Leaves, Place, leaf_rule
-from specctl.policies.self_verify import SelfVerify
+from specctl.policies.leaf_rule import ConfidenceLeaves, ConstantLeaves, CostLeaves, LeafRule, Leaves, Place, leaf_rule
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.self_verify import SelfVerify
 from specctl.records import DraftStep, ExtraToken, Round
 
 EXACT, BIASED = 3e-7, 1e-2

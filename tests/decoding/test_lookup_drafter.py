@@ -26,15 +26,15 @@ from specctl.decoding.session import Session
 from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.lookup import LONGEST_MATCH, LookupRunner
+from specctl.models.running.lookup_runner import LONGEST_MATCH, LookupRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES, Setting, StoppingPolicy
-from specctl.policies.confidence import ConfidentPrefix
-from specctl.policies.constant import Constant
-from specctl.policies.cost_optimal import CostOptimal
-from specctl.policies.heuristic import Heuristic
-from specctl.policies.svip import Svip
+from specctl.policies.rules.confidence import ConfidentPrefix
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.cost_optimal import CostOptimal
+from specctl.policies.rules.heuristic import Heuristic
+from specctl.policies.rules.svip import Svip
 from specctl.profile.schema import SamplingTable
 from specctl.records import ExtraToken, Round, StopReason
 

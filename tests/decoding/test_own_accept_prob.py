@@ -31,9 +31,9 @@ from specctl.models.running.graph import GraphRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
 from specctl.policies import Setting
-from specctl.policies.constant import Constant
-from specctl.policies.disco import Disco
-from specctl.policies.specdec import SpecDecPlusPlus
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.disco import Disco
+from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.records import DraftStep
 
 PROMPT = [5, 9, 2]

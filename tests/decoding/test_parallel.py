@@ -50,7 +50,7 @@ from specctl.models.running.graph import GraphRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import Setting
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 from specctl.profile.schema import SamplingTable
 from specctl.records import ExtraToken, Round
 

@@ -20,8 +20,8 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ModelError
+from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
-from specctl.models.loading.pair import load_pair
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.rounding import ROUNDING, apart, require_one_function, widths_apart
 from specctl.models.running.runner import Forward, Runner

@@ -7,7 +7,7 @@ from toys import random_head, seeded
 from specctl.decoding.host import array
 from specctl.decoding.reading import Reader, packed_signals
 from specctl.decoding.sampling import Sampling, uniforms
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 HERE = torch.device("cpu")

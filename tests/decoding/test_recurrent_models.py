@@ -19,11 +19,11 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.cache import CANNOT_GO_BACK
+from specctl.models.passes.cache import CANNOT_GO_BACK
+from specctl.models.passes.recurrent_state import SPACING, TESTED, untested
 from specctl.models.running.eager import REREAD, EagerRunner
-from specctl.models.running.recurrent_state import SPACING, TESTED, untested
-from specctl.policies.constant import Constant
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.svip import Svip
 from specctl.records import Round
 
 pytestmark = pytest.mark.usefixtures("inference_mode")

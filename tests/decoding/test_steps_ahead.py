@@ -35,16 +35,16 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, Uniforms
 from specctl.decoding.steps_ahead import Reach, StartedStep, StepsAhead
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.draft_heads.runner import GraphHeadRunner
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.draft_heads.head_runner import GraphHeadRunner
+from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import Capturing, GraphRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner
-from specctl.models.running.token_reader import Token, TokenReader
 from specctl.policies import POLICIES, StoppingPolicy, never_stops
-from specctl.policies.constant import Constant
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.svip import Svip
 from specctl.records import Round, StopReason
 from specctl.replay.metering import Asked
 

@@ -60,18 +60,18 @@ from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
+from specctl.models.passes.masks import LARGEST_TREE, WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.masks import LARGEST_TREE, WIDEST
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules
 from specctl.policies import POLICIES, Setting
 from specctl.policies.base import SIGNALS
-from specctl.policies.constant import Constant
-from specctl.policies.trees import TreeSize
+from specctl.policies.rules.constant import Constant
+from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import SamplingTable
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 

@@ -14,13 +14,14 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
-from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
+from specctl.models.passes.compilation import Compiler, missing_compiler
+from specctl.models.passes.tree_paths import path_to
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.trees import path_to, tree_obstacle
-from specctl.policies.constant import Constant
-from specctl.policies.trees import TreeSize
+from specctl.models.running.tree_runner import tree_obstacle
+from specctl.policies.rules.constant import Constant
+from specctl.policies.tree_shape import TreeSize
 from specctl.records import Round
 
 LAYERS = (0, 1, -1)

@@ -12,7 +12,7 @@ from specctl.draft_training.networks import new_head
 from specctl.draft_training.recipes import RECIPES, Recipe
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.loading.draft_head import HeadKind
+from specctl.models.head_files.draft_head import HeadKind
 
 VOCABULARY = 64
 MASK = 63

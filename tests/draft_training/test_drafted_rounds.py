@@ -12,7 +12,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.runner import HeadRunner
+from specctl.models.draft_heads.head_runner import HeadRunner
 
 DEPTH = 4
 

@@ -15,7 +15,7 @@ from specctl.draft_training.chains import drafted_steps
 from specctl.draft_training.evaluation import drafts_of_head, drafts_of_model, evaluate
 from specctl.draft_training.lessons import Lesson, Teacher
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.loading.eagle_formats import build_eagle3
+from specctl.models.head_files.eagle_formats import build_eagle3
 from specctl.profile.embedded import model_path
 
 SUITE = Path(specctl.prompts.__file__).parent / "embedded_suite.jsonl"

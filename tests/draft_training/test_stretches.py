@@ -14,9 +14,9 @@ from specctl.draft_training.networks import new_head
 from specctl.draft_training.stretches import stretched
 from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.draft_head import draft_head
-from specctl.models.loading.glide_layout import build_glide, write_glide
+from specctl.models.files.checkpoint import locate
+from specctl.models.head_files.draft_head import draft_head
+from specctl.models.head_files.glide_layout import build_glide, write_glide
 from specctl.profile.schema import ModelTable
 
 SIZE = 4

@@ -13,15 +13,15 @@ from specctl.calibration.grids import grid
 from specctl.calibration.search import search
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
-from specctl.export import engines as table
-from specctl.export.engine import Engine, Names, Sampled
-from specctl.export.engines import ENGINES, engine_of, other_version
+from specctl.export import foreign_engines as table
+from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
 from specctl.export.exports import Exports, GivenCosts
+from specctl.export.foreign_engine import Engine, Names, Sampled
+from specctl.export.foreign_engines import ENGINES, engine_of, other_version
 from specctl.export.pricing import score_in
 from specctl.export.rereading import Reading, reading_of, traces_as
+from specctl.export.rule_search import Exported, search_rule
 from specctl.export.rule_space import LONGEST, rule_space
-from specctl.export.search import Exported, search_rule
-from specctl.export.tables import export_document, export_tables, export_warnings, text_of
 from specctl.policies import NONE, Setting
 from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet

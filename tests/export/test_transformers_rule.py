@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
 from specctl.decoding.sampling import Sampling
-from specctl.export.engine import Names, Sampled
-from specctl.export.engines import ENGINES
+from specctl.export.foreign_engine import Names, Sampled
+from specctl.export.foreign_engines import ENGINES
 from specctl.export.pricing import score_in
 from specctl.export.rule_space import UNCAPPED
 from specctl.models.running.eager import EagerRunner

@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 
 from specctl.errors import SpecctlError
-from specctl.models.loading.stored_weights import files_hash
+from specctl.models.files.stored_weights import files_hash
 from specctl.profile.schema import Profile
 from specctl.replicas.job import Job
+from specctl.replicas.model_sources import Sources
 from specctl.replicas.on_ray import RayReplicas
 from specctl.replicas.replica import started
-from specctl.replicas.sources import Sources
 from specctl.replicas.window import Task, in_order
 from tests.replicas.ray_cluster import cluster
 

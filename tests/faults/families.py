@@ -24,9 +24,9 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.running.cache import cannot_go_back
+from specctl.models.passes.cache import cannot_go_back
 from specctl.models.running.eager import EagerRunner
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 from specctl.records import Round
 from tests.recurrent_models import FAMILIES
 

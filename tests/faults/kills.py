@@ -26,7 +26,7 @@ import torch
 from specctl import __main__ as entry
 from specctl.commands import app  # noqa: F401 - imported once here, and not by every run
 from specctl.heads import workshop  # noqa: F401
-from specctl.learning import collecting as learning_collecting
+from specctl.learning import answer_folder as learning_collecting
 from specctl.learning import saved_state
 from specctl.replay import collecting, metering
 from tests.checkpoints import llama_config, save_model

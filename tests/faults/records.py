@@ -16,7 +16,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.jsonl import Record, read_records
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.observing.record_stream import RecordStream
 from specctl.outputs import Outputs
 from specctl.profile.schema import DraftTable, ModelTable, Profile, SamplingTable

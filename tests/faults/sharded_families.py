@@ -19,9 +19,9 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specctl.errors import ModelError
-from specctl.models.loading import shard_plan
 from specctl.models.loading.model import load_model
-from specctl.models.loading.shards import sharded_runner
+from specctl.models.loading.model_shards import sharded_runner
+from specctl.models.placing import shard_plan
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 from toy_heads import random_eagle3
 
 from specctl.heads.collection import describe
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.eagle_writing import write_eagle3
-from specctl.models.loading.head_checkpoint import HeadCheckpoint, mismatch
-from specctl.models.loading.stored_weights import files_hash
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.stored_weights import files_hash
+from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.predictors.head_checkpoint import HeadCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite

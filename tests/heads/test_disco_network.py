@@ -24,8 +24,8 @@ from specctl.heads.model_rounds import read_model_rounds
 from specctl.heads.rounds import read_rounds
 from specctl.heads.training import Recipe, Schedule, Training
 from specctl.learning import saved_state
-from specctl.learning.shards import Split
-from specctl.models.running.disco_head import disco_head_from
+from specctl.learning.data_shards import Split
+from specctl.models.predictors.disco_head import disco_head_from
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Setting
 from specctl.records import Round

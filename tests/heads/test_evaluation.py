@@ -12,8 +12,8 @@ from specctl.heads.evaluation import Evaluation, Score, evaluate, reliability, s
 from specctl.heads.examples import Example
 from specctl.heads.report import head_tables, sweep_recipes, sweep_tables
 from specctl.heads.training import Recipe, Schedule, Training
-from specctl.learning.shards import Split
-from specctl.statistics.logistic import fit_logistic
+from specctl.learning.data_shards import Split
+from specctl.statistics.soft_logistic import fit_logistic
 
 
 def test_scores_worked_out_by_hand() -> None:

@@ -17,10 +17,10 @@ from specctl.decoding.sampling import Sampling
 from specctl.heads import rounds as module
 from specctl.heads.rounds import RoundTokens, read_rounds
 from specctl.models.draft_heads.block_runner import BlockRunner
-from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.markov import MarkovKind
-from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import NONE, Setting

@@ -13,8 +13,8 @@ from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, mix, signals, states
 from specctl.heads.training import Recipe, Schedule, Training, weighted_loss
 from specctl.learning import saved_state
+from specctl.models.passes.last_states import last_hidden_states
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.states import last_hidden_states
 
 LIKED = 7
 
@@ -87,7 +87,7 @@ def test_labels_and_signals_are_those_of_the_drafted_tokens() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_those_the_drafter_will_see(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.running.states.TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr("specctl.models.passes.last_states.TOKENS_AT_ONCE", 40)
     model = random_model(family)
     sequences = [torch.randint(64, (size,), generator=seeded(size)) for size in (19, 7, 3, 20)]
     with torch.no_grad():

@@ -4,9 +4,9 @@ import pytest
 from checkpoints import save_model
 
 from specctl.errors import AbsentError
-from specctl.models.loading.absent import absence, download_note, weights_by_name
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.pair import load_pair
+from specctl.models.files.checkpoint import locate
+from specctl.models.loading.assembly import load_pair
+from specctl.models.placing.absent import absence, download_note, weights_by_name
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable
 

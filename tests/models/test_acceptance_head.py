@@ -13,10 +13,10 @@ from torch import nn
 from toys import random_head
 
 from specctl.errors import ModelError
-from specctl.models.loading.head_checkpoint import CONFIG, WEIGHTS, locate_head, save_head
-from specctl.models.loading.pair import load_pair
-from specctl.models.loading.stored_weights import files_hash
-from specctl.models.running.acceptance_head import AcceptanceHead, head_from, head_from_published
+from specctl.models.files.stored_weights import files_hash
+from specctl.models.loading.assembly import load_pair
+from specctl.models.predictors.acceptance_head import AcceptanceHead, head_from, head_from_published
+from specctl.models.predictors.head_checkpoint import CONFIG, WEIGHTS, locate_head, save_head
 from specctl.profile.schema import Profile
 
 WIDTH = 16
@@ -167,8 +167,8 @@ def test_a_head_of_another_width_is_refused(folder: Path) -> None:
 
 
 def test_large_files_are_hashed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.loading.stored_weights._WHOLE", 1000)
-    monkeypatch.setattr("specctl.models.loading.stored_weights._SAMPLE", 10)
+    monkeypatch.setattr("specctl.models.files.stored_weights._WHOLE", 1000)
+    monkeypatch.setattr("specctl.models.files.stored_weights._SAMPLE", 10)
     path = tmp_path / "weights"
     found = set()
     for changed in (None, 0, 4999):

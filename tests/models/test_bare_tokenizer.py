@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specctl.decoding.text import TextStream, decode_after, find_stop, special_ids
-from specctl.models.running.tokenizer import PROBES, BareTokenizer, Spelling
+from specctl.models.files.tokenizer import PROBES, BareTokenizer, Spelling
 from specctl.profile import resolve
 
 TEXTS = (

@@ -14,10 +14,10 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
+from specctl.models.passes.recurrent_state import RecurrentState
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.recurrent_state import RecurrentState
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 
 PROMPT = (7, 3, 12, 5)
 

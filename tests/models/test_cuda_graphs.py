@@ -9,7 +9,7 @@ from specctl.decoding.loop import decode
 from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, uniforms
-from specctl.models.running.cuda_capture import CudaCapture
+from specctl.models.passes.cuda_capture import CudaCapture
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.graph import GraphRunner

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from toys import random_head
 
 from specctl.errors import ModelError
-from specctl.models.loading.head_checkpoint import CONFIG, KIND, WEIGHTS, locate_head, save_head, save_weights
-from specctl.models.loading.pair import load_pair
-from specctl.models.running.disco_head import FEATURES, DiscoHead, disco_head_from
+from specctl.models.loading.assembly import load_pair
+from specctl.models.predictors.disco_head import FEATURES, DiscoHead, disco_head_from
+from specctl.models.predictors.head_checkpoint import CONFIG, KIND, WEIGHTS, locate_head, save_head, save_weights
 from specctl.profile import resolve
 
 
@@ -106,7 +106,7 @@ def test_a_head_says_its_kind_and_a_published_one_reads_states(tmp_path: Path) -
 def test_a_policy_with_a_head_of_the_other_kind_is_told_before_a_model_is_loaded(
     policy: str, head: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specctl.models.loading.pair.load_found", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("specctl.models.loading.assembly.load_found", lambda *_: pytest.fail("a model was loaded"))
     profile = resolve("embedded", overrides=[f"policy.name={policy}", f"draft.head=embedded:{head}"]).profile
     with pytest.raises(ModelError, match=f"reads one of the kind {wanted}") as found:
         load_pair(profile)

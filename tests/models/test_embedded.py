@@ -13,7 +13,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.jsonl import Record
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.profile import resolve

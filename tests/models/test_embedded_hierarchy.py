@@ -11,7 +11,7 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.jsonl import Record, result_line
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.profile import resolve
 from specctl.profile.schema import DraftTable, Profile, SamplingTable
 from specctl.round_trace import trace_line

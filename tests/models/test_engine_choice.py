@@ -8,8 +8,8 @@ import torch
 from toys import noisy_copy, random_model
 
 from specctl.errors import ModelError
-from specctl.models.running import compilation
-from specctl.models.running.compilation import Compiler, missing_compiler
+from specctl.models.passes import compilation
+from specctl.models.passes.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import (
     LONG_RUN,

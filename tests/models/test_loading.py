@@ -9,10 +9,10 @@ from checkpoints import Hub, llama_config, save_model
 from transformers import GPTNeoXConfig, LlamaModel, Qwen3Config
 
 from specctl.errors import ModelError
+from specctl.models.files.loading_failures import explain
 from specctl.models.loading import model as loading
-from specctl.models.loading.failures import explain
-from specctl.models.loading.memory import DeviceMemory
 from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.placing.memory import DeviceMemory
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 
@@ -229,7 +229,7 @@ def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [DeviceMemory("cpu", "small", 2**20, 30_000)]
-    monkeypatch.setattr("specctl.models.loading.preparation.device_memory", lambda *_: small)
+    monkeypatch.setattr("specctl.models.placing.requirements.device_memory", lambda *_: small)
     monkeypatch.setattr(loading, "_read", lambda *_: pytest.fail("weights were read"))
 
     error = refusal(folder)

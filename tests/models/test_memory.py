@@ -7,9 +7,9 @@ from checkpoints import Hub, llama_config, save_model
 from transformers import Gemma2Config, GPTNeoXConfig, Qwen2Config
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate
-from specctl.models.loading.placement import after, named_devices, place
+from specctl.models.files.checkpoint import locate
+from specctl.models.placing.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate
+from specctl.models.placing.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
 
 GIB = 2**30

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specctl.models.running.ordinary import ordinary_tokens
+from specctl.models.passes.ordinary_tokens import ordinary_tokens
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 11, 13, 14, 64, 109, 50_000])

@@ -2,9 +2,9 @@ import pytest
 from checkpoints import llama_config, save_model
 
 from specctl.errors import ModelError
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.lookup import LookupRunner
+from specctl.models.running.lookup_runner import LookupRunner
 from specctl.profile.schema import DraftTable, Profile
 
 

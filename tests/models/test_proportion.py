@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from checkpoints import llama_config, save_model
 
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.pair import load_pair
+from specctl.doctor.diagnosis import diagnose
+from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.proportion import large_draft
 from specctl.models.running.engines import EngineSettings
 from specctl.profile.schema import Profile

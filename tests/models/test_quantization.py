@@ -7,16 +7,16 @@ import torch
 from checkpoints import llama_config, save_model
 from transformers import AutoConfig, GPT2Config, LlamaConfig, PreTrainedModel
 
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
-from specctl.models.loading import quantization
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.memory import DeviceMemory, Estimate
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.model import LoadedModel, load_model
-from specctl.models.loading.placement import kind_of_device, place
-from specctl.models.loading.preparation import weighed
-from specctl.models.loading.quantization import SCHEMES, plan
-from specctl.models.loading.skeleton import skeleton
+from specctl.models.placing import quantization
+from specctl.models.placing.memory import DeviceMemory, Estimate
+from specctl.models.placing.placement import kind_of_device, place
+from specctl.models.placing.quantization import SCHEMES, plan
+from specctl.models.placing.requirements import weighed
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.profile.schema import ModelTable, Profile

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from checkpoints import save_model
 
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.loading import model as loading
-from specctl.models.loading.diagnosis import diagnose
+from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
-from specctl.models.loading.pair import load_pair
 from specctl.profile.schema import ModelTable, Profile
 
 
@@ -72,7 +72,7 @@ def test_quantised_checkpoints_that_cannot_be_read_here(
 
 
 def test_the_quantisation_of_a_text_decoder_inside_counts() -> None:
-    from specctl.models.loading.quantization import quantised_with
+    from specctl.models.placing.quantization import quantised_with
 
     inner = {"quant_method": "awq"}
     assert quantised_with({"text_config": {"quantization_config": inner}}) == inner

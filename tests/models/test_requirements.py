@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, judge
 from specctl.decoding.sampling import Sampling
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, RecordError
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.pair import load_pair
-from specctl.models.running.cache import CANNOT_GO_BACK
+from specctl.models.loading.assembly import load_pair
+from specctl.models.passes.cache import CANNOT_GO_BACK
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.runner import Forward
 from specctl.profile.schema import Profile

@@ -21,16 +21,16 @@ from specctl.decoding import round as round_module
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.errors import ModelError
+from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import LoadedModel, load_model
-from specctl.models.loading.pair import load_pair
-from specctl.models.loading.shards import checking_runner, sharded_runner
+from specctl.models.loading.model_shards import checking_runner, sharded_runner
+from specctl.models.passes.compilation import missing_compiler
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.compilation import missing_compiler
 from specctl.models.running.engines import EngineSettings, engine_name, fixed_width
 from specctl.models.running.pair import Pair
 from specctl.models.sharding import leader as leading
 from specctl.policies import Setting
-from specctl.policies.trees import TreeSize
+from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import ModelTable, Profile, SamplingTable
 
 PROMPT = torch.randint(1, 257, (70,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -14,14 +14,14 @@ from checkpoints import llama_config, save_model
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MistralConfig
 
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, UsageError
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.memory import DeviceMemory, estimate
-from specctl.models.loading.placement import place
-from specctl.models.loading.shard_plan import shard_plan, sharded_placement
-from specctl.models.loading.shards import split
-from specctl.models.running.compilation import Compiler
+from specctl.models.files.checkpoint import locate
+from specctl.models.loading.model_shards import split
+from specctl.models.passes.compilation import Compiler
+from specctl.models.placing.memory import DeviceMemory, estimate
+from specctl.models.placing.placement import place
+from specctl.models.placing.shard_plan import shard_plan, sharded_placement
 from specctl.models.running.eager import EagerRunner
 from specctl.models.sharding.following import Follower
 from specctl.models.sharding.leading_runner import LeadingRunner, Sharding

@@ -14,12 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.reading import Reader, packed_signals
 from specctl.decoding.sampling import Sampling, uniforms
-from specctl.models.running.acceptance_head import AcceptanceHead
+from specctl.models.passes.fixed_buffers import PIECE
+from specctl.models.passes.masks import WIDEST
+from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.fixed_buffers import PIECE
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import SHORTEST, WIDTHS, GraphRunner, span_class, width_class
-from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import Runner
 from specctl.models.running.static import StaticRunner, obstacle
 from specctl.policies import DISTRIBUTION_SIGNALS

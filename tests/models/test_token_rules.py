@@ -16,17 +16,17 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import eager_twin, engine_name
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.token_rules import RuledRunner, TokenRules, rules_in, unsupported_in
-from specctl.policies.constant import Constant
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.svip import Svip
 from specctl.profile.schema import Profile
 
 PROMPT, LENGTH = (7, 3, 12, 5, 7), 40

@@ -13,15 +13,16 @@ from transformers import GenerationConfig, GPT2Config, Phi3Config, PreTrainedCon
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.errors import ModelError
+from specctl.models.passes.compilation import Compiler, missing_compiler
+from specctl.models.passes.masks import WIDEST, seen_in_tree
+from specctl.models.passes.tree_paths import path_to
 from specctl.models.running.checked import CheckedRunner
-from specctl.models.running.compilation import Compiler, missing_compiler
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
-from specctl.models.running.masks import WIDEST, seen_in_tree
 from specctl.models.running.static import StaticRunner
 from specctl.models.running.token_rules import RuledRunner, TokenRules
-from specctl.models.running.trees import TreeRunner, path_to, tree_obstacle
+from specctl.models.running.tree_runner import TreeRunner, tree_obstacle
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 

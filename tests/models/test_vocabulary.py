@@ -3,7 +3,7 @@ from checkpoints import tiny_tokenizer
 from tokenizers import normalizers
 
 from specctl.errors import ModelError
-from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.files.vocabulary import check_vocabulary
 
 KNOWN = 258  # <eos>, 256 bytes, one merge
 

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import torch
 
-from specctl.models.running.watching import LAST, LayerWatch
+from specctl.models.passes.watching import LAST, LayerWatch
 from tests.toys import random_model
 
 

@@ -2,10 +2,10 @@ import pytest
 
 from specctl.errors import ProfileError, UsageError
 from specctl.observing.candidate import candidate_of, candidate_record
-from specctl.observing.field import competing_drafts, field_of, with_counterpart
+from specctl.observing.candidates import competing_drafts, field_of, with_counterpart
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
-from specctl.policies.trees import TreeSize
+from specctl.policies.tree_shape import TreeSize
 from specctl.profile.schema import LOOKUP, DraftTable, ModelTable, PolicyTable, Profile
 
 

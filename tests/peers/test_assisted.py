@@ -12,7 +12,7 @@ from transformers.generation import candidate_generator
 
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
-from specctl.observing import facts
+from specctl.observing import run_facts as facts
 from specctl.peers.assisted import AssistedPeer
 from specctl.profile.schema import SamplingTable
 

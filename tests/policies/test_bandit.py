@@ -7,8 +7,8 @@ import pytest
 from toys import round_of
 
 from specctl.policies import POLICIES, Setting
-from specctl.policies.bandit import Bandit
-from specctl.policies.text import policy_table
+from specctl.policies.policy_text import policy_table
+from specctl.policies.rules.bandit import Bandit
 from specctl.profile import parse_policy
 from specctl.records import DraftStep, StopReason
 

@@ -7,9 +7,9 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from specctl.policies.cost_optimal import ACCEPTED, AHEAD, NEXT, PROBING, CostOptimal, _features
 from specctl.policies.logistic import OnlineLogistic, log_odds
 from specctl.policies.online import RunningLine, TokenRates, WidthTimes
+from specctl.policies.rules.cost_optimal import ACCEPTED, AHEAD, NEXT, PROBING, CostOptimal, _features
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from specctl.errors import UsageError
-from specctl.policies.leaves import (
+from specctl.policies.leaf_rule import (
     COST_MOST,
     WIDENING,
     ConfidenceLeaves,

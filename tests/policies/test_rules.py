@@ -7,11 +7,11 @@ import pytest
 from toys import round_of
 
 from specctl.policies import POLICIES, StoppingPolicy
-from specctl.policies.adaedl import AdaEdl, AdaptiveThreshold, MaxConfidence
-from specctl.policies.constant import Constant, NoDraft
-from specctl.policies.heuristic import Heuristic
-from specctl.policies.self_verify import SelfVerify
-from specctl.policies.svip import Svip
+from specctl.policies.rules.adaedl import AdaEdl, AdaptiveThreshold, MaxConfidence
+from specctl.policies.rules.constant import Constant, NoDraft
+from specctl.policies.rules.heuristic import Heuristic
+from specctl.policies.rules.self_verify import SelfVerify
+from specctl.policies.rules.svip import Svip
 from specctl.records import DraftStep
 
 ALL_SIGNALS = {

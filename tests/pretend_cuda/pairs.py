@@ -15,7 +15,7 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.layers import LayerShape
+from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner

@@ -4,7 +4,7 @@ import pytest
 
 from specctl.errors import ProfileError, UsageError
 from specctl.profile import Profile, resolve
-from specctl.profile.lookup import require_models, require_offered
+from specctl.profile.lookup_policies import require_models, require_offered
 from specctl.profile.schema import LOOKUP, DraftTable, PolicyTable
 
 PAIR = """

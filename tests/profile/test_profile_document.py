@@ -1,7 +1,7 @@
 import pytest
 
 from specctl.errors import ProfileError
-from specctl.profile.document import key_lines, read
+from specctl.profile.profile_file import key_lines, read
 
 
 def test_lines_of_tables_plain_dotted_and_quoted_keys():

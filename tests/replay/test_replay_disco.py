@@ -13,8 +13,8 @@ from toys import toy_disco
 
 from specctl.analysis.verdicts import read_traces as read_verdicts
 from specctl.analysis.verdicts import verdicts
-from specctl.models.running.disco_head import DiscoHead
-from specctl.models.running.trained_heads import disco_heads
+from specctl.models.predictors.disco_head import DiscoHead
+from specctl.models.predictors.trained_heads import disco_heads
 from specctl.replay.play import Player, play
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace

@@ -27,9 +27,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
+from specctl.models.predictors.trained_heads import first_for
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
-from specctl.models.running.trained_heads import first_for
 from specctl.policies import POLICIES, Setting, StoppingPolicy, nested
 from specctl.records import Round
 from specctl.replay.oracle import oracle

@@ -15,9 +15,9 @@ from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.running.runner import Forward
 from specctl.policies import POLICIES
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 from specctl.replay.costs import CostTable
-from specctl.replay.parallel import Simulated, TwoDevices, cut, parallel_steps, rounds_in_turns, stretches
+from specctl.replay.parallel_replay import Simulated, TwoDevices, cut, parallel_steps, rounds_in_turns, stretches
 from specctl.replay.play import replay
 from specctl.replay.recorded import recorded_by_start
 from specctl.replay.traces import Trace

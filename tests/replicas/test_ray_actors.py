@@ -10,9 +10,9 @@ import pytest
 
 from specctl.replicas.cluster import connected
 from specctl.replicas.job import Job
+from specctl.replicas.model_sources import Sources
 from specctl.replicas.on_ray import RayReplicas
 from specctl.replicas.replica import started
-from specctl.replicas.sources import Sources
 from specctl.replicas.window import GivenUp, Task, in_order
 from tests.faults import clusters
 from tests.replicas.ray_cluster import cluster

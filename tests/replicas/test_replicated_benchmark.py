@@ -11,8 +11,8 @@ from specctl.benchmark.plan import Plan
 from specctl.benchmark.replicated import run_by_replicas
 from specctl.benchmark.run import run_benchmark
 from specctl.errors import UsageError
-from specctl.models.loading.pair import load_pair
-from specctl.observing.field import competing_drafts, field_of
+from specctl.models.loading.assembly import load_pair
+from specctl.observing.candidates import competing_drafts, field_of
 from specctl.observing.progress import SILENT
 from specctl.observing.results import read_results
 from specctl.outputs import Outputs

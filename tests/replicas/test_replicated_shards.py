@@ -4,7 +4,8 @@ import pytest
 
 from specctl.draft_training import workshop as drafts
 from specctl.heads import workshop as heads
-from specctl.learning import collecting, replicated_shards
+from specctl.learning import answer_folder as collecting
+from specctl.learning import replicated_shards
 from specctl.learning.replicated_shards import collect_by_replicas
 from specctl.observing.progress import SILENT
 from specctl.profile import parse_policy, resolve

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.outputs import Outputs
 from specctl.profile import parse_policy, resolve
 from specctl.prompts.suites import load_records

@@ -15,9 +15,9 @@ from specctl.profile.schema import Profile
 from specctl.replicas.actor import STALE, Actor
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.local import LocalReplicas
+from specctl.replicas.model_sources import Sources
 from specctl.replicas.on_ray import fingerprint
 from specctl.replicas.replica import started
-from specctl.replicas.sources import Sources
 from specctl.replicas.window import Task, in_order
 from tests.checkpoints import llama_config, save_model
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from specctl.errors import ModelError, UsageError
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.stored_weights import files_hash
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.stored_weights import files_hash
 
 
 def echo(*, number, **setup):

@@ -14,8 +14,8 @@ from specctl.printable import harmless, one_line, printable
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.reporting.console import print_tables
 from specctl.reporting.table import Table
-from specctl.terminal.loading import TerminalProgress, loading, note
 from specctl.terminal.output import tell, write_json, write_out, write_text
+from specctl.terminal.work_progress import TerminalProgress, loading, note
 
 
 class Rigged:

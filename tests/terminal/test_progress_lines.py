@@ -6,8 +6,8 @@ from hostile import HOSTILE, commands
 from rich.console import Console
 
 from specctl.terminal import progress_lines
-from specctl.terminal.loading import TerminalProgress
 from specctl.terminal.progress_lines import INTERVAL, PATIENCE, SHARE, Count, ProgressLines
+from specctl.terminal.work_progress import TerminalProgress
 
 
 class Clock:

@@ -10,7 +10,7 @@ from made_traces import SIGNALS, flat_costs, traces
 from specctl.calibration.grids import grid
 from specctl.calibration.search import score, score_oracle, score_signal_bound
 from specctl.policies import POLICIES
-from specctl.policies.bandit import Bandit
+from specctl.policies.rules.bandit import Bandit
 from specctl.replay.bound import best_stopping
 from specctl.replay.play import replay, rounds
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceSet

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specctl.decoding import session
-from specctl.models.running.cuda_capture import CudaCapture
+from specctl.models.passes.cuda_capture import CudaCapture
 from tools.gpu_report import attention, captures, counts, draws, prompts, speeds
 from tools.gpu_report import run as command
 from tools.gpu_report.parts import PARTS, Part

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from specctl.benchmark.digest import digest
-from specctl.benchmark.tables import tables
+from specctl.benchmark.tables.benchmark_tables import tables
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import load_pair
-from specctl.observing.facts import gather
+from specctl.models.loading.assembly import load_pair
 from specctl.observing.results import Header, RunSet
+from specctl.observing.run_facts import gather
 from specctl.policies import Setting
 from specctl.profile import resolve
 from specctl.prompts.suites import Suite

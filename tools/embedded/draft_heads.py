@@ -31,7 +31,7 @@ from specctl.draft_training.training import Training
 from specctl.draft_training.workshop import write_head
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.loading.draft_head import HeadKind
+from specctl.models.head_files.draft_head import HeadKind
 from specctl.profile.embedded import model_path
 from specctl.reporting.table import as_markdown
 from tools.embedded.corpus import Corpus, encode_documents, question_prompt, read_corpus

@@ -2,10 +2,10 @@
 
 import torch
 
-from specctl.models.loading.bandwidth import MOST, measured, published
-from specctl.models.loading.cards import graphics
-from specctl.models.loading.memory import device_memory
+from specctl.doctor.bandwidth import MOST, measured, published
 from specctl.models.loading.model import load_model
+from specctl.models.placing.cards import graphics
+from specctl.models.placing.memory import device_memory
 from specctl.printable import gib
 from specctl.profile.schema import ModelTable
 from specctl.versions import versions

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.loading.pair import load_pair
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from transformers import Cache
 
 from specctl.models.draft_heads.head import DraftHead
-from specctl.models.draft_heads.layers import DecoderLayer, LayerShape, Rotary
+from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
 from specctl.models.draft_heads.markov import MARKOV, MarkovKind
 
 

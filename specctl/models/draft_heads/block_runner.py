@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.running.compilation import Compiler
-from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
+from specctl.models.passes.compilation import Compiler
+from specctl.models.passes.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
+from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
-from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import Forward
-from specctl.models.running.token_reader import Token, TokenReader
-from specctl.models.running.watching import States
 
 
 class BlockRunner(FixedBufferRunner):

@@ -6,9 +6,9 @@ import torch
 from transformers import Cache
 
 from specctl.models.draft_heads.block import BlockHead
-from specctl.models.running.cache import BufferedLayer
+from specctl.models.passes.cache import BufferedLayer
+from specctl.models.passes.watching import States
 from specctl.models.running.runner import Forward
-from specctl.models.running.watching import States
 
 
 class BlocksSideBySide:

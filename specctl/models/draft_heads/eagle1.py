@@ -9,7 +9,7 @@ from torch.nn.functional import embedding, linear
 from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
-from specctl.models.draft_heads.layers import DecoderLayer, LayerShape, Rotary
+from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch.nn.functional import embedding
 from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
-from specctl.models.draft_heads.layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
+from specctl.models.draft_heads.head_layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
 
 
 @dataclass(frozen=True, slots=True)

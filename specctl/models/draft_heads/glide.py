@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
-from specctl.models.draft_heads.layers import Attention, GatedNetwork, LayerShape, Rope, Rotary, rotated
+from specctl.models.draft_heads.head_layers import Attention, GatedNetwork, LayerShape, Rope, Rotary, rotated
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import Cache, PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.layers import FIXED_FREQUENCIES, Rope, rotated
-from specctl.models.running.watching import decoder, decoder_layers
+from specctl.models.draft_heads.head_layers import FIXED_FREQUENCIES, Rope, rotated
+from specctl.models.passes.watching import decoder, decoder_layers
 
 _CACHES = ("past_key_values", "layer_past")
 """What layers call the cache that they are given."""

@@ -1,1 +1,1 @@
-"""From a name to a loaded model: find the checkpoint, fit it into memory, load it, explain failures."""
+"""From a profile to models in memory, with runners around them."""

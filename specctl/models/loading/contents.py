@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from specctl.models.loading.checkpoint import SMALL_FILES, Checkpoint, locate
-from specctl.models.loading.head_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_head, on_hub
-from specctl.models.loading.stored_weights import files_hash, stored_weights
+from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, locate
+from specctl.models.files.stored_weights import files_hash, stored_weights
+from specctl.models.predictors.head_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_head, on_hub
 from specctl.profile.schema import IN_TARGET, Profile
 
 

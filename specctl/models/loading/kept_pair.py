@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import locate
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
+from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.loading.contents import model_hash
-from specctl.models.loading.lookups import Places
+from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
-from specctl.models.loading.quantization import rounding
-from specctl.models.loading.vocabulary import check_vocabulary
-from specctl.models.onnx.engine import CHAINS, no_tree_graph, open_fastest
-from specctl.models.onnx.kept import Kept
+from specctl.models.onnx.kept_graph import Kept
+from specctl.models.onnx.onnx_engine import CHAINS, no_tree_graph, open_fastest
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
-from specctl.models.running.cores import CoreTime
+from specctl.models.placing.quantization import rounding
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.runner import Runner
 from specctl.models.running.threads import LARGE, Threads, choose, decided, threads_of
-from specctl.models.running.tokenizer import BareTokenizer, Tokenizer
+from specctl.processes.cores import CoreTime
 from specctl.profile.schema import IN_TARGET, ModelTable, Profile
 
 if TYPE_CHECKING:
-    from specctl.models.onnx.runner import OnnxRunner
+    from specctl.models.onnx.onnx_runner import OnnxRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Graph:
 
     def runner(self, vocabulary: int, most_threads: int | None) -> "OnnxRunner":
         """A runner of the graph, as `build_onnx_runner` opens it."""
-        from specctl.models.onnx.opening import Opening
+        from specctl.models.onnx.kept_runner import Opening
 
         form = rounding(self.table, "onnx")
         opening = Opening(torch.device("cpu"), vocabulary, self.kept.context, form, self.no_trees)

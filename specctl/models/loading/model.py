@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import Checkpoint, locate
-from specctl.models.loading.failures import explained
-from specctl.models.loading.hushing import hushed
-from specctl.models.loading.memory import device_memory, estimate, load_config
-from specctl.models.loading.placement import Placement, named_devices
-from specctl.models.loading.preparation import inspected, placed_here
-from specctl.models.loading.quantization import Quantization
-from specctl.models.loading.vocabulary import check_vocabulary
+from specctl.models.files.checkpoint import Checkpoint, locate
+from specctl.models.files.hushing import hushed
+from specctl.models.files.loading_failures import explained
+from specctl.models.files.vocabulary import check_vocabulary
+from specctl.models.placing.memory import device_memory, estimate, load_config
+from specctl.models.placing.placement import Placement, named_devices
+from specctl.models.placing.quantization import Quantization
+from specctl.models.placing.requirements import inspected, placed_here
 from specctl.profile.schema import ModelTable, Profile
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class LoadedModel:
             devices: every device that holds weights; None for a model of one device.
             sharding: what else holds a share of it; None where it is whole.
         """
-        from specctl.models.running.weights import device_of
+        from specctl.models.passes.weights import device_of
 
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         inputs: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
@@ -158,7 +158,7 @@ def read_share(told: dict[str, Any]) -> "PreTrainedModel":
     Raises:
         ModelError: it cannot be loaded.
     """
-    from specctl.models.loading.shards import understood
+    from specctl.models.loading.model_shards import understood
 
     checkpoint, placement, trust_remote_code = understood(told)
     prefer_own_attention(placement.devices)
@@ -208,7 +208,7 @@ def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None
 
 
 def _led(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) -> "tuple[PreTrainedModel, Sharding]":
-    from specctl.models.loading.shards import told
+    from specctl.models.loading.model_shards import told
     from specctl.models.sharding.leader import lead
 
     assert placement.sharded is not None, "whole models have no leader"
@@ -230,7 +230,7 @@ def _read(
         device_map = {"": placement.device_map} if single else placement.device_map
         where: dict[str, Any] = {"device_map": device_map, "max_memory": placement.max_memory}
     else:
-        from specctl.models.loading.shards import distributed
+        from specctl.models.loading.model_shards import distributed
 
         where = distributed(placement)
     # Not even None may be passed for a checkpoint that is quantised already: it would replace that one's own settings.

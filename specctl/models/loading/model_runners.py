@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from specctl.models.loading.found import Found
-from specctl.models.loading.memory import device_memory
 from specctl.models.loading.model import LoadedModel, load_inspected
-from specctl.models.loading.placement import named_devices
-from specctl.models.loading.preparation import inspected
+from specctl.models.loading.profile_models import Found
+from specctl.models.placing.memory import device_memory
+from specctl.models.placing.placement import named_devices
+from specctl.models.placing.requirements import inspected
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, build_runner, checked
 from specctl.models.running.runner import Runner
@@ -28,11 +28,11 @@ def model_runner(
         ModelError: onnxruntime cannot run it quantised, and torch cannot either.
     """
     if network.sharding is not None:
-        from specctl.models.loading.shards import sharded_runner
+        from specctl.models.loading.model_shards import sharded_runner
 
         return network, sharded_runner(network.model, network.sharding, vocabulary, network.name, settings)
     if settings.engine == "onnx":
-        from specctl.models.onnx.engine import build_onnx_runner
+        from specctl.models.onnx.onnx_engine import build_onnx_runner
 
         runner = build_onnx_runner(
             network.model, vocabulary, network.name, settings, one.rounding, keeps=keeps, files=one.files
@@ -45,7 +45,7 @@ def model_runner(
         return network, build_runner(network.model, vocabulary, network.name, replace(settings, engine="auto"))
     if settings.engine == "auto" and settings.compile is not True and one.quantization is None:
         from specctl.models.onnx.automatic import automatic_runner
-        from specctl.models.onnx.engine import release
+        from specctl.models.onnx.onnx_engine import release
 
         fast = automatic_runner(network.model, vocabulary, network.name, settings, lambda: one.files)
         if fast is not None:
@@ -66,12 +66,12 @@ def checked_runner(runner: Runner, bare: Runner, network: LoadedModel, one: Foun
         vocabulary: the pair's shared vocabulary.
     """
     if one.rounding is not None and getattr(network.model, "quantization_method", None) is None:
-        from specctl.models.onnx.runner import OnnxRunner
+        from specctl.models.onnx.onnx_runner import OnnxRunner
 
         assert isinstance(bare, OnnxRunner), "only onnxruntime quantises a model that torch has whole"
         return CheckedRunner(runner, bare.fresh, network.name)
     if (sharding := network.sharding) is not None:
-        from specctl.models.loading.shards import checking_runner
+        from specctl.models.loading.model_shards import checking_runner
 
         return CheckedRunner(
             runner, lambda: checking_runner(network.model, sharding, vocabulary, network.name), network.name

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from specctl.models.onnx.engine import build_onnx_runner, obstacle, reads_trees
+from specctl.models.onnx.onnx_engine import build_onnx_runner, obstacle, reads_trees
 from specctl.models.onnx.store import Store, cache_folder, key_of
+from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.threads import small_round, timed
-from specctl.models.running.weights import weight_bytes
 
 if TYPE_CHECKING:
-    from specctl.models.onnx.runner import OnnxRunner
+    from specctl.models.onnx.onnx_runner import OnnxRunner
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 LONG_RUN = 2_000

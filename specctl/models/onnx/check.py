@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.models.onnx.export import watched
-from specctl.models.onnx.passes import Passes
-from specctl.models.onnx.quantization import BITS, nearest
-from specctl.models.running.masks import seen_in_tree
+from specctl.models.onnx.graph_quantization import BITS, nearest
+from specctl.models.onnx.onnx_passes import Passes
+from specctl.models.passes.masks import seen_in_tree
 from specctl.models.running.rounding import ROUNDING, apart
 
 INPUTS = 0.1

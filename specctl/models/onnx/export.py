@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import AttentionMaskInterface
 
 from specctl.models.onnx.nodes import MICROSOFT
-from specctl.models.onnx.passes import state_name
-from specctl.models.running.watching import LAST, decoder, decoder_layers
+from specctl.models.onnx.onnx_passes import state_name
+from specctl.models.passes.watching import LAST, decoder, decoder_layers
 
 if TYPE_CHECKING:
     import onnx_ir as ir

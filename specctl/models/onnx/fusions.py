@@ -4,7 +4,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from specctl.models.onnx.heads import unwrap
+from specctl.models.onnx.by_head import unwrap
 from specctl.models.onnx.nodes import MICROSOFT, made_by, replace
 from specctl.models.onnx.norms import fuse_norm, fuse_sum
 from specctl.models.onnx.projections import pack

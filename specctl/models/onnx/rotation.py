@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from specctl.models.onnx.heads import as_rows, headed
+from specctl.models.onnx.by_head import as_rows, headed
 from specctl.models.onnx.nodes import constant, last_size, made_by, other, set_inputs, weight_value
 
 TREES = 10

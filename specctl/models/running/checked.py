@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from specctl.errors import ModelError
+from specctl.models.passes.tree_paths import grown_tree
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.trees import grown_tree, tree_obstacle, tree_runner
+from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 
 LIMITS = {torch.float32: 0.01, torch.float64: 0.01}
 LIMIT = 0.25

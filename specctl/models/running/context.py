@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from specctl.models.running.watching import decoder
+from specctl.models.passes.watching import decoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from specctl.models.running.cache import BufferedLayer, cache_argument, empty_cache, trims_from
+from specctl.models.passes.cache import BufferedLayer, cache_argument, empty_cache, trims_from
+from specctl.models.passes.forward import Forward, joined
+from specctl.models.passes.masks import MaskMaker, TreeSight, aligned_mask, attends_to_everything, mask_obstacle
+from specctl.models.passes.recurrent_state import RecurrentState, has_recurrent_state
+from specctl.models.passes.stepping import step_through_blocks
+from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.watching import LAST, LayerWatch
+from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
-from specctl.models.running.forward import Forward, joined
-from specctl.models.running.masks import MaskMaker, TreeSight, aligned_mask, attends_to_everything, mask_obstacle
-from specctl.models.running.recurrent_state import RecurrentState, has_recurrent_state
-from specctl.models.running.stepping import step_through_blocks
-from specctl.models.running.waiting import sent
-from specctl.models.running.watching import LAST, LayerWatch
-from specctl.models.running.weights import device_of
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go

@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
+from specctl.models.passes.masks import attends_to_everything
+from specctl.models.passes.weights import device_of
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup import LookupRunner
-from specctl.models.running.masks import attends_to_everything
+from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.ruled import RuledRunner
 from specctl.models.running.runner import PreparedRunner, Runner
-from specctl.models.running.weights import device_of
 from specctl.profile.schema import Engine, Profile
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from specctl.models.running.compilation import Compiler
+    from specctl.models.passes.compilation import Compiler
     from specctl.models.running.eager import EagerRunner
 
 LONG_RUN = 50_000
@@ -99,7 +99,7 @@ def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings:
     compiler = compiler_for(device, name, settings)
     if settings.engine == "graph":
         if device.type == "cuda":
-            from specctl.models.running.cuda_capture import CudaCapture
+            from specctl.models.passes.cuda_capture import CudaCapture
             from specctl.models.running.graph import GraphRunner
 
             compiled = compiler if settings.compile is True else None
@@ -211,7 +211,7 @@ def compiler_for(device: "torch.device", name: str, settings: EngineSettings) ->
     """The compiler for a model on a device; None where passes are not to be compiled, or cannot be."""
     if not settings.compiles:
         return None
-    from specctl.models.running.compilation import Compiler, missing_compiler
+    from specctl.models.passes.compilation import Compiler, missing_compiler
 
     if missing := missing_compiler(device):
         settings.notice(f"{name} runs uncompiled: {missing}")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from specctl.models.passes.watching import cut_states
 from specctl.models.running.runner import Forward, Runner, joined
-from specctl.models.running.watching import cut_states
 
 WIDTH = 16
 

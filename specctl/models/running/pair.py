@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from specctl.errors import RecordError
+from specctl.models.files.tokenizer import Tokenizer
+from specctl.models.predictors.trained_heads import TrainedHead
 from specctl.models.running.engines import preparing_seconds
-from specctl.models.running.lookup import LookupRunner
-from specctl.models.running.registered import RegisteredRunner
+from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.registered_runner import RegisteredRunner
 from specctl.models.running.runner import Runner, StateReader
 from specctl.models.running.threads import Threads
-from specctl.models.running.tokenizer import Tokenizer
-from specctl.models.running.trained_heads import TrainedHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

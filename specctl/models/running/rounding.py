@@ -7,7 +7,7 @@ import torch
 
 from specctl.errors import ModelError
 from specctl.models.running.runner import PreparedRunner, Runner
-from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specctl.models.passes.tree_paths import grown_tree, path_to
+from specctl.models.passes.watching import States
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.models.running.trees import grown_tree, path_to, tree_obstacle, tree_runner
-from specctl.models.running.watching import States
+from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 
 if TYPE_CHECKING:
     from specctl.models.running.token_rules import TokenRules

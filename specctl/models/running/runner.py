@@ -5,10 +5,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from specctl.models.running.forward import Forward as Forward
-from specctl.models.running.forward import joined as joined
-from specctl.models.running.token_reader import Token, TokenReader
-from specctl.models.running.watching import States
+from specctl.models.passes.forward import Forward as Forward
+from specctl.models.passes.forward import joined as joined
+from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.watching import States
 
 
 class Runner(Protocol):

@@ -7,15 +7,15 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
-from specctl.models.running.compilation import Compiler
+from specctl.models.passes.compilation import Compiler
+from specctl.models.passes.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
+from specctl.models.passes.masks import WIDEST, TreeSight, additive, mask_obstacle, placed_in_tree, tree_rows
+from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.watching import LayerWatch, States, joined_states
+from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
-from specctl.models.running.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.running.masks import WIDEST, TreeSight, additive, mask_obstacle, placed_in_tree, tree_rows
 from specctl.models.running.runner import Forward
-from specctl.models.running.token_reader import Token, TokenReader
-from specctl.models.running.waiting import sent
-from specctl.models.running.watching import LayerWatch, States, joined_states
-from specctl.models.running.weights import device_of
 
 
 def obstacle(model: PreTrainedModel) -> str | None:

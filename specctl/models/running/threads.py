@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from specctl.models.running.cores import CoreTime, cores_text, usable_cores
-from specctl.models.running.ordinary import ordinary_tokens
+from specctl.models.passes.ordinary_tokens import ordinary_tokens
+from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.runner import Runner
-from specctl.models.running.weights import weight_bytes
+from specctl.processes.cores import CoreTime, cores_text, usable_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

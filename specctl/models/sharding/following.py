@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelError
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.runner import Runner
-from specctl.models.running.trees import tree_runner
+from specctl.models.running.tree_runner import tree_runner
 from specctl.models.sharding.message import KEEP_ALL, Message, Order
 
 

@@ -9,7 +9,7 @@ import torch
 from specctl.errors import ModelError
 from specctl.models.running.engines import engine_name, preparing_seconds
 from specctl.models.running.runner import Forward, Runner
-from specctl.models.running.trees import tree_obstacle, tree_runner
+from specctl.models.running.tree_runner import tree_obstacle, tree_runner
 from specctl.models.sharding.message import KEEP_ALL, Message, Order
 
 Result = TypeVar("Result")

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 
 from specctl.models.draft_heads.chain import ChainPass
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.loading.checkpoint import Checkpoint
-from specctl.models.loading.mtp_formats import build_mtp
-from specctl.models.loading.mtp_tensors import read_mtp
-from specctl.models.running.cache import Cursor, FixedLayer
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.head_files.mtp_formats import build_mtp
+from specctl.models.head_files.mtp_tensors import read_mtp
+from specctl.models.passes.cache import Cursor, FixedLayer
 
 FOLDER = Path(__file__).parents[2] / "data" / "draft_heads" / "mtp"
 IN_SHARDS = ("glm4_moe", "deepseek_v3")

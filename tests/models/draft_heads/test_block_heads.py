@@ -16,15 +16,15 @@ from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.block_formats import build_block, spread_layers
-from specctl.models.loading.block_writing import write_block
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.draft_head import HeadKind, recognise
-from specctl.models.loading.pair import load_pair
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.head_files.block_formats import build_block, spread_layers
+from specctl.models.head_files.block_writing import write_block
+from specctl.models.head_files.draft_head import HeadKind, recognise
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.runner import FusedRunner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile

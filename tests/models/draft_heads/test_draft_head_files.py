@@ -12,10 +12,10 @@ from eagle_references import DATA, EAGLE1, EAGLE3, all_logits, reference
 from torch.testing import assert_close
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import Checkpoint, locate
-from specctl.models.loading.draft_head import DraftHeadCheckpoint, HeadKind, draft_head, recognise
-from specctl.models.loading.eagle_formats import build_eagle3
-from specctl.models.loading.eagle_writing import write_eagle3
+from specctl.models.files.checkpoint import Checkpoint, locate
+from specctl.models.head_files.draft_head import DraftHeadCheckpoint, HeadKind, draft_head, recognise
+from specctl.models.head_files.eagle_formats import build_eagle3
+from specctl.models.head_files.eagle_writing import write_eagle3
 from specctl.profile.schema import ModelTable
 
 PUBLISHED = ["midlayer.hidden_norm.weight", "fc.weight", "d2t"]

@@ -10,8 +10,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head, new_eagle3
-from specctl.models.draft_heads.layers import LayerShape, Rotary
-from specctl.models.running.cache import Cursor, FixedLayer
+from specctl.models.draft_heads.head_layers import LayerShape, Rotary
+from specctl.models.passes.cache import Cursor, FixedLayer
 
 SHAPE = LayerShape(hidden_size=16, intermediate_size=24, heads=4, kv_heads=2, head_dim=4)
 SCALINGS = [

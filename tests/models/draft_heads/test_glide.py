@@ -29,17 +29,17 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.draft_heads.layers import LayerShape, rotated
-from specctl.models.draft_heads.runner import GraphHeadRunner, HeadRunner
+from specctl.models.draft_heads.head_layers import LayerShape, rotated
+from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.loading.checkpoint import locate
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.draft_head import HeadKind, draft_head, recognise
-from specctl.models.loading.glide_layout import build_glide, write_glide
-from specctl.models.loading.pair import load_pair
-from specctl.models.running.watching import LayerWatch, States
+from specctl.models.files.checkpoint import locate
+from specctl.models.head_files.draft_head import HeadKind, draft_head, recognise
+from specctl.models.head_files.glide_layout import build_glide, write_glide
+from specctl.models.loading.assembly import load_pair
+from specctl.models.passes.watching import LayerWatch, States
 from specctl.profile.schema import ModelTable, Profile
 
 LENGTH = 14

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from specctl.commands.app import app
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.eagle_writing import write_eagle3
-from specctl.models.loading.pair import load_pair
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.draft_heads.head_runner import HeadRunner
+from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting, nested
 from specctl.profile.schema import Profile

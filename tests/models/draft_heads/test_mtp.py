@@ -23,11 +23,11 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ModelError
+from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.draft_heads.runner import HeadRunner
-from specctl.models.loading.mtp_formats import build_mtp
+from specctl.models.head_files.mtp_formats import build_mtp
 from specctl.models.running.eager import EagerRunner
-from specctl.policies.constant import Constant
+from specctl.policies.rules.constant import Constant
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 

@@ -23,14 +23,14 @@ from mtp_targets import (
 from safetensors.torch import load_file, save_file
 
 from specctl.errors import ModelError
-from specctl.models.loading.checkpoint import INDEX
-from specctl.models.loading.draft_head import HeadKind, draft_head, head_in_target
-from specctl.models.loading.draft_head_loading import load_draft_head
-from specctl.models.loading.memory import load_config
+from specctl.models.files.checkpoint import INDEX
+from specctl.models.files.skeleton import skeleton
+from specctl.models.head_files.draft_head import HeadKind, draft_head, head_in_target
+from specctl.models.head_files.mtp_formats import build_mtp
+from specctl.models.head_files.mtp_tensors import mtp_in, mtp_tensors, read_mtp
+from specctl.models.loading.head_loading import load_draft_head
 from specctl.models.loading.model import load_model
-from specctl.models.loading.mtp_formats import build_mtp
-from specctl.models.loading.mtp_tensors import mtp_in, mtp_tensors, read_mtp
-from specctl.models.loading.skeleton import skeleton
+from specctl.models.placing.memory import load_config
 from specctl.profile.schema import DraftTable, ModelTable
 
 Weights = dict[str, torch.Tensor]

@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
+from specctl.models.files.tokenizer import BareTokenizer
+from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import kept_pair
-from specctl.models.loading.pair import load_pair
-from specctl.models.onnx.engine import CHAINS
+from specctl.models.onnx.onnx_engine import CHAINS
 from specctl.models.onnx.store import cache_folder, key_of, key_of_files
 from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.models.running.pair import Pair
-from specctl.models.running.tokenizer import BareTokenizer
-from specctl.models.running.trees import tree_obstacle
+from specctl.models.running.tree_runner import tree_obstacle
 from specctl.profile.model_table import LOOKUP
 from specctl.profile.schema import PolicyTable, Profile
 

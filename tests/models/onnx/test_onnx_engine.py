@@ -20,12 +20,12 @@ from transformers import (
 )
 from transformers.utils.quantization_config import QuantizationMethod
 
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
-from specctl.models.loading.diagnosis import diagnose
-from specctl.models.loading.memory import DeviceMemory
+from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
-from specctl.models.loading.pair import load_pair
-from specctl.models.loading.quantization import OWN_OF_ONNX
+from specctl.models.placing.memory import DeviceMemory
+from specctl.models.placing.quantization import OWN_OF_ONNX
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings, engine_name, preparing_seconds
 from specctl.models.running.rounding import widths_apart
@@ -61,7 +61,7 @@ def said(model: PreTrainedModel, quantize: str | None = None, *, trees: bool = F
 
 
 def no_graph_is_kept_yet(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: folder)
+    monkeypatch.setattr("specctl.models.onnx.onnx_engine.cache_folder", lambda: folder)
 
 
 @needs_onnx
@@ -90,7 +90,7 @@ def newest() -> int:
 @needs_onnx
 def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: tmp_path / "file" / "onnx")
+    monkeypatch.setattr("specctl.models.onnx.onnx_engine.cache_folder", lambda: tmp_path / "file" / "onnx")
     heard: list[str] = []
     runner = onnx_runner(llama(), 60, notice=heard.append)
     assert runner is not None
@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp
 
 @needs_onnx
 def test_torch_runs_a_model_whose_graph_has_no_room_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from specctl.models.onnx import engine
+    from specctl.models.onnx import onnx_engine as engine
 
     def full(*_: Any) -> None:
         raise OSError("problem writing element 1024 to file")
@@ -128,10 +128,10 @@ def test_a_graph_that_computes_something_else_for_one_token_or_for_branches_is_n
     model = load_model(profile.target, role="target").model
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     with monkeypatch.context() as unmended:
-        unmended.setattr("specctl.models.onnx.quantization.NARROWEST", 1)
+        unmended.setattr("specctl.models.onnx.graph_quantization.NARROWEST", 1)
         lines = [said(model, "int4")]
     with monkeypatch.context() as unmended:
-        unmended.setattr("specctl.models.onnx.engine.tree_graph_obstacle", lambda *_: None)
+        unmended.setattr("specctl.models.onnx.onnx_engine.tree_graph_obstacle", lambda *_: None)
         lines.append(said(model, "int4", trees=True))
     for line in lines:
         assert line.startswith(
@@ -145,7 +145,7 @@ def test_a_graph_that_computes_something_else_for_one_token_or_for_branches_is_n
 
 @needs_onnx
 def test_a_graph_that_computes_no_numbers_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from specctl.models.onnx import quantization
+    from specctl.models.onnx import graph_quantization as quantization
 
     usual = quantization.rounded
 
@@ -207,7 +207,7 @@ def test_attention_of_a_model_of_its_own_is_not_guessed(monkeypatch: pytest.Monk
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
+    monkeypatch.setattr("specctl.models.onnx.onnx_engine.find_spec", lambda _: None)
     with pytest.raises(ModelError, match="needs onnxruntime, which is not installed") as error:
         load_pair(resolve("embedded", overrides=["engine=onnx"]).profile)
     assert "pip install 'specctl[onnx]'" in str(error.value.hint)
@@ -256,7 +256,7 @@ def without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_that_were_rounded_otherwise_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str
 ) -> None:
-    from specctl.models.onnx import quantization
+    from specctl.models.onnx import graph_quantization as quantization
 
     usual = quantization.rounded
 
@@ -314,7 +314,7 @@ def test_doctor_tells_what_onnxruntime_quantises(tmp_path: Path, monkeypatch: py
     facts = report.models[0]
     assert (facts.quantize, facts.dtype) == ("int4", "float32")
     assert facts.devices == {"cpu": facts.weights_by_dtype["float32"]}, "it is loaded whole"
-    monkeypatch.setattr("specctl.models.onnx.engine.find_spec", lambda _: None)
+    monkeypatch.setattr("specctl.models.onnx.onnx_engine.find_spec", lambda _: None)
     (problem,) = diagnose(small_pair(tmp_path, "target.quantize=int4")).problems
     assert "needs onnxruntime, which is not installed" in problem.message
 
@@ -326,7 +326,7 @@ def test_doctor_counts_the_memory_that_making_a_graph_takes(tmp_path: Path, monk
 
     def advice(free: int, engine: str) -> str:
         device = DeviceMemory("cpu", "CPU", free, free)
-        monkeypatch.setattr("specctl.models.loading.diagnosis.device_memory", lambda: [device])
+        monkeypatch.setattr("specctl.doctor.diagnosis.device_memory", lambda: [device])
         report = diagnose(profile.model_copy(update={"engine": engine}))
         assert report.ready
         return "\n".join(report.advice)
@@ -361,7 +361,7 @@ def test_a_model_without_products_to_round() -> None:
 
 @needs_onnx
 def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
-    from specctl.models.onnx.quantization import BITS
+    from specctl.models.onnx.graph_quantization import BITS
 
     assert tuple(BITS) == OWN_OF_ONNX
 

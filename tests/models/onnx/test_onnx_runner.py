@@ -18,8 +18,8 @@ from specctl.models.running.branches import continue_branches
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.runner import Forward
-from specctl.policies.constant import Constant
-from specctl.policies.svip import Svip
+from specctl.policies.rules.constant import Constant
+from specctl.policies.rules.svip import Svip
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY = 60
@@ -92,8 +92,8 @@ def test_a_sequence_up_to_the_last_place_of_the_context_in_pieces() -> None:
 
 
 def test_buffers_double_and_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
-    monkeypatch.setattr("specctl.models.onnx.runner.PIECE", 40)
+    monkeypatch.setattr("specctl.models.onnx.onnx_runner.CAPACITY", 16)
+    monkeypatch.setattr("specctl.models.onnx.onnx_runner.PIECE", 40)
     runner, plain = sure_runner(model_of("mistral"), VOCABULARY), EagerRunner(random_model("mistral"), VOCABULARY)
     for width in (10, 1, 6, 7, 30, 1, 100, 1):
         block = TOKENS[runner.length : runner.length + width]

@@ -7,7 +7,7 @@ import torch
 from onnx_models import needs_onnx, sure_runner
 from toys import random_model
 
-from specctl.models.onnx import engine
+from specctl.models.onnx import onnx_engine as engine
 from specctl.models.running.threads import Threads
 
 pytestmark = needs_onnx

@@ -16,12 +16,13 @@ from specctl.decoding.leaves import LeafDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_paths import path_to
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.masks import WIDEST
 from specctl.models.running.runner import Forward
-from specctl.models.running.trees import path_to, tree_obstacle
-from specctl.policies.constant import Constant
-from specctl.policies.leaves import ConfidenceLeaves
+from specctl.models.running.tree_runner import tree_obstacle
+from specctl.policies.leaf_rule import ConfidenceLeaves
+from specctl.policies.rules.constant import Constant
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
 VOCABULARY = 60
@@ -102,7 +103,7 @@ def test_a_tree_that_grows_is_torchs_own(family: str) -> None:
 
 
 def test_the_widest_tree_where_buffers_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.models.onnx.runner.CAPACITY", 16)
+    monkeypatch.setattr("specctl.models.onnx.onnx_runner.CAPACITY", 16)
     runner, plain = (
         sure_runner(model_of("llama"), VOCABULARY, trees=True),
         EagerRunner(random_model("llama"), VOCABULARY),

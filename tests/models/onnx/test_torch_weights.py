@@ -10,15 +10,15 @@ from toy_heads import random_eagle3, random_glide
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.models.draft_heads.layers import LayerShape
-from specctl.models.loading.eagle_writing import write_eagle3
-from specctl.models.loading.glide_layout import write_glide
-from specctl.models.loading.pair import load_pair
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.head_files.glide_layout import write_glide
+from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx import automatic
 from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX
 from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.models.running.pair import Pair
-from specctl.models.running.trees import tree_obstacle
+from specctl.models.running.tree_runner import tree_obstacle
 from specctl.profile.schema import Profile
 
 pytestmark = needs_onnx

@@ -1,0 +1,126 @@
+"""`specctl calibrate` as a function."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from specctl.api.decoder import Decoder, load
+from specctl.calibration.calibrated import calibrated_profile, facts_of, profile_text
+from specctl.calibration.compared_settings import computed_by, contest, recordable
+from specctl.calibration.decision import decide
+from specctl.calibration.live_check import Measured
+from specctl.calibration.search import Calibration
+from specctl.errors import UsageError
+from specctl.observing.progress import SILENT, Progress
+from specctl.outputs import write_whole
+from specctl.profile import ResolvedProfile
+from specctl.prompts.suites import EMBEDDED, Suite, load_records, load_suite, sample, suite_names
+from specctl.replay.collecting import collect_traces
+from specctl.replay.costs import CostTable
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """The outcome of a calibration, reported on prompts that did not choose it.
+
+    Attributes:
+        policy: the fastest policy with its settings, as ``--policy`` writes it; ``none`` where no draft pays.
+        tokens_per_second: predicted.
+        speedup: over the target alone, predicted, with the ends of its 95% interval; None where there are too few
+            prompts for one.
+        ranking: each policy's best setting and its tokens per second, the fastest first.
+        warnings: what to know before the numbers are trusted.
+        measured: the live runs of the chosen setting and of others; empty without ``verify``.
+        found: all that the search found.
+        costs: with which rounds were priced.
+    """
+
+    policy: str
+    tokens_per_second: float
+    speedup: tuple[float, float | None, float | None]
+    ranking: tuple[tuple[str, float], ...]
+    warnings: tuple[str, ...]
+    measured: tuple[Measured, ...]
+    found: Calibration
+    costs: CostTable
+    _resolved: ResolvedProfile
+    _facts: dict[str, Any]
+
+    def write(self, path: str | PathLike[str]) -> Path:
+        """Write the profile that extends the calibrated one with the chosen setting, for `load` and every command.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        output = Path(path)
+        profile = calibrated_profile(self._resolved, self.found, self.costs, self._facts, output)
+        write_whole(output, profile_text(profile, self.found))
+        return output
+
+
+def calibrate(
+    decoder: Decoder | str | PathLike[str] | None = None,
+    prompts: str | PathLike[str] | Sequence[str] | Suite = EMBEDDED,
+    *,
+    policy: str | None = None,
+    samples: int = 8,
+    grid: Literal["paper", "dense"] = "dense",
+    verify: bool = True,
+    progress: Progress = SILENT,
+) -> Calibrated:
+    """Find the stopping policy and its values that are fastest on a pair, this machine and these prompts.
+
+    The models run once; every setting is then replayed exactly on what they wrote (docs/calibrate.md).
+
+    Args:
+        decoder: a loaded pair, or name or path of a profile.
+        prompts: texts; a file of records; or the name of a suite, of those that ``calibrate --suite`` knows.
+        policy: the policy whose settings compete, ``all``, or one for each draft with commas; by default the profile's.
+        samples: how many prompts choose the setting; the same number is held out to report on.
+        grid: values to try, of the papers or in fine steps.
+        verify: run the chosen setting live and compare it with the prediction.
+        progress: receives counts.
+
+    Raises:
+        UsageError: there is no draft, no such policy or suite, or a draft that cannot be replayed.
+        SpecctlError: models or prompts cannot be read.
+    """
+    own = decoder if isinstance(decoder, Decoder) else load(decoder)
+    profile = own.profile
+    if profile.draft is None:
+        raise UsageError("the profile has no draft to calibrate", "load it with a draft")
+    asked = contest(profile.draft, policy, grid, [], recordable(profile), computed_by(profile.draft, (), None))
+    seed = profile.sampling.seed
+    traces = collect_traces(
+        own.pair, profile, sample(_suite(prompts), 2 * samples, seed), asked.depth, progress=progress
+    )
+    left_out = [f"prompt {identity} is left out: {why}" for identity, why in traces.failures.items()]
+    found, costs, measured = decide(traces, asked, profile, own.pair if verify else None, progress, left_out)
+    winner = found.winner
+    return Calibrated(
+        policy=winner.score.setting.label,
+        tokens_per_second=winner.score.tokens_per_second,
+        speedup=(winner.speedup.value, winner.speedup.low, winner.speedup.high),
+        ranking=tuple((one.score.setting.label, one.score.tokens_per_second) for one in found.ranking),
+        warnings=tuple(found.warnings),
+        measured=tuple(measured),
+        found=found,
+        costs=costs,
+        _resolved=own.resolved,
+        _facts=facts_of(traces, "specctl.calibrate()"),
+    )
+
+
+def _suite(prompts: str | PathLike[str] | Sequence[str] | Suite) -> Suite:
+    if isinstance(prompts, Suite):
+        return prompts
+    if isinstance(prompts, str) and prompts in suite_names():
+        return load_suite(prompts)
+    if isinstance(prompts, str | PathLike):
+        return load_records(Path(prompts))
+    lines = "".join(json.dumps({"prompt": text}) + "\n" for text in prompts)
+    return load_records(io.BytesIO(lines.encode()))

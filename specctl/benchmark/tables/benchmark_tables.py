@@ -1,0 +1,154 @@
+"""A benchmark's results as tables and as one JSON document."""
+
+from dataclasses import asdict
+from typing import Any
+
+from specctl.benchmark.digest import Digest
+from specctl.benchmark.tables.cost_tables import cost_table, level_table, parallel_table, pass_table
+from specctl.benchmark.tables.paper_table import paper_table
+from specctl.benchmark.tables.speed_tables import drafting_table, latency_table, part_table, share_table, speed_table
+from specctl.benchmark.verdict import verdict
+from specctl.files import SCHEMA_VERSION
+from specctl.observing.candidate_engines import engine_of
+from specctl.observing.results import OF_HIERARCHIES, as_record
+from specctl.reporting.plain import plain
+from specctl.reporting.table import UNKNOWN, Table
+
+SHOWN_DIFFERENCES = 20
+
+
+def tables(digest: Digest) -> list[Table]:
+    """All tables that the results can fill, in reading order."""
+    return [
+        speed_table(digest),
+        *([paper_table(digest)] if digest.results.header.papers is not None else []),
+        latency_table(digest),
+        drafting_table(digest),
+        share_table(digest),
+        *([part_table("By category", "category", digest.by_category)] if len(digest.by_category) > 1 else []),
+        *([part_table("By length limit", "length", digest.by_length)] if len(digest.by_length) > 1 else []),
+        *([level_table(digest)] if digest.levels else []),
+        cost_table(digest),
+        *pass_table(digest),
+        *([parallel_table(digest)] if digest.simulated else []),
+        _differences(digest),
+        *([_skipped(digest)] if digest.results.skipped else []),
+        *([_failed(digest)] if digest.results.failed else []),
+        *([_peers(digest)] if any(one.way is not None for one in digest.results.header.candidates) else []),
+    ]
+
+
+def as_json(digest: Digest) -> dict[str, Any]:
+    """Every number of the tables and its provenance, rounded to six decimals."""
+    document: dict[str, Any] = {
+        "provenance": {**as_record(digest.results.header), "schema_version": SCHEMA_VERSION},
+        "verdict": verdict(digest),
+        "engines": {one.label: engine_of(digest.results.header, one.label) for one in digest.results.header.candidates},
+        "runs": digest.finished,
+        "expected_runs": digest.expected_runs,
+        "overall": digest.overall,
+        "by_category": digest.by_category,
+        "by_length": digest.by_length,
+        "cost_model": digest.model,
+        "bare_costs": digest.results.costs,
+        "costs": digest.costs,
+        "oracle": digest.oracle,
+        "signal_bound": digest.results.signal_bound
+        and {
+            **asdict(digest.results.signal_bound),
+            "tokens_per_second": digest.signal_speed,
+        },
+        **(
+            {
+                "parallel": {
+                    "sync_ms": digest.sync_ms,
+                    "simulated": [
+                        {**asdict(one), "speedup": digest.simulated_baseline_ms / one.milliseconds}
+                        for one in digest.simulated
+                    ],
+                }
+            }
+            if digest.simulated
+            else {}
+        ),
+        **({"levels": digest.levels} if digest.levels else {}),
+        "compared": digest.compared,
+        "differences": [
+            {
+                "candidate": run.candidate,
+                "prompt": run.prompt,
+                "repeat": run.repeat,
+                "length": run.length,
+                **asdict(found),
+            }
+            for run, found in digest.differing
+        ],
+        **({"failed": digest.results.failed} if digest.results.failed else {}),
+    }
+    return {name: plain(value, digits=6, optional=OF_HIERARCHIES) for name, value in document.items()}
+
+
+def _differences(digest: Digest) -> Table:
+    title = "Greedy identity"
+    if digest.compared is None:
+        temperature = digest.results.header.sampling.get("temperature")
+        return Table(title, (), (), note=f"Not compared: sampling at temperature {temperature}.")
+    if not digest.compared:
+        return Table(title, (), (), note="Not compared: no prompt was finished both by none and by another candidate.")
+    if not digest.differing:
+        return Table(title, (), (), note=f"All {digest.compared} runs gave exactly the tokens of none.")
+    columns = ("candidate", "prompt", "repeat", "length", "turn", "position", "none's token", "its token", "logit gap")
+    rows = tuple(
+        (
+            run.candidate,
+            run.prompt,
+            str(run.repeat),
+            str(run.length),
+            str(found.turn),
+            str(found.position),
+            "end" if found.expected is None else str(found.expected),
+            "end" if found.found is None else str(found.found),
+            UNKNOWN if found.gap is None else f"{found.gap:.2e}",
+        )
+        for run, found in digest.differing[:SHOWN_DIFFERENCES]
+    )
+    hidden = len(digest.differing) - len(rows)
+    note = (
+        f"GREEDY OUTPUT DIFFERS in {len(digest.differing)} of {digest.compared} runs. The first difference of each run"
+        + (f"; {hidden} more runs are in the JSON." if hidden else ".")
+        + " A logit gap near 0 is a tie between the target's two best tokens."
+    )
+    return Table("GREEDY OUTPUT DIFFERS", columns, rows, labels=2, note=note, alarm=True)
+
+
+def _skipped(digest: Digest) -> Table:
+    skipped = digest.results.skipped
+    note = f"{len(skipped)} of {digest.results.header.suite.get('count', '?')} prompts could not be run on this pair."
+    return Table("Prompts left out", ("prompt", "why"), tuple(skipped.items()), labels=2, note=note)
+
+
+def _failed(digest: Digest) -> Table:
+    rows = tuple(digest.results.failed.items())
+    note = "These did not finish their runs; --resume asks them again."
+    return Table("Peers that failed", ("candidate", "why"), rows, labels=2, note=note)
+
+
+def _peers(digest: Digest) -> Table:
+    """What is not alike where other engines were measured, one row for each."""
+    header = digest.results.header
+    rows = tuple(
+        (
+            one.label,
+            str(header.versions.get(one.name, UNKNOWN)),
+            str(header.devices.get(one.name, UNKNOWN)),
+            str(one.values.get("weights", UNKNOWN)),
+            str(one.values.get("cache", UNKNOWN)),
+        )
+        for one in header.candidates
+        if one.way is not None
+    )
+    note = (
+        "Each ran in a process of its own, stopped while others ran, on prompts given as ids. Its times are its own "
+        "clock's, from the prompt's ids to the last token."
+    )
+    return Table("Peers", ("candidate", "version", "device", "weights", "cache"), rows, labels=5, note=note)

@@ -1,0 +1,185 @@
+"""Tables of how fast each candidate was, what its drafts achieved, and where its time went."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specctl.benchmark.digest import Digest
+from specctl.benchmark.peer_thresholds import threshold_note
+from specctl.benchmark.summaries import Spread, Summary
+from specctl.observing.candidate_engines import engine_of
+from specctl.records import StopReason
+from specctl.reporting.placing import listed
+from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent, show_interval
+
+
+def speed_table(digest: Digest) -> Table:
+    """Speed, speedup and greedy identity, one row per candidate."""
+    rows = tuple(
+        (
+            summary.candidate,
+            engine_of(digest.results.header, summary.candidate) or UNKNOWN,
+            str(summary.prompts),
+            str(summary.runs),
+            f"{summary.tokens_per_second:.1f}",
+            show_interval(summary.speedup and summary.speedup.of_totals),
+            show_interval(summary.speedup and summary.speedup.of_prompts),
+            number(summary.latency.ttft_ms and summary.latency.ttft_ms.mean, 1),
+            count_differing(digest, summary.candidate),
+        )
+        for summary in digest.overall
+    )
+    columns = (
+        "candidate",
+        "engine",
+        "prompts",
+        "runs",
+        f"tokens/s{UP}",
+        f"speedup (totals){UP}",
+        f"speedup (mean of prompts){UP}",
+        f"first token ms{DOWN}",
+        f"differ{DOWN}",
+    )
+    note = DEFINITIONS
+    if digest.results.header.synthetic:
+        note = f"SYNTHETIC pair: random weights; how often target and draft agree was chosen, not trained. {note}"
+    if digest.unfinished is not None:
+        note += f" {digest.unfinished[0].upper()}{digest.unfinished[1:]}."
+    more = f"{_machine(digest)}{_counterparts(digest)}{threshold_note(digest.results)}"
+    return Table("Speed", columns, rows, note=f"{note}{more}")
+
+
+def _counterparts(digest: Digest) -> str:
+    """How to read candidates that run eagerly beside others; empty where there are none, or nothing else."""
+    header = digest.results.header
+    eager = [one.candidate for one in digest.overall if engine_of(header, one.candidate) == "eager"]
+    faster = {engine_of(header, one.candidate) for one in digest.overall if one.candidate not in eager} - {None}
+    peers = [one.label for one in header.candidates if one.label in eager and one.peer is not None]
+    if not peers or not faster:
+        return ""
+    ours = [one for one in eager if one not in peers]
+    compare = f"compare {listed(peers)} with {listed(ours)}" if ours else "run one of ours with --engine eager"
+    others = listed(sorted(map(str, faster)))
+    return (
+        f" {listed(peers)} ran eagerly, as transformers runs models, and others on {others}; to see what the algorithm "
+        f"brings, {compare}."
+    )
+
+
+def _machine(digest: Digest) -> str:
+    """With how many threads the runs were made, and what else ran on their cores; empty where it was not recorded."""
+    threads, busy = digest.results.header.threads, digest.results.header.others_busy
+    if threads is None:
+        return ""
+    others = "" if busy is None else f"; other processes kept {busy:.1f} cores busy when they began"
+    return f" Runs with {threads} thread{'s'[: threads != 1]}{others}."
+
+
+def latency_table(digest: Digest) -> Table:
+    """Mean and percentiles of each latency, one row per latency and candidate."""
+    columns = ("latency", "candidate", f"mean ms{DOWN}", f"p50 ms{DOWN}", f"p90 ms{DOWN}", f"p99 ms{DOWN}")
+    shown = (("TTFT", "ttft_ms", 1), ("TPOT", "tpot_ms", 2), ("ITL", "itl_ms", 2), ("E2EL", "e2el_ms", 1))
+    rows = tuple(
+        (name, summary.candidate, *(number(value, decimals) for value in getattr(summary.latency, key) or [None] * 4))
+        for name, key, decimals in shown
+        for summary in digest.overall
+    )
+    return Table("Latency", columns, rows, labels=2)
+
+
+def drafting_table(digest: Digest) -> Table:
+    """Acceptance and draft lengths, one row per candidate; where leaves were verified, how many and how they fared."""
+    leaves = any(summary.nodes for summary in digest.overall)
+    columns = (
+        "candidate",
+        f"acceptance rate{UP}",
+        f"mean acceptance length{UP}",
+        f"verification rate{DOWN}",
+        f"discard rate{DOWN}",
+        f"redundancy{DOWN}",
+        "draft length",
+        "accepted length",
+        *(("nodes", "leaf accepted") if leaves else ()),
+    )
+    rows = tuple(
+        (
+            summary.candidate,
+            *_rates(summary),
+            number(summary.redundancy, 3),
+            _spread(summary.draft_length),
+            _spread(summary.accepted_length),
+            *((_spread(summary.nodes), percent(summary.leaf_rate)) if leaves else ()),
+        )
+        for summary in digest.overall
+    )
+    return Table("Drafting", columns, rows)
+
+
+def share_table(digest: Digest) -> Table:
+    """Stop reasons as shares of rounds and parts of the time as shares of wall time, one row per candidate."""
+    stops = [reason.value for reason in StopReason]
+    parts = ("draft", "verify", "prefill", "other")
+    rows = tuple(
+        (
+            summary.candidate,
+            *(percent(summary.stops.get(stop, 0.0) if summary.stops else None) for stop in stops),
+            *(percent(summary.wall.get(part)) for part in parts),
+            f"{summary.ms_per_token:.2f}",
+        )
+        for summary in digest.overall
+    )
+    shares = (*(f"stop: {stop}" for stop in stops), *(f"time: {part}" for part in parts))
+    return Table("Why drafting stopped, and where the time went", ("candidate", *shares, f"ms/token{DOWN}"), rows)
+
+
+def part_table(title: str, key: str, parts: Mapping[Any, Sequence[Summary]]) -> Table:
+    """Speed and acceptance in each part of the prompts, one row per part and candidate.
+
+    Args:
+        title: of the table.
+        key: heading of the column that names the part.
+        parts: summaries by part.
+    """
+    rows = tuple(
+        (
+            str(name),
+            summary.candidate,
+            str(summary.prompts),
+            f"{summary.tokens_per_second:.1f}",
+            show_interval(summary.speedup and summary.speedup.of_totals),
+            *_rates(summary),
+        )
+        for name, summaries in parts.items()
+        for summary in summaries
+    )
+    columns = (
+        key,
+        "candidate",
+        "prompts",
+        f"tokens/s{UP}",
+        f"speedup (totals){UP}",
+        f"acceptance rate{UP}",
+        f"mean acceptance length{UP}",
+        f"verification rate{DOWN}",
+        f"discard rate{DOWN}",
+    )
+    return Table(title, columns, rows, labels=2)
+
+
+def _rates(summary: Summary) -> tuple[str, ...]:
+    return (
+        percent(summary.acceptance_rate),
+        number(summary.mean_acceptance_length, 2),
+        number(summary.verification_rate, 3),
+        number(summary.discard_rate, 3),
+    )
+
+
+def count_differing(digest: Digest, candidate: str) -> str:
+    """In how many runs greedy tokens differ from the baseline's; unknown when sampling."""
+    if digest.compared is None:
+        return UNKNOWN
+    return str(sum(run.candidate == candidate for run, _ in digest.differing))
+
+
+def _spread(spread: Spread | None) -> str:
+    return UNKNOWN if spread is None else f"{spread.mean:.2f} ± {spread.sd:.2f}"

@@ -1,0 +1,278 @@
+"""Shows the outcome of a calibration: as a sentence, as tables, and as plain values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specctl.calibration.live_check import Measured
+from specctl.calibration.scores import Score
+from specctl.calibration.search import Calibration, Ranked
+from specctl.policies import NONE
+from specctl.policies.rules.specdec import implied_threshold
+from specctl.replay.costs import CostTable, signal_key
+from specctl.reporting.placing import times
+from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
+from specctl.statistics.intervals import Interval, is_clear
+
+SHOWN_NEAR = 5
+_SHOWN_VALUES = 16
+_BAR = 30
+KNOBS = ("threshold", "draft_length", "max_draft")
+"""The main setting of a policy is the first of these that it has."""
+
+
+def verdict(found: Calibration) -> str:
+    """The recommendation as one line of text."""
+    winner, constant = found.winner, found.ranked("constant")
+    if winner.score.setting == NONE:
+        best = next((entry for entry in found.ranking if entry.score.setting != NONE), None)
+        other = f"; the best other setting is {best.score.setting.label}: {times(best.speedup)}" if best else ""
+        return f"use none: target-only decoding is the right choice here{other}"
+    parts = [f"use {winner.score.setting.label}: {times(winner.speedup)}"]
+    if not is_clear(winner.speedup) and winner.speedup.low is not None:
+        parts.append("level with none")
+    if constant is not None and constant is not winner:
+        ratio = winner.score.speedup(constant.score)
+        level = "" if is_clear(ratio) or ratio.low is None else ", level with it"
+        parts.append(f"best constant {constant.speedup.value:.2f}x ({constant.score.setting.label}){level}")
+    parts.append(f"oracle {found.oracle.speedup.value:.2f}x")
+    return "; ".join(parts)
+
+
+def calibration_tables(found: Calibration, costs: CostTable, measured: Sequence[Measured]) -> list[Table]:
+    """All tables of a calibration, in reading order."""
+    return [
+        _ranking(found),
+        *([_verified(measured)] if measured else []),
+        *([_curve(found)] if len(found.curve) > 2 else []),
+        *([_near(found)] if found.choice.near else []),
+        *_costs(costs, found),
+    ]
+
+
+def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The numbers of the tables as plain values, with more decimals."""
+    return {
+        "verdict": verdict(found),
+        "chosen": found.winner.score.setting.table,
+        "fastest": found.choice.fastest.setting.table,
+        "share_of_resamples": round(found.choice.share, 4),
+        "candidates": found.candidates,
+        "verification": found.verification,
+        "held_out": found.held_out,
+        "chosen_on": found.chosen_on,
+        "reported_on": found.reported_on,
+        "ranking": [_plain(entry, found) for entry in found.ranking],
+        "oracle": _plain(found.oracle, found),
+        "signal_bound": None if found.signal_bound is None else _plain(found.signal_bound, found),
+        "runner_ups": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.choice.near],
+        "curve": [{"policy": s.setting.table, "tokens_per_second": _round(s)} for s in found.curve],
+        "measured": [
+            {
+                "policy": one.setting.table,
+                "predicted_tokens_per_second": None if one.predicted is None else round(one.predicted, 2),
+                "measured_tokens_per_second": round(one.measured, 2),
+                "measured_speedup": plain_interval(one.speedup),
+            }
+            for one in measured
+        ],
+        "costs": costs.as_record(),
+        "implied_threshold": _implied_threshold(costs, found),
+        "warnings": found.warnings,
+    }
+
+
+_VERIFIED = {None: "", "token": ", draft tokens verified one by one", "block": ", drafts verified as blocks"}
+
+
+def _ranking(found: Calibration) -> Table:
+    bounds = [found.oracle] if found.signal_bound is None else [found.signal_bound, found.oracle]
+    rows = tuple(_row(entry, found) for entry in [*found.ranking, *bounds])
+    where = "prompts that did not choose the settings" if found.held_out else "the prompts that chose the settings"
+    return Table(
+        "Policies at their best settings",
+        (
+            "policy",
+            f"tokens/s{UP}",
+            f"speedup{UP}",
+            "95% interval",
+            f"acceptance rate{UP}",
+            f"mean acceptance length{UP}",
+            f"verification rate{DOWN}",
+            f"discard rate{DOWN}",
+            f"of oracle{UP}",
+        ),
+        rows,
+        note=f"{DEFINITIONS} Predicted on {len(found.reported_on)} {where}; {found.candidates} settings were replayed "
+        f"on {len(found.chosen_on)}{_VERIFIED[found.verification]}. The chosen setting (*) was within the noise of the "
+        f"fastest in {found.choice.share:.0%} of resamples.{_beyond(bounds, found)}",
+    )
+
+
+def _beyond(entries: Sequence[Ranked], found: Calibration) -> str:
+    """What is to be thought of a speed above the oracle's."""
+    fastest = max(entry.score.tokens_per_second for entry in (*entries, *found.ranking))
+    if fastest <= found.oracle.score.tokens_per_second * 1.005:
+        return ""
+    return " No policy can beat the oracle: more than 100% of it is noise in the measured costs."
+
+
+def _row(entry: Ranked, found: Calibration) -> tuple[str, ...]:
+    score = entry.score
+    chosen = score.setting == found.winner.score.setting
+    return (
+        score.setting.label + (" *" if chosen else ""),
+        f"{score.tokens_per_second:.1f}",
+        *speedup_cells(entry.speedup),
+        percent(score.acceptance_rate),
+        f"{score.mean_acceptance_length:.2f}",
+        f"{score.verification_rate:.3f}",
+        f"{score.discard_rate:.3f}",
+        f"{score.tokens_per_second / found.oracle.score.tokens_per_second:.0%}",
+    )
+
+
+def _verified(measured: Sequence[Measured]) -> Table:
+    rows = tuple(
+        (
+            one.setting.label,
+            number(one.predicted, 1),
+            f"{one.measured:.1f}",
+            UNKNOWN if one.predicted is None else f"{one.measured / one.predicted - 1:+.1%}",
+            *speedup_cells(one.speedup),
+        )
+        for one in measured
+    )
+    return Table(
+        "Predicted against measured",
+        (
+            "policy",
+            f"predicted tokens/s{UP}",
+            f"measured tokens/s{UP}",
+            "off by",
+            f"measured speedup{UP}",
+            "95% interval",
+        ),
+        rows,
+    )
+
+
+def _curve(found: Calibration) -> Table:
+    """For values of the policy's main setting, the fastest candidate; only as many values as fit a screen."""
+    knob, best = curve(found)
+    fastest = max(score.tokens_per_second for _, score in best)
+    every = -(-len(best) // _SHOWN_VALUES)
+    shown = [point for index, point in enumerate(best) if index % every == 0 or point[1].tokens_per_second == fastest]
+    rows = tuple(
+        (
+            f"{value:g}" if isinstance(value, float) else str(value),
+            "█" * max(1, round(_BAR * score.tokens_per_second / fastest)),
+            f"{score.tokens_per_second:.1f}",
+        )
+        for value, score in shown
+    )
+    return Table(
+        f"{found.curve[0].setting.family}: tokens/s by {knob}",
+        (knob, "", f"tokens/s{UP}"),
+        rows,
+        labels=2,
+    )
+
+
+def curve(found: Calibration) -> tuple[str, list[tuple[Any, Score]]]:
+    """The name of the chosen policy's main setting and, for each of its values, ascending, the fastest score."""
+    knob = next((name for name in KNOBS if name in found.curve[0].setting.all_values), KNOBS[0])
+    best: dict[Any, Score] = {}
+    for score in found.curve:
+        value = score.setting.all_values.get(knob, 0)
+        if value not in best or score.tokens_per_second > best[value].tokens_per_second:
+            best[value] = score
+    return knob, sorted(best.items(), key=lambda item: float(item[0]))
+
+
+def _near(found: Calibration) -> Table:
+    near = found.choice.near
+    rows = tuple((score.setting.label, f"{score.tokens_per_second:.1f}") for score in near[:SHOWN_NEAR])
+    more = f"; {len(near) - SHOWN_NEAR} more are within the noise" if len(near) > SHOWN_NEAR else ""
+    return Table(
+        "Within the noise of the fastest",
+        ("policy", f"tokens/s{UP}"),
+        rows,
+        note=f"Fastest: {found.choice.fastest.setting.label}, {found.choice.fastest.tokens_per_second:.1f} "
+        f"tokens/s{more}.",
+    )
+
+
+def _costs(costs: CostTable, found: Calibration) -> list[Table]:
+    """A table of costs for each level."""
+    implied = _implied_threshold(costs, found)
+    theorem = "" if implied is None else f" Implied threshold of specdec++ (Theorem 4.3, D = 0): {implied:.3f}."
+    tables = []
+    for level, own in enumerate(costs.levels):
+        verifier = "target" if level == 0 else "verifying draft"
+        wide = len(own.lengths) - 1
+        some = sorted({0, min(4, wide), min(8, wide), wide})
+        rows = tuple(
+            (
+                f"{context:.0f}",
+                f"{own.at(context)[0]:.3f}",
+                *(f"{own.verify_ms[row, column]:.3f}" for column in some),
+            )
+            for row, context in enumerate(own.contexts)
+        )
+        reading = ", ".join(f"{key} {ms:.3f}" for key, ms in own.signal_ms.items())
+        if own.head_ms:
+            reading += f" (by head: {min(own.head_ms.values()):.3f} to {max(own.head_ms.values()):.3f})"
+        tables.append(
+            Table(
+                "Measured costs in milliseconds" + f", {level} level{'s' * (level > 1)} further down" * (level > 0),
+                ("context", "draft step", *(f"{verifier}, {own.lengths[column] + 1:.0f} tokens" for column in some)),
+                rows,
+                labels=0,
+                note=f"Reading signals adds, per drafted token: {reading or 'nothing'}. "
+                f"Overhead of a round: {own.overhead_ms:.3f}.{theorem * (level == 0)}",
+            )
+        )
+    return tables
+
+
+def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
+    """SpecDec++'s threshold by Theorem 4.3, from the costs at the middle context; None if specdec++ was not ranked."""
+    alone = (one.score.setting for one in found.ranking if one.score.setting.below is None)
+    if (tried := next((one for one in alone if one.policy == "specdec++"), None)) is None:
+        return None
+    costs = costs.of_head(tried.head)
+    draft, target = costs.at(costs.contexts[len(costs.contexts) // 2])
+    return round(implied_threshold(draft + costs.signal_ms[signal_key(tried.signals)], target), 4)
+
+
+def _plain(entry: Ranked, found: Calibration) -> dict[str, Any]:
+    score = entry.score
+    return {
+        "policy": score.setting.table,
+        "tokens_per_second": _round(score),
+        "speedup": plain_interval(entry.speedup),
+        "acceptance_rate": None if score.acceptance_rate is None else round(score.acceptance_rate, 4),
+        "mean_acceptance_length": round(score.mean_acceptance_length, 4),
+        "verification_rate": round(score.verification_rate, 4),
+        "discard_rate": round(score.discard_rate, 4),
+        "of_oracle": round(score.tokens_per_second / found.oracle.score.tokens_per_second, 4),
+    }
+
+
+def _round(score: Score) -> float:
+    return round(score.tokens_per_second, 2)
+
+
+def plain_interval(interval: Interval | None) -> dict[str, float | None] | None:
+    """An interval as a JSON object."""
+    if interval is None:
+        return None
+    return {name: None if value is None else round(value, 4) for name, value in interval._asdict().items()}
+
+
+def speedup_cells(speedup: Interval | None) -> tuple[str, str]:
+    """A speedup and its interval, for two columns."""
+    if speedup is None:
+        return UNKNOWN, UNKNOWN
+    interval = UNKNOWN if speedup.low is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
+    return f"{speedup.value:.2f}", interval

@@ -1,0 +1,160 @@
+"""Drafts of several profiles on one target, each calibrated, then run live in turn to say which to use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specctl.calibration.calibration_tables import speedup_cells
+from specctl.calibration.live_check import decode_speed, run_field
+from specctl.calibration.search import Calibration
+from specctl.errors import UsageError
+from specctl.models.running.pair import Pair
+from specctl.observing.candidates import Field, field_of
+from specctl.observing.progress import SILENT, Progress
+from specctl.observing.results import BASELINE
+from specctl.observing.speedup import evened, speedup
+from specctl.policies import NONE, Setting
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import SuitePrompt
+from specctl.replay.trace_files import TraceSet
+from specctl.reporting.placing import Placed, level, listed, times
+from specctl.reporting.table import UNKNOWN, UP, Table
+from specctl.statistics.intervals import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """The drafts of one profile with their calibration.
+
+    Attributes:
+        name: of the profile.
+        profile: as it was resolved.
+        traces: of the prompts.
+        found: the outcome of the search in them.
+    """
+
+    name: str
+    profile: Profile
+    traces: TraceSet
+    found: Calibration
+
+    @property
+    def setting(self) -> Setting:
+        """The chosen one."""
+        return self.found.winner.score.setting
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An entrant's chosen setting.
+
+    Attributes:
+        entrant: whose it is.
+        measured: tokens/s after the prompt, live; None if it was not run.
+        speedup: over target-only decoding: measured, the time of the prompt included, or else predicted.
+        behind: the speed of the first over its own, by the same prompts.
+    """
+
+    entrant: Entrant
+    measured: float | None
+    speedup: Interval
+    behind: Interval
+
+
+def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
+    """What to load and run: the chosen setting of each entrant that drafts at all.
+
+    Raises:
+        UsageError: two entrants would have one name in the results.
+    """
+    drafting = [one for one in entrants if one.setting != NONE]
+    tables = [one.profile.draft.stopped_by(one.setting) for one in drafting if one.profile.draft is not None]
+    field = field_of(tables)
+    if len(field.candidates) != 1 + len(drafting):
+        raise UsageError(
+            "two of the profiles have the same drafts and settings, or drafts of one name",
+            "name each pair once; --policy all compares the policies of one",
+        )
+    return field
+
+
+def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
+    """The standings by prediction, fastest first."""
+    order = sorted(entrants, key=lambda one: -one.found.winner.speedup.value)
+    first = order[0].found
+    found = []
+    for one in order:
+        # Of different prompts, which left-out ones may make them, no ratio is paired.
+        same = one.found.reported_on == first.reported_on
+        behind = first.winner.score.speedup(one.found.winner.score) if same else Interval(1.0)
+        found.append(Standing(one, None, one.found.winner.speedup, behind))
+    return found
+
+
+def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Progress = SILENT) -> list[Standing]:
+    """Run every entrant's chosen setting and none in turn, on the prompts that all reported on; fastest first.
+
+    Args:
+        pair: the target with the drafts of the field.
+        field: of the entrants.
+        entrants: at least one.
+        progress: receives a count of runs.
+    """
+    first = entrants[0]
+    shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
+    prompts = [SuitePrompt(identity, **first.traces.records[identity]) for identity in shared]
+    results = run_field(pair, first.profile, field, prompts, [draft.model for draft in field.drafts], progress)
+    labels = iter(candidate.label for candidate in field.candidates if candidate.label != BASELINE)
+    found = []
+    for one in entrants:
+        label = BASELINE if one.setting == NONE else next(labels)
+        runs = evened(results.of(label))
+        speed = speedup(runs, results.of(BASELINE)) if runs else None
+        if speed is None:
+            continue
+        found.append((Standing(one, decode_speed(runs), speed.of_totals, Interval(1.0)), runs))
+    found.sort(key=lambda one: -one[0].speedup.value)
+    ratios = [speedup(found[0][1], runs) for _, runs in found]
+    return [
+        replace(one, behind=Interval(1.0) if ratio is None else ratio.of_totals)
+        for (one, _), ratio in zip(found, ratios, strict=True)
+    ]
+
+
+def standings_table(standings: Sequence[Standing]) -> Table:
+    """The entrants beside each other."""
+    live = any(one.measured is not None for one in standings)
+    rows = tuple(
+        (
+            one.entrant.name,
+            one.entrant.setting.label,
+            f"{one.entrant.found.winner.score.tokens_per_second:.1f}",
+            UNKNOWN if one.measured is None else f"{one.measured:.1f}",
+            *speedup_cells(one.speedup),
+        )
+        for one in standings
+    )
+    return Table(
+        "Side by side",
+        (
+            "profile",
+            "policy",
+            f"predicted tokens/s{UP}",
+            f"measured tokens/s{UP}",
+            f"{'measured' if live else 'predicted'} speedup{UP}",
+            "95% interval",
+        ),
+        rows,
+    )
+
+
+def verdict_of(standings: Sequence[Standing]) -> str:
+    """Which profile to use, as one line of text."""
+    best, *others = standings
+    if best.entrant.setting == NONE or best.speedup.value <= 1:
+        return "use none: no draft here is faster than target-only decoding"
+    parts = [f"use {best.entrant.name} with {best.entrant.setting.label}: {times(best.speedup)}"]
+    parts += [f"{one.entrant.name} {times(one.speedup)}" for one in others]
+    leading = level([Placed(one.entrant.name, one.speedup, one.behind) for one in standings])
+    if len(leading) > 1:
+        parts.append(f"{listed([one.name for one in leading])} are level on these prompts")
+    return "; ".join(parts)

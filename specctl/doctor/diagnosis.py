@@ -1,0 +1,268 @@
+"""Facts and problems of a profile's models, found without loading their weights. Sizes are bytes."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from specctl.doctor.draft_head_diagnosis import examine_draft_head
+from specctl.doctor.model_facts import ModelFacts
+from specctl.errors import AbsentError, ModelError
+from specctl.models.files.checkpoint import Checkpoint, locate
+from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.terms import terms_of
+from specctl.models.files.vocabulary import check_vocabulary
+from specctl.models.loading.model import load_tokenizer, model_tables
+from specctl.models.loading.profile_models import find_head
+from specctl.models.loading.proportion import large_draft
+from specctl.models.onnx.onnx_engine import require_onnxruntime
+from specctl.models.placing.absent import lacking_devices
+from specctl.models.placing.architecture import generation_config, require_supported_rules
+from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, load_config
+from specctl.models.placing.placement import Placement, after, dtype_on, kind_of_device
+from specctl.models.placing.quantization import Quantization
+from specctl.models.placing.requirements import placed, weighed
+from specctl.models.placing.shard_plan import placement_advice
+from specctl.models.placing.working_room import working_bytes
+from specctl.models.predictors.head_checkpoint import locate_head, mismatch, on_hub, require_kind
+from specctl.models.running.context import context_length
+from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
+from specctl.models.running.token_rules import rules_in
+from specctl.plugins import DRAFTER, DRAFTERS
+from specctl.policies import POLICIES
+from specctl.printable import gib
+from specctl.profile.schema import DraftTable, ModelTable, Profile
+from specctl.versions import versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CACHE_TOKENS = 4096
+MOSTLY = 0.5
+MAKING = 2.0
+"""Memory that the making of a graph takes beside a model's weights, as a multiple of these, rounded up (1.4 for a Llama
+of 1.2 billion weights, 1.9 for one of 135 million)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A reason why the models cannot run, and how to fix it; ``where`` names the models, such as ``draft``."""
+
+    where: str
+    message: str
+    hint: str
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """The whole report; with ``problems`` the models cannot run, with ``advice`` they can."""
+
+    versions: dict[str, str]
+    devices: list[DeviceMemory]
+    models: list[ModelFacts] = field(default_factory=list)
+    shared_vocabulary: int | None = None
+    problems: list[Problem] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        return not self.problems
+
+
+def diagnose(profile: Profile) -> Diagnosis:
+    """Examine every model of a profile: its files, the devices it would be placed on, its tokenizer and its head."""
+    report = Diagnosis(versions(), device_memory())
+    report.advice += [f"{why}." for why in (*POLICIES.broken.values(), *DRAFTERS.broken.values())]
+    if profile.engine == "onnx":
+        try:
+            require_onnxruntime()
+        except ModelError as error:
+            report.problems.append(Problem("engine", error.message, error.hint))
+    free = report.devices
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    tables = model_tables(profile)
+    for place, (key, table) in enumerate(tables):
+        facts = ModelFacts(key, table.model, without_files=not table.has_files)
+        report.models.insert(0, facts)
+        if table.is_lookup:
+            facts.found = "copies from the text"
+            continue
+        if table.is_registered:
+            facts.found = f"of {DRAFTERS.origin(table.model.removeprefix(DRAFTER).partition(':')[0])}"
+            continue
+        try:
+            if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
+                facts.found = _found(head.checkpoint)
+                facts.licence, facts.gated = terms_of(head.checkpoint)
+                facts.draft_head = head.kind.value
+                report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
+                continue
+            checkpoint = locate(table, key)
+            placement = _examine(checkpoint, table, facts, free, report, profile)
+            free = after(free, placement)
+        except ModelError as error:
+            report.problems.append(Problem(key, error.message, error.hint))
+            if isinstance(error, AbsentError):
+                report.advice += lacking_devices([(key, table)], (device.name for device in report.devices))
+        if facts.folder:
+            try:
+                tokenizers[key] = load_tokenizer(table, role=key)
+                facts.eos_ids = sorted({*facts.eos_ids, *_ids(tokenizers[key].eos_token_id)})
+            except ModelError as error:
+                if (problem := Problem(key, error.message, error.hint)) not in report.problems:
+                    report.problems.append(problem)
+    _compare(report, tokenizers)
+    for (key, table), verifier in pairwise(tables):
+        if isinstance(table, DraftTable) and table.head is not None:
+            _examine_head(key, table, verifier, table.head, report)
+    return report
+
+
+def _examine(
+    checkpoint: Checkpoint,
+    table: ModelTable,
+    facts: ModelFacts,
+    free: list[DeviceMemory],
+    report: Diagnosis,
+    profile: Profile,
+) -> Placement:
+    facts.folder = str(checkpoint.folder)
+    facts.found = _found(checkpoint)
+    facts.licence, facts.gated = terms_of(checkpoint)
+    config = load_config(checkpoint, table.trust_remote_code)
+    text = config.get_text_config(decoder=True)
+    facts.architecture = ", ".join(getattr(config, "architectures", None) or []) or config.model_type
+    facts.context = context_length(config)
+    facts.vocabulary = text.vocab_size
+    facts.eos_ids = _eos_ids(checkpoint, text)
+    need = weighed(checkpoint, table, free, profile.engine)
+    if facts.key == "target" and profile.generation_config:
+        require_supported_rules(checkpoint)
+        found = generation_config(checkpoint)
+        facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []
+    facts.parameters = need.parameters
+    facts.weights_by_dtype = _sizes(table, need, free)
+    if need.unread:
+        report.problems.append(Problem(checkpoint.role, need.unread.message, need.unread.hint))
+    elif not checkpoint.has_weights():
+        report.advice.append(f"{checkpoint} will be downloaded at first use: {gib(need.stored_bytes)}.")
+    if table.shards is not None:
+        report.advice += placement_advice(checkpoint, table, need, free, CACHE_TOKENS)
+    placement = placed(checkpoint, table, need, free)
+    facts.dtype, facts.devices = placement.dtype, placement.shares
+    facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+    facts.quantize = table.quantize
+    if need.quantization is not None:
+        _advise_on_quantization(checkpoint, need.parameters, need.quantization, report)
+    room = sum(device.free for device in free if device.name in placement.shares) - sum(placement.shares.values())
+    on_cuda = any(name.startswith("cuda") for name in placement.shares)
+    first = on_cuda and not any(set(other.devices) & set(placement.shares) for other in report.models[1:])
+    engine = profile.engine
+    work = working_bytes(need, placement.dtype, CACHE_TOKENS, engine, on_cuda=on_cuda, first=first)
+    _advise_on_room(checkpoint, work, room, on_cuda, report)
+    if on_cuda and facts.key == "target" and engine == "auto" and not GRAPHS_MEASURED:
+        report.advice.append(f"The target runs eagerly on CUDA ({UNMEASURED}).")
+    if profile.engine == "onnx":
+        _advise_on_graph(checkpoint, int(MAKING * need.weight_bytes(placement.dtype)), room, report)
+    return placement
+
+
+def _sizes(table: ModelTable, need: Estimate, devices: list[DeviceMemory]) -> dict[str, int]:
+    """Bytes of the weights by dtype; of weights that are or will be quantised, in that form only."""
+    if need.quantised:
+        return {"as stored": need.stored_bytes}
+    if need.quantization is not None:
+        dtype = dtype_on(table, need, kind_of_device(table, devices))
+        return {need.quantization.name: need.weight_bytes(dtype)}
+    return {dtype: need.weight_bytes(dtype) for dtype in ITEM_BYTES if dtype != "float64"}
+
+
+def _examine_head(key: str, table: DraftTable, verifier: tuple[str, ModelTable], name: str, report: Diagnosis) -> None:
+    """Check that a draft's head exists, has the draft's hidden size, and was trained on the draft's weights.
+
+    A bad head is only advice if the draft's policy does not read it.
+    """
+    if on_hub(name):
+        report.advice.append(f"The acceptance head {name!r} will be downloaded at first use.")
+        return
+    try:
+        head = locate_head(name)
+        require_kind(head, table.policy)
+        drafting = find_head(key, table, verifier)
+        draft = locate(table, key) if drafting is None else drafting.checkpoint
+        if drafting is None:  # the width of a draft head's states is known once it is built
+            head.load(load_config(draft, table.trust_remote_code).get_text_config(decoder=True).hidden_size)
+        if draft.has_weights() and (reason := mismatch(head, draft)):
+            raise ModelError(f"{reason}.", "Train a head on this draft with `specctl train-head`.")
+    except ModelError as error:
+        if not table.policy.setting.needs_head:
+            report.advice.append(f"{error.message} {error.hint}")
+        elif error.message not in {problem.message for problem in report.problems}:
+            report.problems.append(Problem(f"{key}.head", error.message, error.hint))
+
+
+def _advise_on_graph(checkpoint: Checkpoint, making: int, room: int, report: Diagnosis) -> None:
+    if making > room:
+        report.advice.append(
+            f"{checkpoint} leaves {gib(room)} free, but making its graph for onnxruntime, once, takes up to "
+            f"{gib(making)}."
+        )
+
+
+def _advise_on_room(checkpoint: Checkpoint, work: int, room: int, on_cuda: bool, report: Diagnosis) -> None:
+    if work > room:
+        what = f"the cache of {CACHE_TOKENS} tokens" + (
+            ", CUDA's context and working memory take" if on_cuda else " takes"
+        )
+        report.advice.append(
+            f"{checkpoint} leaves {gib(room)} free, but {what} {gib(work)}: "
+            "use short prompts or a device with more memory."
+        )
+
+
+def _advise_on_quantization(
+    checkpoint: Checkpoint, parameters: int, quantization: Quantization, report: Diagnosis
+) -> None:
+    share = quantization.weights / parameters
+    if share < MOSTLY:
+        report.advice.append(
+            f"{checkpoint}: quantize covers {share:.0%} of its weights; embeddings, the output layer and what is not "
+            "in linear layers of a size that fits stay as they are."
+        )
+
+
+def _compare(report: Diagnosis, tokenizers: "dict[str, PreTrainedTokenizerBase]") -> None:
+    """Compare each draft's tokenizer with the target's, and the models' sizes with each other."""
+    target, *drafts = [facts for facts in report.models if facts.draft_head is None and not facts.without_files]
+    sizes = [target.vocabulary] if target.vocabulary and target.key in tokenizers else []
+    for draft in drafts:
+        if draft.key not in tokenizers or not sizes or not target.vocabulary or not draft.vocabulary:
+            sizes = []
+            break
+        try:
+            pair = tokenizers[target.key], tokenizers[draft.key]
+            sizes.append(check_vocabulary(*pair, target.vocabulary, draft.vocabulary))
+        except ModelError as error:
+            report.problems.append(Problem(f"target and {draft.key}", error.message, error.hint))
+            sizes = []
+            break
+    if drafts and sizes:
+        report.shared_vocabulary = min(sizes)
+    for larger, smaller in pairwise(report.models):
+        if larger.parameters and smaller.parameters:
+            sizes_of = (larger.key, larger.parameters), (smaller.key, smaller.parameters)
+            report.advice += filter(None, [large_draft(*sizes_of)])
+
+
+def _found(checkpoint: Checkpoint) -> str:
+    if checkpoint.source != "hub":
+        return {"embedded": "ships with specctl", "folder": "local folder"}[checkpoint.source]
+    return "cached" if checkpoint.has_weights() else "on the hub"
+
+
+def _eos_ids(checkpoint: Checkpoint, config: Any) -> list[int]:
+    settings = generation_config(checkpoint)
+    return sorted(_ids(getattr(config if settings is None else settings, "eos_token_id", None)))
+
+
+def _ids(ids: int | list[int] | None) -> set[int]:
+    return {ids} if isinstance(ids, int) else set(ids or ())

@@ -1,0 +1,196 @@
+"""What each model of a profile will need and read, told without its weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from specctl.doctor.diagnosis import Diagnosis
+from specctl.doctor.engine_choice import EngineChoice, engine_choice, head_choice
+from specctl.doctor.model_facts import ModelFacts
+from specctl.doctor.pass_bytes import WeightReads
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.files.checkpoint import locate
+from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.skeleton import skeleton
+from specctl.models.head_files.draft_head import DraftHeadCheckpoint
+from specctl.models.loading.head_loading import BUILDERS, needed
+from specctl.models.loading.model import model_tables
+from specctl.models.loading.profile_models import find_head
+from specctl.models.placing.memory import DeviceMemory, Estimate, load_config
+from specctl.models.placing.requirements import weighed
+from specctl.models.placing.working_room import GROWTH, working_bytes
+from specctl.models.running.context import context_length
+from specctl.models.running.engines import EngineSettings
+from specctl.profile.schema import DraftTable, Engine, ModelTable, Profile
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+PROMPT = 2048
+"""Tokens of a prompt for which working room is counted."""
+WIDEST = 41
+"""Tokens of the widest pass that is told: 40 drafted ones and the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected of one model, draft head or lookup.
+
+    Attributes:
+        key: its key in the profile.
+        dtype: of its weights; None for a lookup, which has none and reads nothing.
+        devices: bytes of the weights by device.
+        context: tokens that the profile's models hold.
+        working: bytes that its passes need besides weights and cache, roughly: the states of `PROMPT` tokens in one
+            layer, the distributions of its widest pass, and what `working_bytes` knows.
+        cache: bytes of its KV cache for one token; sliding windows are ignored.
+        spare: how many times as many tokens as it holds its cache may have room for.
+        layers: its decoder layers.
+        reads: bytes of weights that passes of 1, 2, ... tokens read; empty for a lookup.
+        blocks: whether one pass drafts a whole block.
+        longest: the most tokens of a draft; None for any number.
+        choice: its engine.
+    """
+
+    key: str
+    dtype: str | None
+    devices: dict[str, int]
+    context: int
+    working: int
+    cache: int
+    spare: float
+    layers: int
+    reads: tuple[int, ...]
+    blocks: bool
+    choice: EngineChoice
+    longest: int | None = None
+
+    @property
+    def weights(self) -> int:
+        """Bytes of its weights."""
+        return sum(self.devices.values())
+
+
+def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
+    """What is expected of each model of a profile, the target first; of draft heads only once they are downloaded.
+
+    Args:
+        profile: as it was diagnosed.
+        report: its diagnosis, without problems.
+    """
+    tables = model_tables(profile)
+    known = {one.key: one for one in report.models}
+    context = min((one.context for one in report.models if one.context is not None), default=0)
+    uppers = {key: upper for (key, _), upper in pairwise(tables)}
+    found: list[Expectation] = []
+    for key, table in tables:
+        facts = known[key]
+        if table.is_lookup:
+            found.append(
+                Expectation(key, None, {}, context, 0, 0, 1.0, 0, (), True, EngineChoice("lookup", "it has no model"))
+            )
+        elif isinstance(table, DraftTable) and (head := find_head(key, table, uppers[key])) is not None:
+            if head.local:
+                found.append(_of_head(head, facts, uppers[key], context, profile))
+        else:
+            found.append(_of_model(facts, table, context, profile, report.devices))
+    return found[::-1]
+
+
+def _of_model(
+    facts: ModelFacts, table: ModelTable, context: int, profile: Profile, devices: Sequence[DeviceMemory]
+) -> Expectation:
+    dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
+    need = weighed(locate(table, facts.key), table, devices, profile.engine)
+    model = _skeleton(table, facts.key)
+    config = model.config.get_text_config(decoder=True)
+    reads = WeightReads.of(model, config, _output(model))
+    quantised = "its checkpoint" if need.quantised else None
+    if need.quantization is not None:
+        quantised = need.quantization.scheme.package
+    settings, weights = EngineSettings.of(profile), sum(facts.devices.values())
+    return Expectation(
+        key=facts.key,
+        dtype=dtype,
+        devices=facts.devices,
+        context=context,
+        working=_working(config, need, dtype, profile.engine, on_cuda=on_cuda),
+        cache=need.cache_bytes(dtype, 1),
+        spare=_spare(profile.engine, on_cuda=on_cuda),
+        layers=reads.layers,
+        reads=tuple(reads.bytes(need, dtype, width) for width in range(1, WIDEST + 1)),
+        blocks=False,
+        choice=engine_choice(model, settings, list(facts.devices), weights, quantised),
+    )
+
+
+def _of_head(
+    head: DraftHeadCheckpoint,
+    facts: ModelFacts,
+    verifier: tuple[str, ModelTable],
+    context: int,
+    profile: Profile,
+) -> Expectation:
+    dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
+    key, upper = verifier
+    model = _skeleton(upper, key)
+    network = BUILDERS[head.kind](head.config, head.read(), model, str(head))
+    need, output = needed(network), _output(model)
+    reads = replace(WeightReads.of(network, None, None), layers=network.num_layers).bytes(need, dtype)
+    if output is not None and _holds(network, output):
+        reads += sum(weight.numel() for weight in output.parameters()) * ITEM_BYTES[dtype]
+    return Expectation(
+        key=facts.key,
+        dtype=dtype,
+        devices=facts.devices,
+        context=context,
+        working=_working(model.config.get_text_config(decoder=True), need, dtype, profile.engine, on_cuda=on_cuda),
+        cache=need.cache_bytes(dtype, 1),
+        spare=_spare(profile.engine, on_cuda=on_cuda),
+        layers=network.num_layers,
+        reads=(reads,) * WIDEST,
+        blocks=isinstance(network, BlockHead),
+        choice=head_choice(EngineSettings.of(profile), list(facts.devices)),
+        longest=network.longest if isinstance(network, BlockHead) else None,
+    )
+
+
+def _working(config: Any, need: Estimate, dtype: str, engine: Engine, *, on_cuda: bool) -> int:
+    """States in and around one layer, each token's input, its norm, queries and keys, and the three products of its
+    feed-forward part; then float32 logits, probabilities and two sums of them; then what an empty cache's model takes.
+    """
+    hidden = int(config.hidden_size)
+    inner = getattr(config, "intermediate_size", None)
+    inner = inner if isinstance(inner, int) else 4 * hidden
+    tokens = min(PROMPT, context_length(config) or PROMPT)
+    states = tokens * (4 * hidden + 3 * inner) * ITEM_BYTES[dtype]
+    laws = WIDEST * int(config.vocab_size) * 4 * ITEM_BYTES["float32"]
+    return states + laws + working_bytes(need, dtype, 0, engine, on_cuda=on_cuda, first=False)
+
+
+def _spare(engine: Engine, *, on_cuda: bool) -> float:
+    return GROWTH.get(engine, GROWTH["eager"]) if on_cuda else 1.0
+
+
+def _dtype(facts: ModelFacts) -> str:
+    assert facts.dtype is not None, f"{facts.key} has a problem"
+    return facts.dtype
+
+
+def _skeleton(table: ModelTable, key: str) -> "PreTrainedModel":
+    checkpoint = locate(table, key)
+    return skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
+
+
+def _output(model: "PreTrainedModel") -> "nn.Module | None":
+    found: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _holds(network: "nn.Module", layer: "nn.Module") -> bool:
+    """Whether a draft head has its verifier's output layer for its own, which it then holds outside of its parts."""
+    if any(part is not None and name in ("lm_head", "output") for name, part in network.named_children()):
+        return False
+    return any(layer in held for held in vars(network).values() if isinstance(held, tuple))

@@ -1,0 +1,127 @@
+"""Settings written as each engine reads them: command lines, files, lines of Python."""
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePath
+from shlex import join
+from typing import Any
+
+from specctl.export.foreign_engine import Names, Sampled, Written
+from specctl.policies import Setting
+from specctl.profile.model_names import short_name
+
+
+def length_of(setting: Setting) -> int:
+    """The longest draft of a setting of `specctl.export.rule_space`, or the first one's length of ``heuristic``."""
+    values = setting.all_values
+    return int(values["draft_length"] if "draft_length" in values else values["max_draft"])
+
+
+def threshold_of(setting: Setting) -> float:
+    """The threshold of such a setting, 0 without one."""
+    return float(setting.all_values.get("threshold", 0.0))
+
+
+def transformers(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001 - every engine's arguments
+    """The keys of the draft's generation_config.json; transformers reads them there, not from the call."""
+    schedule = "constant"
+    if setting.policy == "heuristic":
+        schedule = "heuristic" if setting.all_values["carry_over"] else "heuristic_transient"
+    keys = {
+        "num_assistant_tokens": length_of(setting),
+        "num_assistant_tokens_schedule": schedule,
+        "assistant_confidence_threshold": threshold_of(setting),
+    }
+    notes = ["Add these keys to that file, or set them on draft.generation_config: only the draft's are read."]
+    if threshold_of(setting):
+        notes.append("Where scikit-learn can be imported, transformers moves the threshold: it stays only without.")
+    return Written(f"generation_config.json in {names.draft}", json.dumps(keys, indent=2), tuple(notes))
+
+
+def vllm(names: Names, setting: Setting, sampled: Sampled) -> Written:
+    """A command line. Drawn draft tokens need their probabilities kept, which is not vLLM's default."""
+    config: dict[str, Any] = {
+        "method": "draft_model",
+        "model": names.draft,
+        "num_speculative_tokens": length_of(setting),
+    }
+    if sampled.temperature:
+        config["draft_sample_method"] = "probabilistic"
+    if sampled.blocks:
+        config["rejection_sample_method"] = "block"
+    note = ("Block verification is done by Model Runner V2 only, vLLM's default.",) if sampled.blocks else ()
+    command = join(["vllm", "serve", names.target, "--speculative-config", json.dumps(config)])
+    return Written("command line", command, note)
+
+
+def sglang(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A command line; the number of draft tokens counts the token that they follow."""
+    length = length_of(setting)
+    options = {
+        "model-path": names.target,
+        "speculative-algorithm": "STANDALONE",
+        "speculative-draft-model-path": names.draft,
+        "speculative-num-steps": length,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": length + 1,
+    }
+    return Written("command line", _command(["python", "-m", "sglang.launch_server"], options))
+
+
+def llama_cpp(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A command line for models that were converted to GGUF."""
+    options = {
+        "model": _gguf(names.target),
+        "spec-type": "draft-simple",
+        "spec-draft-model": _gguf(names.draft),
+        "spec-draft-n-max": length_of(setting),
+        "spec-draft-n-min": 0,
+        "spec-draft-p-min": f"{threshold_of(setting):g}",
+    }
+    note = "The files are what llama.cpp's convert_hf_to_gguf.py writes for these models; requests cannot override it."
+    return Written("command line", _command(["llama-server"], options), (note,))
+
+
+def tensorrt_llm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A YAML file for ``trtllm-serve``."""
+    config = {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": length_of(setting),
+        "speculative_model": names.draft,
+    }
+    lines = ["speculative_config:", *(f"  {key}: {json.dumps(value)}" for key, value in config.items())]
+    command = join(["trtllm-serve", names.target, "--config", "speculative.yaml"])
+    return Written(f"speculative.yaml, for: {command}", "\n".join(lines))
+
+
+def mlx_lm(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """A command line."""
+    options = {"model": names.target, "draft-model": names.draft, "num-draft-tokens": length_of(setting)}
+    return Written("command line", _command(["mlx_lm.server"], options))
+
+
+def openvino(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """Lines for a GenerationConfig. A threshold and a length exclude each other."""
+    if not threshold_of(setting):
+        return Written("openvino_genai.GenerationConfig", json.dumps({"num_assistant_tokens": length_of(setting)}))
+    notes = (
+        "Without logprobs OpenVINO takes every greedy token for certain; with a threshold it has no longest draft.",
+        "On an NPU there is no threshold.",
+    )
+    keys = {"assistant_confidence_threshold": threshold_of(setting), "logprobs": 1}
+    return Written("openvino_genai.GenerationConfig", json.dumps(keys), notes)
+
+
+def exllamav3(names: Names, setting: Setting, sampled: Sampled) -> Written:  # noqa: ARG001
+    """Arguments of exllamav3's Generator."""
+    text = f"Generator(..., num_draft_tokens={length_of(setting)}, dynamic_draft_tokens=False)"
+    note = f"The pair is {names.target} and {names.draft}, converted to EXL3."
+    return Written("Python, with model, cache, tokenizer, draft_model and draft_cache", text, (note,))
+
+
+def _command(words: list[str], options: Mapping[str, object]) -> str:
+    return join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+
+
+def _gguf(model: str) -> str:
+    return f"{PurePath(short_name(model.rstrip('/'))).name}.gguf"

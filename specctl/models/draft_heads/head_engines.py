@@ -1,0 +1,36 @@
+"""The runner for a draft head and an engine setting."""
+
+from dataclasses import replace
+from typing import Any
+
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
+from specctl.models.running.engines import EngineSettings, compiler_for, engine_on
+from specctl.models.running.runner import Runner
+
+
+def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, settings: EngineSettings) -> Runner:
+    """The fastest runner that the settings allow; a head always runs over fixed buffers.
+
+    Args:
+        head: in eval mode, on its device.
+        vocabulary: the pair's shared vocabulary.
+        name: the head's, in messages.
+        settings: which engine, and whether to compile.
+    """
+    device = next(head.parameters()).device
+    settings = replace(settings, engine=engine_on(device, settings.engine))
+    compiler = None if settings.engine == "eager" else compiler_for(device, name, settings)
+    if settings.engine == "graph" and device.type == "cuda":
+        from specctl.models.passes.cuda_capture import CudaCapture
+
+        compiled = compiler if settings.compile is True else None
+        said: dict[str, Any] = {"name": name, "notice": settings.notice, "progress": settings.progress}
+        if isinstance(head, BlockHead):
+            return GraphBlockRunner(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
+        return GraphHeadRunner(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
+    if isinstance(head, BlockHead):
+        return BlockRunner(head, vocabulary, compiler=compiler)
+    return HeadRunner(head, vocabulary, compiler=compiler)

@@ -1,0 +1,203 @@
+"""The published layouts of EAGLE heads: configurations, names of tensors, and which layers their ids mean.
+
+EAGLE-3 has two layouts of tensors, ``midlayer.*`` (SafeAILab, SpecForge, NVIDIA) and ``layers.0.*`` (speculators,
+DeepSpec), and three conventions of layer ids, of which two count a layer's output.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specctl.errors import ModelError
+from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
+from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
+from specctl.models.draft_heads.head_layers import LayerShape
+from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape
+from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights
+from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
+
+LLAMA_ROPE_THETA = 10000.0
+"""What EAGLE's code and transformers' Llama use where a configuration has none."""
+
+TRAINING = frozenset(
+    {
+        *("embed_requires_grad", "speculators_config", "speculators_model_type", "speculators_version"),
+        *("step_loss_decay", "ttt_length", "num_target_layers", "target_model_name_or_path", "target_model_type"),
+        "draft_num_hidden_layers",  # DeepSpec's, equal to num_hidden_layers
+        "bias",  # of EAGLE-1's fc; EAGLE-3's has none, or the file would hold fc.bias
+        # Mixtures of experts in the verifier that a configuration was copied from: their tensors would be unknown.
+        *("experts_per_token", "num_experts_per_tok", "num_local_experts"),
+    }
+)
+"""Keys about how an EAGLE head was trained and what for."""
+
+
+def build_eagle3(
+    config: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    target: PreTrainedModel,
+    subject: str = "The draft head",
+) -> Eagle3Head:
+    """An EAGLE-3 head in the dtype of its file, in eval mode, on the weights' device.
+
+    Args:
+        config: the contents of config.json.
+        weights: the tensors of its file.
+        target: its verifier.
+        subject: for messages.
+
+    Raises:
+        ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
+    """
+    left = own_weights(weights)
+    parsed = eagle3_config(config, left, target, subject)
+    tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
+    shared = None
+    if "embed_tokens.weight" not in left:
+        shared = _embeddings(target, parsed.shape, subject)
+    with torch.device("meta"):
+        head = Eagle3Head(parsed, tokens, shared)
+    first = max(("midlayer", "layers.0"), key=lambda layer: sum(name.startswith(f"{layer}.") for name in left))
+    fill(head, left, eagle3_names(head, first), subject)
+    return head.eval()
+
+
+def eagle3_names(head: Eagle3Head, first: str = "layers.0") -> dict[str, str]:
+    """What a file calls each of a head's weights.
+
+    Args:
+        head: the network.
+        first: the name of its first layer, ``layers.0`` or ``midlayer``.
+    """
+
+    def published(name: str) -> str:
+        part, _, rest = name.partition(".")
+        if part == "first":
+            return f"{first}.{rest}"
+        if part == "further":
+            index, _, rest = rest.partition(".")
+            return f"layers.{int(index) + 1}.{rest}"
+        return name
+
+    return {name: published(name) for name in head.state_dict()}
+
+
+def eagle3_config(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
+) -> Eagle3Config:
+    """The network that a config.json describes, checked against the verifier; see `build_eagle3`."""
+    table = HeadConfig(config, subject)
+    if "transformer_layer_config" in config:
+        inner = table.table("transformer_layer_config")
+        normed = config["transformer_layer_config"].get("model_type") == "qwen3"
+        theta = None if normed else LLAMA_ROPE_THETA
+    elif any("Qwen3" in str(name) for name in config.get("architectures") or ()):
+        inner, normed, theta = table, True, None
+    else:
+        inner, normed, theta = table, any(name.endswith(".q_norm.weight") for name in weights), LLAMA_ROPE_THETA
+    shape = layer_shape(inner, qk_norm=normed, rope_theta=theta)
+    vocabulary = inner.take("vocab_size", int)
+    text = target.config.get_text_config(decoder=True)
+    layers = _layers(table, text.num_hidden_layers)
+    parsed = Eagle3Config(
+        shape=shape,
+        layers=layers,
+        vocabulary=vocabulary,
+        draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
+        target_hidden_size=table.take("target_hidden_size", int, shape.hidden_size),
+        num_layers=inner.take("num_hidden_layers", int, 1),
+        norm_before_residual=table.take("norm_before_residual", bool, False),
+        norm_before_fc=table.take("norm_before_fc", bool, False),
+        fc_norm=table.take("fc_norm", bool, False),
+        norm_output=table.take("norm_output", bool, False),
+        context=context_of(shape, target),
+    )
+    for each in (inner, table):
+        each.drop(BOOKKEEPING | TRAINING)
+        each.refuse_rest()
+    require_same(subject, "hidden states of width", parsed.target_hidden_size, text.hidden_size)
+    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
+    return parsed
+
+
+def _layers(table: HeadConfig, depth: int) -> tuple[int, ...]:
+    """The layers whose input a head reads, of a verifier with ``depth`` layers.
+
+    EAGLE and speculators count a layer's input. SpecForge and NVIDIA (``eagle_config``) and DeepSpec
+    (``target_layer_ids``) count its output, which is the input of the next.
+    """
+    eagle = table.table("eagle_config")
+    inputs, outputs = table.ids("eagle_aux_hidden_state_layer_ids"), table.ids("target_layer_ids")
+    nested = eagle.ids("eagle_aux_hidden_state_layer_ids")
+    for key, ordinary in _ORDINARY.items():
+        eagle.demand(key, (ordinary,))
+    eagle.drop(
+        ["parallel_draft_heads_num_layers"]
+    )  # of the drafts beyond `parallel_draft_step`, of which there are none
+    eagle.refuse_rest()
+    given = [ids for ids in (inputs, *(tuple(i + 1 for i in ids) for ids in (outputs, nested) if ids)) if ids]
+    if any(ids != given[0] for ids in given):
+        raise ModelError(f"{table.subject}: its config.json names the verifier's layers twice, and differently.")
+    layers = given[0] if given else (2, depth // 2, depth - 3)
+    require_layers(table.subject, layers, depth)
+    return layers
+
+
+_ORDINARY = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "has_lm_head": True,
+}
+"""NVIDIA's switches, with the values that mean the network that EAGLE published."""
+
+
+def build_eagle1(
+    config: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    target: PreTrainedModel,
+    subject: str = "The draft head",
+) -> Eagle1Head:
+    """An EAGLE-1 head, whose layout EAGLE-2's weights have too; see `build_eagle3`."""
+    left = own_weights(weights)
+    table = HeadConfig(config, subject)
+    vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
+    shape = layer_shape(table, qk_norm=False, rope_theta=LLAMA_ROPE_THETA)
+    text = target.config.get_text_config(decoder=True)
+    parsed = Eagle1Config(
+        # EAGLE's code knows no bias of attention's output.
+        shape=replace(shape, qkv_bias=biased, output_bias=False),
+        vocabulary=vocabulary,
+        num_layers=table.take("num_hidden_layers", int, 1),
+        fc_bias=table.take("bias", bool, True),
+        context=context_of(shape, target),
+    )
+    table.drop(BOOKKEEPING)
+    table.refuse_rest()
+    require_same(subject, "hidden states of width", shape.hidden_size, text.hidden_size)
+    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
+    shared = None if "embed_tokens.weight" in left else _embeddings(target, shape, subject)
+    unembedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+    with torch.device("meta"):
+        head = Eagle1Head(parsed, unembedding, shared)
+    fill(head, left, eagle1_names(head), subject)
+    return head.eval()
+
+
+def eagle1_names(head: Eagle1Head) -> dict[str, str]:
+    """What a file calls each of a head's weights."""
+    return {name: name.replace("blocks.", "layers.", 1) for name in head.state_dict()}
+
+
+def _embeddings(target: PreTrainedModel, shape: LayerShape, subject: str) -> nn.Module:
+    shared: nn.Module = target.get_input_embeddings()
+    width = int(shared.weight.shape[1])  # type: ignore[index]
+    require_same(subject, "without embeddings of its own, token embeddings of width", shape.hidden_size, width)
+    return shared

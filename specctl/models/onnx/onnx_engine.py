@@ -1,0 +1,267 @@
+"""The onnxruntime runner for a model, or the reason why it has none."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from tempfile import gettempdir
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from specctl.errors import ModelError
+from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
+from specctl.models.passes.masks import WIDEST, WINDOWS, attends_to_everything
+from specctl.models.passes.weights import weight_bytes
+from specctl.models.running.context import context_length
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.rounding import ROUNDING, widths_apart
+from specctl.models.running.threads import fastest, small_round, timed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from specctl.models.onnx.kept_runner import Opening
+    from specctl.models.onnx.onnx_runner import OnnxRunner
+
+INSTALL = "Run `pip install 'specctl[onnx]'`."
+SMALL = 16 << 20
+"""Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
+LONGEST = 1 << 17
+"""The most places for which the angles of positions are tabulated."""
+CHAINS = "its onnx graph was made for chains"
+"""Why a graph reads no trees that could have been made so."""
+
+
+class Unable(Exception):  # noqa: N818 - it is a finding
+    """Why onnxruntime cannot run a model, as the end of a sentence."""
+
+
+def require_onnxruntime() -> None:
+    """Raise a ModelError if onnxruntime is not installed."""
+    if find_spec("onnxruntime") is None:
+        raise ModelError('engine = "onnx" needs onnxruntime, which is not installed.', INSTALL)
+
+
+def build_onnx_runner(
+    model: "PreTrainedModel",
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    quantize: str | None = None,
+    key: str | None = None,
+    *,
+    keeps: bool = True,
+    files: str | None = None,
+) -> "OnnxRunner | None":
+    """The runner of a model's graph, which is made and kept if it is not there.
+
+    Args:
+        model: in eval mode, not quantised.
+        vocabulary: the pair's shared vocabulary.
+        name: the model's, in messages.
+        settings: of the other engines, and whom to tell.
+        quantize: of `quantization.BITS`, or None.
+        key: of `key_of`; None if it is not known yet.
+        keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
+        files: as in `key_of`.
+
+    Returns:
+        None after a notice with the reason, where torch has to run the model.
+
+    Raises:
+        ModelError: onnxruntime, or what exports models for it, is not installed.
+    """
+    require_onnxruntime()
+    try:
+        return _built(model, vocabulary, name, settings, quantize, key, keeps, files)
+    except Unable as why:
+        settings.notice(f"{name} runs on torch: {why}")
+        return None
+
+
+def release(model: "PreTrainedModel") -> None:
+    """Give back the memory of a model's weights. Its configuration and its modules with their shapes stay."""
+    model.to("meta")  # type: ignore[arg-type]
+
+
+def obstacle(model: "PreTrainedModel") -> str | None:
+    """What of a model's configuration stands against its export, as the end of a sentence; None if nothing does."""
+    import onnxruntime
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = model.config.get_text_config(decoder=True)
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1 or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return "it is spread over several devices"
+    kind = next(iter(devices)).type
+    if kind not in ("cpu", "cuda"):
+        return f"specctl drives onnxruntime on a CPU and on CUDA only, and it is on {kind}"
+    if kind == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "the installed onnxruntime has no CUDA provider (`pip install onnxruntime-gpu`)"
+    if getattr(model, "quantization_method", None) is not None:
+        return "its checkpoint is quantised already"
+    wanted = (torch.float32,) if kind == "cpu" else (torch.float16, torch.bfloat16)
+    if model.dtype not in wanted:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in wanted)
+        return f"onnxruntime computes in {names} on {kind}, and its dtype is {str(model.dtype).removeprefix('torch.')}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+    if moving := kinds & {"dynamic", "longrope"} & set(ROPE_INIT_FUNCTIONS):
+        return f"the angles of its positions depend on the length of the text ({moving.pop()})"
+    return None
+
+
+def tree_graph_obstacle(model: "PreTrainedModel", quantize: str | None = None) -> str | None:
+    """Why a model's graph cannot read trees, as the end of a sentence; None if it can."""
+    return no_tree_graph(attends_to_everything(model), next(model.parameters()).device.type, quantize)
+
+
+def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | None:
+    """`tree_graph_obstacle` of a model of which this is known.
+
+    A quantised graph rounds what its products read to 8 bits. A branch of a tree stands elsewhere in the cache than a
+    chain does, and its logits were measured to differ from the chain's: by 0.03 of their spread on the embedded target,
+    where those of a graph that is not quantised differ by 4e-6.
+
+    Args:
+        everything: whether every layer sees the whole sequence.
+        kind: of its device, such as ``cpu``.
+        quantize: how the graph's weights are rounded.
+    """
+    if quantize is not None:
+        return f"onnxruntime computes something else for the branches of a tree where weights are {quantize}"
+    if not everything:
+        return WINDOWS
+    if kind != "cpu":
+        return "specctl lets onnxruntime read trees on a CPU only"
+    return None
+
+
+def reads_trees(model: "PreTrainedModel", settings: EngineSettings) -> bool:
+    """Whether a model that is not quantised gets a graph that reads trees."""
+    return settings.trees and tree_graph_obstacle(model) is None
+
+
+def open_fastest(
+    opening: "Opening", path: Path, weight_bytes: int, most_threads: int | None, seconds: float = 0.0
+) -> "OnnxRunner":
+    """The runner of a graph whose number of threads takes the least time; the others are forgotten.
+
+    Args:
+        opening: how it is to run.
+        path: of the graph.
+        weight_bytes: of its model.
+        most_threads: as of `EngineSettings`.
+        seconds: wall time that was spent on making it.
+    """
+    several = {1, most_threads} if most_threads else {torch.get_num_threads()}
+    numbers = [1] if weight_bytes <= SMALL else sorted(several)
+    runners = {threads: opening.runner(path, seconds, threads) for threads in numbers}
+    if len(runners) == 1:
+        return runners[numbers[0]]
+    rounds = {threads: small_round([runner], opening.vocabulary) for threads, runner in runners.items()}
+    tried = timed(lambda threads: rounds[threads](), numbers)
+    best = runners[fastest(tried)]
+    best.rollback(0)
+    best.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
+    return best
+
+
+def _built(
+    model: "PreTrainedModel",
+    vocabulary: int,
+    name: str,
+    settings: EngineSettings,
+    quantize: str | None,
+    key: str | None,
+    keeps: bool,
+    files: str | None,
+) -> "OnnxRunner":
+    if why := obstacle(model):
+        raise Unable(why)
+    from specctl.models.onnx.kept_runner import Opening
+
+    context = context_length(model) or LONGEST
+    began = perf_counter()
+    made = False
+    no_trees = tree_graph_obstacle(model, quantize) if settings.trees else CHAINS
+    trees = no_trees is None
+    opening = Opening(next(model.parameters()).device, vocabulary, context, quantize, no_trees)
+
+    def write(path: Path) -> None:
+        nonlocal made
+        made = True
+        settings.progress(f"preparing {name} for onnxruntime, once")
+        # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
+        _write(model, context, context + (WIDEST if trees else 0) + opening.narrowest - 1, quantize, path, trees)
+        _require_equal(opening.runner(path), model, vocabulary, quantize)
+
+    store, facts = Store(cache_folder()), None
+    key = key or key_of(model, quantize, trees=trees, files=files)
+    try:
+        with store.alone(key, lambda: settings.progress(f"waiting for {name}, which another process prepares")):
+            path = store.find(key) or store.put(key, write)
+        if files is not None and known_by_files(model):
+            facts = store.facts(key)
+    except OSError as error:
+        settings.notice(f"{name}: its graph cannot be kept in {store.folder} ({error.strerror or error})")
+        path = _unkept(key, write)
+    if not keeps:  # before onnxruntime reads its own
+        release(model)
+    seconds = perf_counter() - began if made else 0.0
+    runner = open_fastest(opening, path, weight_bytes(model), settings.most_threads, seconds)
+    runner.facts = facts
+    return runner
+
+
+def _unkept(key: str, write: Callable[[Path], None]) -> Path:
+    """A graph in a folder that ends with this process."""
+    try:
+        return passing_store().put(key, write)
+    except OSError as error:
+        raise Unable(f"there is no room for its graph in {gettempdir()} either ({error.strerror or error})") from error
+
+
+def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | None, path: Path, trees: bool) -> None:
+    """Export a model to a file, with its weights in another one beside it; it knows the angles of so many places."""
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise ModelError(f'engine = "onnx" needs {package}, which is not installed.', INSTALL)
+    import onnx_ir as ir
+
+    from specctl.models.onnx.export import CannotExport, exported
+    from specctl.models.onnx.fusions import fuse
+    from specctl.models.onnx.graph_quantization import BITS
+    from specctl.models.onnx.graph_quantization import quantize as round_weights
+    from specctl.models.onnx.position_tables import position_table
+
+    try:
+        graph = exported(model, trees=trees)
+    except CannotExport as why:
+        raise Unable(str(why)) from why
+    fuse(graph, lambda value: position_table(graph, value, places) if context <= LONGEST else None)
+    if quantize is not None and not round_weights(graph, BITS[quantize]):
+        raise Unable(f"none of its products has weights that {quantize} rounds")
+    ir.save(graph, path, external_data="weights.bin")
+
+
+def _require_equal(runner: "OnnxRunner", model: "PreTrainedModel", vocabulary: int, quantize: str | None) -> None:
+    """Raise `Unable` unless a graph computes what its model computes, in passes of every width."""
+    from specctl.models.onnx.check import difference, limit
+
+    try:
+        found = difference(runner.passes, model, vocabulary, quantize)
+        widths = widths_apart(runner, vocabulary)
+    except RuntimeError as error:  # onnxruntime's own, of every kind
+        raise Unable(f"onnxruntime cannot run its graph ({str(error).strip().splitlines()[0][:200]})") from error
+    if found > (most := limit(quantize, model.dtype)):
+        raise Unable(
+            f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
+        )
+    if widths > (most := ROUNDING[model.dtype]):
+        raise Unable(
+            "what onnxruntime computes for a token depends on how many are read with it: it differs by "
+            f"{widths:.2g} of the logits' spread, and rounding explains {most:g}"
+        )

@@ -1,0 +1,151 @@
+"""A runner whose passes are onnxruntime's."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specctl.models.onnx.onnx_passes import Passes, Results
+from specctl.models.passes.masks import TreeSight
+from specctl.models.passes.watching import LAST
+from specctl.models.running.runner import Forward, joined
+
+CAPACITY = 256
+"""Tokens to make room for at first; the buffers double when they are full."""
+PIECE = 512
+"""Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small."""
+
+
+class OnnxRunner:
+    """A `Runner` over one key-value buffer: a pass writes in place, a rollback moves a counter.
+
+    Args:
+        passes: of the model's graph.
+        vocabulary: as for `EagerRunner`.
+        context: the most tokens of a sequence.
+        device: of the logits.
+        engine: its name in reports.
+        preparing_seconds: wall time that was spent on making the graph; 0 if it was there.
+        no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
+        threads: of its passes on a CPU.
+
+    Attributes:
+        passes: of the model's graph.
+        tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
+        facts: the file that may tell of its model; None where no model can be known again by its files.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        vocabulary: int,
+        context: int,
+        device: torch.device,
+        *,
+        engine: str = "onnx",
+        preparing_seconds: float = 0.0,
+        no_trees: str | None,
+        threads: int = 1,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.context = context
+        self.device = device
+        self.length = 0
+        self.engine = engine
+        self.preparing_seconds = preparing_seconds
+        self.no_trees = no_trees
+        self.threads = threads
+        self.tried: Mapping[int, float] = {}
+        self.facts: Path | None = None
+        self.passes = passes
+        self._watched: tuple[int, ...] = ()
+        self._sight = TreeSight()
+        self._tree = 0  # the length before the last tree
+
+    @property
+    def prepares(self) -> bool:
+        """Whether the graph was made for this runner."""
+        return self.preparing_seconds > 0
+
+    def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
+        if len(tokens) <= PIECE:
+            return self._pass(tokens, keep, hidden)
+        parts = []
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            behind = len(tokens) - start - len(piece)
+            parts.append(self._pass(piece, max(0, min(keep - behind, len(piece))), hidden))
+        return joined(parts)
+
+    def _pass(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
+        self._reserve(self.length + len(tokens))
+        layers = self._layers(hidden)
+        found = self.passes.run(tokens, self.length, keep, layers)
+        self.length += len(tokens)
+        return self._forward(found, keep, layers, hidden)
+
+    def _layers(self, hidden: bool) -> Sequence[int]:
+        """The layers whose states a pass gives."""
+        return sorted({*self._watched, LAST}) if hidden else self._watched
+
+    def extend_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
+    ) -> Forward:
+        self._reserve(self.length + len(tokens))
+        layers = self._layers(hidden)
+        seen = self._sight.grown(parents, before)
+        found = self.passes.run(tokens, self.length, len(tokens), layers, seen=seen)
+        self._tree = self.length - before
+        self.length += len(tokens)
+        return self._forward(found, len(tokens), layers, hidden)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        self.passes.keep_path(self._tree, path)
+        self.length = self._tree + len(path)
+
+    def _forward(self, found: Results, keep: int, layers: Sequence[int], hidden: bool) -> Forward:
+        """What a pass gave, in memory that the next pass leaves alone."""
+        logits: torch.Tensor | npt.NDArray[np.float32]
+        if self.passes.gives_rows:
+            logits = found.rows[:keep, : self.vocabulary]
+            if found.shared:
+                logits = logits.copy()
+        else:
+            logits = found.logits[:keep, : self.vocabulary]
+            if found.shared:
+                logits = logits.clone()
+        if not layers:
+            return Forward(logits)
+        states = {layer: rows.clone() if found.shared else rows for layer, rows in found.states.items()}
+        last = states[LAST][len(states[LAST]) - keep :] if hidden else None
+        return Forward(logits, last, {layer: states[layer] for layer in self._watched} if self._watched else None)
+
+    def watch(self, layers: Iterable[int]) -> None:
+        wanted = {*self._watched, *layers}
+        if unknown := [layer for layer in wanted if not LAST <= layer < self.passes.layers]:
+            raise IndexError(f"the model has {self.passes.layers} layers, and none is number {unknown[0]}")
+        self._watched = tuple(sorted(wanted))
+
+    def fresh(self) -> "OnnxRunner":
+        """Another runner of the same graph with an empty cache."""
+        passes = self.passes.fresh()
+        return OnnxRunner(
+            passes,
+            self.vocabulary,
+            self.context,
+            self.device,
+            engine=self.engine,
+            no_trees=self.no_trees,
+            threads=self.threads,
+        )
+
+    def rollback(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def _reserve(self, tokens: int) -> None:
+        """Grow the buffers to hold this many tokens."""
+        if tokens > self.passes.capacity:
+            # Padding of a `FixedWidthRunner` may end beyond the context.
+            self.passes.grow(max(tokens, 2 * self.passes.capacity), self.length)

@@ -1,0 +1,251 @@
+"""Layers of KV caches that append and crop without copying the whole cache."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+from specctl.models.passes.tree_paths import gather_path
+
+SPARE = 256
+STEP = 512
+"""Buffers that grow hold a multiple of so many tokens, so that the steps between their rows take few values."""
+CANNOT_GO_BACK = {
+    "cpmant": "it numbers positions from the whole text in every pass",
+    "deepseek_v4": "its compressed cache entries cannot be taken apart again",
+    "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
+    "moshi": "its cache has a window that its attention mask does not know of",
+    "recurrent_gemma": "it keeps its recurrent state inside its layers, outside the cache",
+    "rwkv": "it keeps its state outside transformers' caches",
+    "xlstm": "it keeps its state in a cache of its own",
+}
+"""Families of models that cannot forget tokens, by ``model_type``, and why."""
+
+
+class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """A full-attention layer over buffers with room to spare.
+
+    transformers' own layer concatenates: every step copies the whole cache. Here a step writes its own entries and
+    returns views; cropping moves a counter.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._filled = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        # Dimension 2 holds the tokens: (1, heads, capacity, head_dim)
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self._capacity = 0
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append ``(1, heads, T, head_dim)`` states; returns all of them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        width = key_states.shape[2]
+        start, end = self._filled, self._filled + width
+        if end > self._capacity:
+            self._grow(-(-(end + max(SPARE, end // 4)) // STEP) * STEP)
+        self.keys.narrow(2, start, width).copy_(key_states)
+        self.values.narrow(2, start, width).copy_(value_states)
+        self._filled = end
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """As `gather_path` does, with the buffers."""
+        gather_path((self.keys, self.values), start, path)
+
+    def get_seq_length(self) -> int:
+        return self._filled
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last ``-tokens_to_remove`` tokens."""
+        self._filled = max(0, self._filled - abs(tokens_to_remove))
+
+    def reset(self) -> None:
+        self._filled = 0
+
+    def _grow(self, capacity: int) -> None:
+        self.keys, self.values = (self._grown(old, capacity) for old in (self.keys, self.values))
+        self._capacity = capacity
+
+    def _grown(self, old: torch.Tensor, capacity: int) -> torch.Tensor:
+        new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+        new[:, :, : self._filled] = old[:, :, : self._filled]
+        return new
+
+
+class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
+    """A layer with a sliding window, which keeps more than the window until it is cropped.
+
+    Several passes may run without a crop, each seeing as much as the mask expects: older versions of transformers hand
+    all that was recorded to every pass.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append ``(1, heads, T, head_dim)`` states; returns those that the T tokens may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.cumulative_length += key_states.shape[-2]
+        self.keys = torch.cat([self.keys, key_states], dim=-2)
+        self.values = torch.cat([self.values, value_states], dim=-2)
+        visible = self.sliding_window - 1 + key_states.shape[-2]
+        return self.keys[:, :, -visible:], self.values[:, :, -visible:]
+
+
+class RecurrentWindowLayer(LinearAttentionAndSlidingWindowAttentionLayer):  # type: ignore[no-untyped-call]
+    """A `WindowLayer` with a recurrent state."""
+
+    update = WindowLayer.update
+
+
+class Cursor:
+    """Where the current pass writes in a cache of `FixedLayer` and how far it attends; one for all layers.
+
+    Attributes:
+        positions: ``(T,)`` int64, the slots of the pass's tokens.
+        span: how many slots its tokens may attend to; those ahead of a token are masked.
+    """
+
+    positions: torch.Tensor
+    span: int
+
+
+class FixedLayer(CacheLayerMixin):
+    """A full-attention layer that writes in place, where a cursor points: ``(1, heads, capacity, head_dim)``."""
+
+    is_compileable = True
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, cursor: Cursor, capacity: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cursor, self._capacity = cursor, capacity
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        # Zeros: masked slots are still multiplied by 0, and uninitialised memory may hold NaN.
+        self.keys, self.values = (
+            states.new_zeros(1, states.shape[1], self._capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - the layer's signature
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write ``(1, heads, T, head_dim)`` states where the cursor points; returns the slots to attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self._cursor.positions, key_states)
+        self.values.index_copy_(2, self._cursor.positions, value_states)
+        return self.keys[:, :, : self._cursor.span], self.values[:, :, : self._cursor.span]
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """As `gather_path` does, with the buffers."""
+        gather_path((self.keys, self.values), start, path)
+
+    def grow(self, capacity: int, filled: int) -> None:
+        """Move the first ``filled`` tokens to larger buffers."""
+        self._capacity = capacity
+        if self.is_initialized:
+            old = self.keys, self.values
+            self.lazy_initialization(*old)
+            for new, had in zip((self.keys, self.values), old, strict=True):
+                new[:, :, :filled] = had[:, :, :filled]
+
+    def get_seq_length(self) -> int:
+        return 0  # the runner counts; positions and masks come from it
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
+        return self._cursor.span, 0
+
+    def get_max_length(self) -> int:
+        return self._capacity
+
+
+def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> DynamicCache:
+    """A cache for one sequence that can be rolled back.
+
+    Args:
+        config: the model's.
+        recurrent: whether its layers have a recurrent state, of which `RecurrentState` keeps copies.
+    """
+    cache = DynamicCache(config=config)
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
+        if type(layer) is DynamicLayer:
+            layers[index] = BufferedLayer()
+        elif type(layer) is DynamicSlidingWindowLayer:
+            layers[index] = WindowLayer(layer.sliding_window)
+        elif type(layer) is LinearAttentionAndSlidingWindowAttentionLayer:
+            layers[index] = RecurrentWindowLayer(layer.sliding_window, layer.number_of_states)
+        # Sliding windows and convolutions drop old entries, and a rollback may need them again.
+        windowed = isinstance(layer, DynamicSlidingWindowLayer)
+        if windowed or (isinstance(layer, LinearAttentionCacheLayerMixin) and not recurrent):
+            layers[index].activate_past_recording()
+    return cache
+
+
+def trims_from(cache: DynamicCache) -> int | None:
+    """The length from which on cropping a cache also drops entries that its layers no longer read; None if never."""
+    windows = [layer.sliding_window for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+    records = any(isinstance(layer, LinearAttentionCacheLayerMixin) and layer.record_past for layer in cache.layers)
+    return min([*windows, *([1] if records else [])], default=None)
+
+
+def cache_argument(model: type) -> str:
+    """The parameter of a model class's ``forward`` that takes the cache; an empty string if none does."""
+    parameters = inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
+    return next((name for name in ("past_key_values", "cache_params") if name in parameters), "")
+
+
+def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:
+    """Why a model cannot take back tokens, as the end of a sentence; None if it can.
+
+    Args:
+        config: the model's.
+        model: its class; None if it is not known.
+    """
+    family = config.get_text_config(decoder=True).model_type
+    if why := CANNOT_GO_BACK.get(family):
+        return why
+    if family == "qwen4_exp_text" and not hasattr(
+        DynamicIndexedLayer(),  # type: ignore[no-untyped-call]
+        "indexer_position_ids",
+    ):
+        return "this version of transformers does not keep its indexer's positions; update transformers"
+    return "it runs without a cache of past tokens" if model is not None and not cache_argument(model) else None

@@ -1,0 +1,152 @@
+"""Recurrent states of a cache (Mamba, gated delta nets, linear attention): saved, so that a rollback can restore them.
+
+A layer of keys and values forgets tokens by dropping their entries. A recurrent state has mixed them in for good, so it
+can only go back to a copy. Convolution states, of which the cache keeps the last few columns, go the same way.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+
+from specctl.models.passes.cache import cache_argument
+from specctl.models.passes.weights import device_of
+
+KEPT = 3
+SPACING = 32
+"""The newest saved state serves a rollback to the start of a round, the `KEPT` - 1 older ones, at least this many
+tokens apart, one to the start of a hierarchy's block, which is some rounds back."""
+
+TESTED = frozenset(
+    {
+        "bailing_hybrid",
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "qwen4_exp_text",
+        "zamba",
+        "zamba2",
+        "zaya",
+    }
+)
+"""Families whose rollback the tests compare with target-only decoding, by ``model_type``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """The states of all layers after some tokens.
+
+    Attributes:
+        length: how many tokens.
+        states: a copy of each tensor, in the order of `RecurrentState`.
+    """
+
+    length: int
+    states: list[torch.Tensor]
+
+
+def untested(model: PreTrainedModel) -> bool:
+    """Whether a model keeps a state of a kind that may be rolled back wrongly, for all that the tests say."""
+    known = model.config.get_text_config(decoder=True).model_type in TESTED
+    return not known and keeps_states(model.config)
+
+
+def has_recurrent_state(model: PreTrainedModel) -> bool:
+    """Whether a model keeps a recurrent state in its cache, by a pass of one token where its configuration allows one.
+
+    A model whose layers only keep the last columns of a convolution (LFM2) does not.
+    """
+    cache = DynamicCache(config=model.config)
+    layers = _linear_layers(cache)
+    if not layers:
+        return False
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device_of(model))
+    with torch.inference_mode():
+        model(input_ids=token, use_cache=True, **{cache_argument(type(model)): cache})
+    return any(any(layer.is_recurrent_states_initialized.values()) for layer in layers)
+
+
+def keeps_states(config: PreTrainedConfig) -> bool:
+    """Whether any layer of a model keeps a state of its own, recurrent or of a convolution."""
+    return bool(_linear_layers(DynamicCache(config=config)))
+
+
+class RecurrentState:
+    """The recurrent layers of a cache and copies of their states.
+
+    Args:
+        cache: of one sequence, from `empty_cache`.
+        present: whether its layers have a recurrent state.
+    """
+
+    def __init__(self, cache: DynamicCache, present: bool) -> None:
+        self.present = present
+        self._cache = cache
+        self._layers = _linear_layers(cache) if present else []
+        self._saved: list[SavedState] = []
+
+    def after_pass(self) -> None:
+        """Cut convolution states back to what the next pass reads, where `empty_cache` lets them grow.
+
+        In a layer with a sliding window one flag says whether its keys and its convolution states are kept.
+        """
+        for layer in self._layers:
+            sliding = isinstance(layer, DynamicSlidingWindowLayer)
+            for index, columns in layer.conv_kernel_size.items() if sliding else ():
+                if columns is not None:
+                    states = layer.conv_states[index]
+                    short = max(0, columns - states.shape[-1])
+                    layer.conv_states[index] = torch.nn.functional.pad(states[..., -columns:], (short, 0))
+
+    def save(self, length: int) -> None:
+        """Copy the states, which are those after ``length`` tokens."""
+        if self._saved and self._saved[-1].length == length:
+            return
+        while len(self._saved) > 1 and length - self._saved[-2].length < SPACING:
+            self._saved.pop()
+        del self._saved[: max(0, len(self._saved) - KEPT + 1)]
+        self._saved.append(SavedState(length, [state.clone() for state in self._tensors()]))
+
+    def nearest(self, length: int) -> int:
+        """The longest saved length up to ``length``; 0 if there is none."""
+        return max((saved.length for saved in self._saved if saved.length <= length), default=0)
+
+    def restore(self, length: int) -> None:
+        """Put back the states saved at exactly this length, and forget those saved later."""
+        self._saved = [saved for saved in self._saved if saved.length <= length]
+        for state, copy in zip(self._tensors(), self._saved[-1].states, strict=True):
+            state.copy_(copy)
+
+    def crop(self, tokens: int) -> None:
+        """Remove the last tokens from every layer but for its recurrent state, which stays as it is."""
+        layers: list[Any] = self._cache.layers
+        for layer in layers:
+            if layer not in self._layers:
+                layer.crop(-tokens)
+            elif isinstance(layer, DynamicSlidingWindowLayer):
+                DynamicSlidingWindowLayer.crop(layer, -tokens)
+            elif isinstance(layer, DynamicLayer):
+                DynamicLayer.crop(layer, -tokens)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        found = [*(state for layer in self._layers for state in layer.conv_states.values())]
+        found += (state for layer in self._layers for state in layer.recurrent_states.values())
+        return [state for state in found if state is not None]
+
+
+def _linear_layers(cache: DynamicCache) -> list[Any]:
+    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]

@@ -1,0 +1,39 @@
+"""What reads a token's numbers within the pass that makes its logits."""
+
+from typing import Protocol
+
+import torch
+
+from specctl.models.predictors.foresight import Foresee
+
+Token = int | torch.Tensor
+"""An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""
+
+
+class TokenReader(Protocol):
+    """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
+
+    Attributes:
+        hidden: whether it reads the token's last hidden state.
+    """
+
+    @property
+    def hidden(self) -> bool: ...
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        uniform: torch.Tensor | None,
+        hidden: torch.Tensor | None = None,
+        previous: torch.Tensor | None = None,
+        foresee: Foresee | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The numbers ``(F,)`` float64, the id drawn first of all, and the distribution ``(V,)`` if it is needed later.
+
+        Args:
+            logits: ``(V,)``.
+            uniform: ``()`` float64, a draw's randomness.
+            hidden: ``(D,)``.
+            previous: ``(S,)``, what an earlier call found and this one reads.
+            foresee: of a `Foreseeing` runner.
+        """

@@ -1,0 +1,1 @@
+"""Whether a model can run here: which devices, which dtype, how much memory, and what it would need."""

@@ -1,0 +1,113 @@
+"""Models whose files are not on this machine: what they are, how large, and how they get here."""
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from specctl.errors import AbsentError, ModelError
+from specctl.models.files.checkpoint import Checkpoint, locate
+from specctl.models.files.loading_failures import similar_models
+from specctl.models.files.terms import terms_of
+from specctl.models.placing.placement import named_devices
+from specctl.profile.schema import ModelTable
+
+_SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bm])(?![A-Za-z0-9])", re.IGNORECASE)
+_BYTES = 2
+"""Of a weight as the hub's models are mostly stored, in 16 bits."""
+
+
+def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> AbsentError:
+    """One error about all models of a profile that are not here, with how to get them.
+
+    Args:
+        tables: key and table of every model, in any order; at least one is absent.
+        here: names of the machine's devices.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    gated: list[str] = []
+    weights = {table.model: weights_by_name(table.model) for _, table in tables}
+    largest = max(filter(None, weights.values()), default=None)
+    for role, table in sorted(tables, key=lambda each: (each[0] != "target", len(each[0]))):
+        try:
+            locate(table, role)
+        except AbsentError as error:
+            size = weights[table.model]
+            # A draft of the target's size is named after the model that it reads, and is a small head.
+            told = size is not None and (role == "target" or size != largest)
+            gated += [error.hint] if error.gated and error.hint not in gated else []
+            found.setdefault(table.model, (error.message, f" (about {_size(size * _BYTES)})" if told and size else ""))
+        except ModelError:
+            pass  # another problem, which is told when this one is solved
+    lines = [message.replace(repr(model), f"{model!r}{size}", 1) for model, (message, size) in found.items()]
+    flags = " ".join(f"--{role} DIR" for role, table in tables[::-1] if table.model in found and "." not in role)
+    near = [sentence for model in found if (sentence := similar_models(model).strip())]
+    hint = [*near, *(gated or commands(found)), f"Or name folders that you have: {flags}."]
+    return AbsentError("\n".join(lines), "\n".join([*hint, *lacking_devices(tables, here)]))
+
+
+def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> list[str]:
+    """What to tell about devices that the tables ask for and a machine lacks; arguments as of `absence`."""
+    hint: list[str] = []
+    asked = {name for _, table in tables for name in _asked(table)}
+    if lacking := sorted(asked - set(here)):
+        keys = [f"--set {role}.device=auto" for role, table in tables if _asked(table) and table.shards is None]
+        hint.append(f"The profile also asks for {', '.join(lacking)}, which this machine does not have.")
+        if keys:
+            hint[-1] += f" With {' '.join(keys)} it uses what there is."
+        if any(table.shards for _, table in tables):
+            hint[-1] += " `specctl profiles list` shows profiles for fewer cards."
+    return hint
+
+
+def commands(models: Iterable[str]) -> list[str]:
+    """Lines that say how models of the hub get here, and where they are kept."""
+    from huggingface_hub import constants, get_token
+
+    names = list(models)
+    login = [] if get_token() else [f"  hf auth login  # first, if {_page(names[0])} asks you to accept a licence"]
+    return [
+        f"Get {'them' if names[1:] else 'it'} where there is a network:",
+        *login,
+        *(f'  hf download {name} --exclude "original/*"' for name in names),
+        f"They are kept in {constants.HF_HUB_CACHE}; HF_HOME names another place.",
+    ]
+
+
+def download_note(checkpoint: Checkpoint) -> str | None:
+    """What a user should know before the weights of a model are fetched; None where they are here."""
+    from huggingface_hub import constants
+
+    if checkpoint.source != "hub" or checkpoint.has_weights():
+        return None
+    parts = [f"downloading {checkpoint.name}"]
+    with suppress(ModelError):  # told when it is fetched
+        parts.append(_size(checkpoint.headers().stored_bytes))
+    if licence := terms_of(checkpoint)[0]:
+        parts.append(f"licence {licence}")
+    return f"{', '.join(parts)}, from {constants.ENDPOINT} to {constants.HF_HUB_CACHE}"
+
+
+def weights_by_name(name: str) -> float | None:
+    """How many weights a model has by its name, as ``7e10`` for ``Meta-Llama-3-70B``; None if that does not tell."""
+    found = _SIZE.search(name.rpartition("/")[2])
+    return float(found[1]) * {"b": 1e9, "m": 1e6}[found[2].lower()] if found else None
+
+
+def _size(count: float) -> str:
+    return (
+        f"{count / 1e9:.0f} GB"
+        if count >= 10e9
+        else f"{count / 1e9:.1f} GB"
+        if count >= 1e8
+        else f"{count / 1e6:.1f} MB"
+    )
+
+
+def _page(name: str) -> str:
+    return f"https://huggingface.co/{name}"
+
+
+def _asked(table: ModelTable) -> set[str]:
+    """The devices that a table asks for by name or by number of shards, but the CPU."""
+    names = set(named_devices(table) or ()) | {f"cuda:{index}" for index in range(table.shards or 0)}
+    return names - {"cpu", "disk"}

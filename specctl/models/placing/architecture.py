@@ -1,0 +1,69 @@
+"""Whether specctl can run a model, told from its configuration files."""
+
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import ModelError
+from specctl.models.files.checkpoint import GENERATION, Checkpoint
+from specctl.models.files.hushing import hushed
+from specctl.models.files.loading_failures import explain
+from specctl.models.placing.memory import load_config
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+
+def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
+    """Raise a ModelError if a model is no causal language model, or cannot take back the tokens that are rejected.
+
+    Args:
+        checkpoint: the model's files; its weights are not needed.
+        trust_remote_code: whether code from its repository may run.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from specctl.models.passes.cache import cannot_go_back
+
+    config = load_config(checkpoint, trust_remote_code)
+    known: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if known is None and not (remote and trust_remote_code):
+        text = "trust_remote_code" if remote else "Unrecognized configuration class"
+        raise explain(ValueError(text), checkpoint.role, checkpoint.name)
+    if why := cannot_go_back(config, known[0] if isinstance(known, tuple) else known):
+        raise ModelError(
+            f"{checkpoint} cannot take back rejected tokens: {why}.",
+            f"Models of the family {config.model_type} cannot be used here, neither as target nor as draft.",
+        )
+
+
+def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | None":
+    """What a checkpoint's generation_config.json says; None if it has none.
+
+    Raises:
+        ModelError: it is damaged. transformers would go on without it, and so without its end of sequence.
+    """
+    settings = checkpoint.generation_settings()
+    if settings is None:
+        return None
+    from transformers import GenerationConfig
+
+    try:
+        with hushed():
+            return GenerationConfig.from_dict(settings)
+    except Exception as error:
+        raise ModelError(
+            f"{checkpoint} has a damaged {GENERATION}: {' '.join(str(error).split()).rstrip('.')}.",
+            f"Copy or download {checkpoint.folder / GENERATION} again.",
+        ) from error
+
+
+def require_supported_rules(checkpoint: Checkpoint) -> None:
+    """Raise a ModelError if a target's generation_config.json changes its text in a way that cannot be verified."""
+    from specctl.models.running.token_rules import unsupported_in
+
+    config = generation_config(checkpoint)
+    for setting, why in unsupported_in(config).items() if config is not None else ():
+        raise ModelError(
+            f"{checkpoint}: its generation_config.json sets {setting}, which cannot be followed: {why}.",
+            "To leave out the rules in that file, set generation_config = false at the top of the profile.",
+        )

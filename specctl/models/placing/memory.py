@@ -1,0 +1,158 @@
+"""Memory that a model needs, and memory of each device, in bytes."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import ModelError
+from specctl.models.files.checkpoint import Checkpoint, WeightHeaders
+from specctl.models.files.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
+from specctl.models.files.loading_failures import explained
+from specctl.models.files.skeleton import skeleton
+
+if TYPE_CHECKING:
+    from specctl.models.placing.quantization import Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Memory that a checkpoint needs, estimated before its weights are loaded.
+
+    Attributes:
+        parameters: number of weights in the model.
+        stored_bytes: size of the weight files in bytes.
+        stored_dtype: the dtype in the configuration, else of most weights, such as ``bfloat16``.
+        quantised: whether the files hold packed weights, whose size does not depend on the dtype.
+        cached_values: numbers in the KV cache per token over all layers; sliding windows are ignored.
+        quantization: how the weights are quantised while they are loaded; None if they are loaded as they are.
+        unread: why the weight headers could not be read; sizes are then computed from the configuration. None if they
+            were read.
+    """
+
+    parameters: int
+    stored_bytes: int
+    stored_dtype: str
+    quantised: bool
+    cached_values: int
+    quantization: "Quantization | None" = None
+    unread: ModelError | None = None
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of the loaded weights; those that are not quantised are in ``dtype``."""
+        if self.quantised:
+            return self.stored_bytes
+        if self.quantization is None:
+            return self.parameters * ITEM_BYTES[dtype]
+        plain = self.parameters - self.quantization.weights
+        return plain * ITEM_BYTES[dtype] + self.quantization.stored_bytes(dtype)
+
+    def cache_bytes(self, dtype: str, tokens: int) -> int:
+        """Bytes of the KV cache for a number of tokens."""
+        return self.cached_values * ITEM_BYTES[dtype] * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One device: its torch name, a label for display, and its total and free memory in bytes."""
+
+    name: str
+    label: str
+    total: int
+    free: int
+
+
+def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
+    """The accelerators (GPUs) in order, then the CPU.
+
+    Args:
+        asked: names of those that matter; asking a GPU for its memory opens a context there, which takes some hundred
+            MiB and 0.3 s. None for all.
+    """
+    import psutil  # type: ignore[import-untyped]
+    import torch
+
+    ram = psutil.virtual_memory()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = accelerator.type if accelerator else "cpu"
+    devices = []
+    for index in range(torch.accelerator.device_count() if accelerator else 0):
+        if asked is not None and f"{kind}:{index}" not in asked:
+            continue
+        # Apple's GPU uses main memory and reports no memory of its own.
+        free, total = (ram.available, ram.total) if kind == "mps" else torch.accelerator.get_memory_info(index)
+        label = torch.cuda.get_device_name(index) if kind == "cuda" else f"{kind} device"
+        devices.append(DeviceMemory(f"{kind}:{index}", label, total, free))
+    return [*devices, DeviceMemory("cpu", f"{psutil.cpu_count()} CPU threads", ram.total, ram.available)]
+
+
+def estimate(
+    checkpoint: Checkpoint, trust_remote_code: bool = False, quantization: "Quantization | None" = None
+) -> Estimate:
+    """Estimate a checkpoint from its weight headers, or from its configuration if a hub model's cannot be read.
+
+    Args:
+        checkpoint: the model's files.
+        trust_remote_code: whether code from its repository may run.
+        quantization: how its weights are quantised while they are loaded.
+
+    Raises:
+        ModelError: local files are damaged, missing or not safetensors, or the configuration cannot be loaded.
+    """
+    config = load_config(checkpoint, trust_remote_code)
+    quantised = getattr(config, "quantization_config", None) is not None
+    headers, unread = None, None
+    try:
+        headers = checkpoint.headers()
+    except ModelError as error:
+        if checkpoint.source != "hub":
+            raise
+        unread = error
+    parameters = sum(headers.counts.values()) if headers else 0
+    if quantised or headers is None:
+        parameters = sum(weight.numel() for weight in skeleton(checkpoint, config, trust_remote_code).parameters())
+    dtype = _meant_dtype(config, headers)
+    return Estimate(
+        parameters=parameters,
+        stored_bytes=headers.stored_bytes if headers else parameters * ITEM_BYTES[dtype],
+        stored_dtype=dtype,
+        quantised=quantised and headers is not None,
+        cached_values=cached_values(config),
+        quantization=quantization,
+        unread=unread,
+    )
+
+
+def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
+    """The checkpoint's transformers configuration."""
+    from transformers import AutoConfig
+
+    checkpoint.settings()
+    with explained(checkpoint.role, checkpoint.name):
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
+
+
+def cached_values(config: Any) -> int:
+    """Keys and values per token over all layers that keep them: 2 x layers x key-value heads x head dimension.
+
+    Recurrent states do not grow with the text and are not counted.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    layers = sum(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers)
+    if not layers:
+        return 0
+    text = config.get_text_config(decoder=True)
+    heads: int = text.num_attention_heads
+    head_size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
+    key_value_heads: int = getattr(text, "num_key_value_heads", None) or heads
+    return 2 * layers * key_value_heads * head_size
+
+
+def _meant_dtype(config: Any, headers: WeightHeaders | None) -> str:
+    dtype = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
+    if dtype in ITEM_BYTES:
+        return dtype
+    counts = headers.counts if headers else {}
+    known = {SAFETENSORS_NAMES[name]: count for name, count in counts.items() if name in SAFETENSORS_NAMES}
+    return max(known, key=known.__getitem__, default="float32")

@@ -1,0 +1,265 @@
+"""Quantising weights while they are loaded: what each value of ``quantize`` means, where it runs, how large it is."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import ModelError
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.profile.schema import Engine, ModelTable
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+OWN_OF_ONNX = ("int8", "int4")
+"""The values of ``quantize`` that onnxruntime has a form of its own for."""
+INSTALL = 'Run `pip install "specctl[quantize]"`.'
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a linear layer's weight is stored on one kind of device.
+
+    Attributes:
+        package: what transformers needs for it.
+        bits: of one weight.
+        row_bytes: bytes beside the weights for each output row, such as the row's scale.
+        groups: how many weights of a row may share a scale and a zero, in the compute dtype; empty for rows.
+        block_bytes: bytes beside the weights for each 64 of them.
+        multiple: the numbers of rows and columns are padded to multiples of these.
+        rows_of: layers whose number of rows is not a multiple of this stay as they are.
+        dtypes: what it can compute in; all of them if empty.
+        usual_dtype: the dtype that ``auto`` means; None for the device's usual one.
+        config: makes the transformers configuration from the dtype, the group and the modules to leave alone.
+    """
+
+    package: str
+    bits: int
+    config: Callable[[str, int, list[str]], Any]
+    row_bytes: int = 0
+    groups: tuple[int, ...] = ()
+    block_bytes: int = 0
+    multiple: tuple[int, int] = (1, 1)
+    rows_of: int = 1
+    dtypes: tuple[str, ...] = ()
+    usual_dtype: str | None = None
+
+    def takes(self, shape: tuple[int, int], group: int) -> bool:
+        """Whether a weight of ``(rows, columns)`` can be stored this way."""
+        return shape[0] % self.rows_of == 0 and shape[1] % group == 0
+
+    def stored_bytes(self, shape: tuple[int, int], group: int, dtype: str) -> int:
+        """Bytes of a weight of ``(rows, columns)`` with its scales."""
+        rows, columns = (-(-size // multiple) * multiple for size, multiple in zip(shape, self.multiple, strict=True))
+        beside = rows * self.row_bytes + rows * columns // 64 * self.block_bytes
+        if self.groups:
+            beside += rows * columns // group * 2 * ITEM_BYTES[dtype]
+        return rows * columns * self.bits // 8 + beside
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How one model is quantised as it is loaded.
+
+    Attributes:
+        name: the value of ``quantize``.
+        scheme: how each weight is stored.
+        group: how many weights share a scale, for a scheme with groups; else 1.
+        shapes: ``(rows, columns)`` of every weight that is quantised.
+        plain: names of the linear layers that are left as they are.
+    """
+
+    name: str
+    scheme: Scheme
+    group: int
+    shapes: tuple[tuple[int, int], ...]
+    plain: tuple[str, ...]
+
+    @property
+    def weights(self) -> int:
+        """How many of the model's weights are quantised."""
+        return sum(rows * columns for rows, columns in self.shapes)
+
+    def stored_bytes(self, dtype: str) -> int:
+        """Bytes of the quantised weights with their scales."""
+        return sum(self.scheme.stored_bytes(shape, self.group, dtype) for shape in self.shapes)
+
+    def config(self, dtype: str) -> Any:
+        """The configuration that transformers loads the model with."""
+        return self.scheme.config(dtype, self.group, list(self.plain))
+
+
+def rounding(table: ModelTable, engine: Engine) -> str | None:
+    """The value of ``quantize`` that onnxruntime has a form of its own for, so that the model is loaded whole."""
+    return table.quantize if engine == "onnx" and table.quantize in OWN_OF_ONNX else None
+
+
+def require_whole(checkpoint: Checkpoint, name: str) -> None:
+    """Raise a ModelError if a checkpoint that ``quantize = name`` is set for is quantised already."""
+    if quantised_with(checkpoint.settings()) is not None:
+        raise ModelError(
+            f'{checkpoint} is quantised already, and its profile table says quantize = "{name}".',
+            f"Remove quantize from [{checkpoint.role}], or name the checkpoint that this one was made from.",
+        )
+
+
+def plan(checkpoint: Checkpoint, model: "PreTrainedModel", name: str, kind: str, dtype: str) -> Quantization:
+    """How a model is quantised on a kind of device.
+
+    Args:
+        checkpoint: names the model.
+        model: its `skeleton`.
+        name: the value of ``quantize``.
+        kind: such as ``cpu`` or ``cuda``.
+        dtype: of the profile, perhaps ``auto``.
+
+    Raises:
+        ModelError: it has no layers to quantise, the device or the dtype cannot do it, or a package is missing.
+    """
+    scheme = SCHEMES[name].get(kind)
+    if scheme is None:
+        here = [f'"{other}"' for other, schemes in SCHEMES.items() if kind in schemes]
+        raise ModelError(
+            f'{checkpoint}: quantize = "{name}" runs on {" and ".join(SCHEMES[name])} only, and the model goes to '
+            f"{kind}.",
+            f"On {kind}, choose {', '.join(here)}." if here else "Choose another device, or leave out quantize.",
+        )
+    _require_package(checkpoint, name, scheme.package)
+    if dtype != "auto" and scheme.dtypes and dtype not in scheme.dtypes:
+        raise ModelError(
+            f'{checkpoint}: quantize = "{name}" on {kind} computes in {", ".join(scheme.dtypes)}, not in {dtype}.',
+            f'Set dtype = "{scheme.dtypes[0]}" in [{checkpoint.role}].',
+        )
+    layers = dict(_linear_layers(model))
+    sizes = {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
+    group = max(scheme.groups or (1,), key=lambda group: sum(_taken(sizes, scheme, group).values()))
+    taken = _taken(sizes, scheme, group)
+    if not taken:
+        raise ModelError(
+            f'{checkpoint} has no layers that quantize = "{name}" applies to.',
+            "Only the weights of nn.Linear layers can be quantised, and this model has none of a size that fits; "
+            "models such as GPT-2 keep theirs in layers of another kind. Leave out quantize.",
+        )
+    plain = (*_output_layers(model), *(name for name in sizes if name not in taken))
+    return Quantization(name, scheme, group, tuple(sizes[name] for name in taken), plain)
+
+
+def quantised_with(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The quantisation that a config.json describes, for the whole model or for its text decoder."""
+    for table in (settings, settings.get("text_config")):
+        found = table.get("quantization_config") if isinstance(table, dict) else None
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def _taken(sizes: dict[str, tuple[int, int]], scheme: Scheme, group: int) -> dict[str, int]:
+    """The number of weights of each layer that can be quantised with this group."""
+    return {name: shape[0] * shape[1] for name, shape in sizes.items() if scheme.takes(shape, group)}
+
+
+def _linear_layers(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear]]":
+    """The linear layers that transformers quantises: all but the output layer and those it keeps in float32."""
+    from torch import nn
+
+    kept = [*_output_layers(model), *(model._keep_in_fp32_modules or ())]
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if isinstance(module, nn.Linear) and not any(name == part or part in parts for part in kept):
+            yield name, module
+
+
+def _output_layers(model: "PreTrainedModel") -> list[str]:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return [name for name, module in model.named_modules() if module is head]
+
+
+def _require_package(checkpoint: Checkpoint, name: str, package: str) -> None:
+    from transformers.utils.import_utils import is_bitsandbytes_available, is_torchao_available
+
+    if not {"torchao": is_torchao_available, "bitsandbytes": is_bitsandbytes_available}[package]():
+        raise ModelError(f'{checkpoint}: quantize = "{name}" needs {package}, which is missing or too old.', INSTALL)
+
+
+def _torchao(make: Callable[[int], Any]) -> Callable[[str, int, list[str]], Any]:
+    def config(_: str, group: int, plain: list[str]) -> Any:
+        from transformers import TorchAoConfig
+
+        try:
+            return TorchAoConfig(make(group), modules_to_not_convert=plain)
+        except (ImportError, TypeError) as error:
+            raise ModelError(f"The installed torchao is of an unknown version: {error}.", INSTALL) from error
+
+    return config
+
+
+# torchao's own inductor settings stay off: they hold for the whole process, so for models that are not quantised too.
+def _int8(_: int) -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig(set_inductor_config=False)
+
+
+def _fp8(_: int) -> Any:
+    from torchao.quantization import Float8WeightOnlyConfig
+
+    return Float8WeightOnlyConfig(set_inductor_config=False)
+
+
+def _int4_cpu(group: int) -> Any:
+    # The other int4 of torchao that a CPU runs keeps each weight in a byte.
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+    return PrototypeInt4WeightOnlyConfig(group_size=group, set_inductor_config=False)
+
+
+def _int4_cuda(group: int) -> Any:
+    # The one packing whose kernel is part of torch; the others need packages of their own.
+    from torchao.quantization import Int4WeightOnlyConfig
+
+    return Int4WeightOnlyConfig(group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False)
+
+
+def _bitsandbytes(kind: str) -> Callable[[str, int, list[str]], Any]:
+    def config(dtype: str, _: int, plain: list[str]) -> Any:
+        import torch
+        from transformers import BitsAndBytesConfig
+
+        return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=True,
+            bnb_4bit_quant_type=kind,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+            llm_int8_skip_modules=plain,
+        )
+
+    return config
+
+
+_GROUPS = (128, 64, 32)
+_INT8 = Scheme("torchao", 8, _torchao(_int8), row_bytes=5)  # a float32 scale and a zero
+_FP8 = Scheme("torchao", 8, _torchao(_fp8), row_bytes=4)
+_INT4_CPU = Scheme("torchao", 4, _torchao(_int4_cpu), groups=_GROUPS, rows_of=16, usual_dtype="bfloat16")
+_INT4_CUDA = Scheme(
+    "torchao",
+    4,
+    _torchao(_int4_cuda),
+    groups=_GROUPS,
+    multiple=(8, 1024),
+    dtypes=("bfloat16",),
+    usual_dtype="bfloat16",
+)
+_NF4 = Scheme("bitsandbytes", 4, _bitsandbytes("nf4"), block_bytes=4)
+_FP4 = Scheme("bitsandbytes", 4, _bitsandbytes("fp4"), block_bytes=4)
+
+# bitsandbytes' 8 bits are left out: how a token is rounded there depends on the other tokens of its pass, so drafting
+# would change the text.
+SCHEMES: dict[str, dict[str, Scheme]] = {
+    "int8": {"cpu": _INT8, "cuda": _INT8},
+    "int4": {"cpu": _INT4_CPU, "cuda": _INT4_CUDA},
+    "fp8": {"cpu": _FP8, "cuda": _FP8},
+    "nf4": {"cuda": _NF4},
+    "fp4": {"cuda": _FP4},
+}
+"""The values of ``quantize``, and what each means on the kinds of devices that run it."""

@@ -1,0 +1,211 @@
+"""Whether a model can be in shards, and what each rank then holds; told from its configuration."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from specctl.errors import ModelError
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.dtypes import ITEM_BYTES
+from specctl.models.files.skeleton import skeleton
+from specctl.models.placing.memory import DeviceMemory, Estimate, load_config
+from specctl.models.placing.placement import ROOM_FOR_WORK, Placement, dtype_on
+from specctl.models.placing.split_families import SPLIT, STAGED
+from specctl.printable import gib
+from specctl.profile.schema import ModelTable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Kind = Literal["tensor", "pipeline"]
+
+WHY: dict[Kind, str] = {
+    "tensor": "all cards read their shares of a layer at the same time, the fastest",
+    "pipeline": "the cards read their layers in turn; for heads that do not divide",
+}
+WHOLE = re.compile("replicated|all_reduce|mla_kv_a_proj|sequence_parallel")
+"""Styles of a tensor parallel plan whose weights every rank holds whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """What each rank holds.
+
+    Attributes:
+        kind: how the model is split.
+        parameters: number of weights by rank.
+    """
+
+    kind: Kind
+    parameters: tuple[int, ...]
+
+
+def shard_plan(model: "PreTrainedModel", kind: Kind, shards: int, role: str) -> ShardPlan:
+    """How a model would be split.
+
+    Args:
+        model: a `skeleton`.
+        kind: into parts of every layer, or into groups of layers.
+        shards: into how many.
+        role: the model's key in the profile, for messages.
+
+    Raises:
+        ModelError: it cannot be split so.
+    """
+    from specctl.models.passes.cache import cache_argument
+    from specctl.models.passes.recurrent_state import keeps_states
+
+    if keeps_states(model.config) or cache_argument(type(model)) != "past_key_values":
+        raise _refused(role, "has layers with a state of their own", 'placement = "spread"')
+    if kind == "pipeline":
+        return ShardPlan(kind, _staged(model, shards, role))
+    config = model.config.get_text_config(decoder=True)
+    if not _plan(model):
+        raise _refused(role, "has no tensor parallel plan in transformers", 'placement = "spread"')
+    if config.model_type not in SPLIT:
+        raise _refused(
+            role, f"is of the family {config.model_type}, whose plan specctl has not tested", 'placement = "spread"'
+        )
+    _require_heads(config, shards, role)
+    split, whole = _split(model)
+    return ShardPlan(kind, (split // shards + whole,) * shards)
+
+
+def sharded_placement(
+    checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]
+) -> Placement:
+    """Where the shards of a model go: to the first cards, one each, or all to the CPU where there is none.
+
+    Raises:
+        ModelError: the model cannot be split so, or a card lacks the room for its share.
+    """
+    role, shards = checkpoint.role, table.shards
+    assert shards is not None, "others are placed by `place`"
+    if need.quantised or table.quantize is not None:
+        raise _refused(role, "is quantised, and quantised weights are not split", 'placement = "spread"')
+    cards = [device for device in devices if device.name != "cpu"]
+    if table.device == "cpu" and cards:
+        raise ModelError(
+            f"[{role}] device = 'cpu' has no effect with shards: they go to the {len(cards)} accelerators here.",
+            "Remove it, or hide the accelerators (CUDA_VISIBLE_DEVICES='').",
+        )
+    if cards and len(cards) < shards:
+        raise ModelError(
+            f"[{role}] shards = {shards} needs as many accelerators; this machine has {len(cards)}.",
+            f"Set shards = {len(cards)}, or leave it out." if len(cards) > 1 else "Leave shards out.",
+        )
+    model = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
+    plan = shard_plan(model, "pipeline" if table.placement == "pipeline" else "tensor", shards, role)
+    dtype = dtype_on(table, need, cards[0].name if cards else "cpu")
+    sizes = [count * ITEM_BYTES[dtype] for count in plan.parameters]
+    shares = dict(zip((card.name for card in cards), sizes, strict=False)) or {"cpu": sum(sizes)}
+    for device in devices:
+        if shares.get(device.name, 0) > device.free:
+            raise ModelError(
+                f"The {role} model {table.model!r} needs {gib(shares[device.name])} on {device.name} for its share of "
+                f"the weights in {dtype}; free: {gib(device.free)}.",
+                "Set more shards, free memory on the card, or choose a smaller checkpoint.",
+            )
+    return Placement({}, None, dtype, shares, sharded=plan.kind, shards=shards)
+
+
+def placement_advice(
+    checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], tokens: int
+) -> list[str]:
+    """A line for each way to split a model over its shards: whether it fits, and what speaks for it.
+
+    Args:
+        checkpoint, table, need, devices: as for `sharded_placement`.
+        tokens: of a KV cache to have room for.
+    """
+    shards = table.shards
+    assert shards is not None, "the model is to be split"
+    cards = [device for device in devices if device.name != "cpu"][:shards]
+    dtype = dtype_on(table, need, cards[0].name if cards else "cpu")
+    cache = need.cache_bytes(dtype, tokens) // shards
+    model = skeleton(checkpoint, load_config(checkpoint, table.trust_remote_code), table.trust_remote_code)
+    free = min((card.free for card in cards), default=devices[-1].free // shards)
+
+    def line(kind: str, most: int, why: str) -> str:
+        fits = "fits" if most + cache <= free else "does not fit"
+        needed = f"{gib(most)} of weights and {gib(cache)} of cache for {tokens} tokens on a card, {gib(free)} free"
+        return f"{checkpoint} over {shards}, {kind}: {fits} ({needed}); {why}."
+
+    lines = []
+    for kind, why in WHY.items():
+        try:
+            plan = shard_plan(model, kind, shards, checkpoint.role)
+        except ModelError as error:
+            lines.append(f"{checkpoint} over {shards}, {kind}: no. {error.message}")
+        else:
+            lines.append(line(kind, max(plan.parameters) * ITEM_BYTES[dtype], why))
+    most = int(need.weight_bytes(dtype) / (1 - ROOM_FOR_WORK)) // shards
+    return [*lines, line("spread", most, "any model, one process, and the cards read their layers in turn")]
+
+
+def _plan(model: "PreTrainedModel") -> dict[str, str]:
+    """The styles of the modules that tensor parallelism splits, layer numbers as ``*``."""
+    found: Any = model.tp_plan
+    return dict(found or {})
+
+
+def _split(model: "PreTrainedModel") -> tuple[int, int]:
+    """How many weights are split evenly between ranks, and how many every rank holds."""
+    plan, split, whole = _plan(model), 0, 0
+    for name, weight in model.named_parameters():
+        generic = re.sub(r"\d+", "*", name)
+        style = plan.get(generic) or plan.get(generic.rpartition(".")[0])
+        if style is None or WHOLE.search(style) or (style.startswith("rowwise") and name.endswith(".bias")):
+            whole += weight.numel()
+        else:
+            split += weight.numel()
+    return split, whole
+
+
+def _require_heads(config: Any, shards: int, role: str) -> None:
+    """Raise a ModelError where attention heads or key-value heads do not divide evenly."""
+    heads = int(config.num_attention_heads)
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads % shards == 0 and groups % shards == 0:
+        return
+    possible = [str(n) for n in range(2, groups + 1) if heads % n == 0 and groups % n == 0]
+    what = f"shards = {' or '.join(possible)}, or " if possible else ""
+    raise ModelError(
+        f"[{role}] its {heads} attention heads and {groups} key-value heads do not divide by {shards}.",
+        f'Set {what}placement = "pipeline" or "spread".',
+    )
+
+
+def _staged(model: "PreTrainedModel", shards: int, role: str) -> tuple[int, ...]:
+    """Number of weights in each stage of a pipeline."""
+    from specctl.models.passes.masks import mask_obstacle
+
+    config = model.config.get_text_config(decoder=True)
+    if config.model_type not in STAGED:
+        raise _refused(
+            role,
+            f"is of the family {config.model_type}, whose pipelines specctl has not tested",
+            'placement = "tensor" or "spread"',
+        )
+    if why := mask_obstacle(model):
+        raise ModelError(f"[{role}] cannot be a pipeline: {why}.", f'Set placement = "tensor" or "spread" in [{role}].')
+    layers = int(config.num_hidden_layers)
+    if layers < shards:
+        raise _refused(role, f"has only {layers} layers", f"shards = {layers}")
+    stages = [0] * shards
+    each = layers // shards
+    for name, weight in model.named_parameters():
+        number = re.search(r"\.layers\.(\d+)\.", name)
+        if number:
+            stages[min(int(number[1]) // each, shards - 1)] += weight.numel()
+        elif "embed" in name:
+            stages[0] += weight.numel()
+            stages[-1] += weight.numel() if config.tie_word_embeddings else 0
+        else:
+            stages[-1] += weight.numel()
+    return tuple(stages)
+
+
+def _refused(role: str, why: str, instead: str) -> ModelError:
+    return ModelError(f"[{role}] cannot be in shards: it {why}.", f"Set {instead} in [{role}].")

@@ -1,0 +1,1 @@
+"""Trained predictors of acceptance: the networks, their files, and which draft token they judge."""

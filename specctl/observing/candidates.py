@@ -1,0 +1,244 @@
+"""Makes the labelled candidates of a benchmark from draft tables, and lists the models to load for them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from specctl.errors import UsageError
+from specctl.observing.candidate import Candidate
+from specctl.observing.results import BASELINE
+from specctl.peers.launch import Launch
+from specctl.peers.names import ASSISTED, PeerSetting
+from specctl.policies import NONE, Setting, nested
+from specctl.policies.leaf_rule import Leaves
+from specctl.policies.tree_shape import TreeSize
+from specctl.profile.lookup_policies import require_offered
+from specctl.profile.model_names import distinct_name, short_name
+from specctl.profile.schema import DraftTable, ModelTable, PolicyTable, Profile
+
+ModelKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The candidates of a benchmark, and the models to load for them.
+
+    Attributes:
+        candidates: the baseline, then every setting once, then the peers.
+        drafts: the tables of the draft models, without heads.
+        heads: for each draft, the names of the heads that its policies read.
+        above: for each draft the index of the draft that it first drafts for, None for the target; a draft head reads
+            the states of that model.
+        launches: by label, how the peers are started that run in processes of their own.
+    """
+
+    candidates: list[Candidate]
+    drafts: list[DraftTable]
+    heads: list[list[str]]
+    above: list[int | None]
+    launches: Mapping[str, Launch] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> TreeSize | None:
+        """The size of the trees that a candidate drafts: the first one's; None where all are chains."""
+        trees = (
+            one.setting.tree for one in self.candidates if one.setting is not None and one.setting.tree is not None
+        )
+        return next(trees, None)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the drafts of a candidate have leaves."""
+        return any(one.setting is not None and one.setting.leaves is not None for one in self.candidates)
+
+
+def field_of(
+    competing_drafts: Iterable[DraftTable],
+    peers: Iterable[PeerSetting] = (),
+    launches: Mapping[str, Launch] = MappingProxyType({}),
+) -> Field:
+    """The candidates that draft tables and peers make.
+
+    Args:
+        competing_drafts: a draft table for each candidate, with the policies of all its levels.
+        peers: other implementations, with their settings.
+        launches: by label, how those are started that run in processes of their own.
+
+    Raises:
+        ProfileError: a policy reads signals that a lookup does not have.
+        UsageError: a policy needs a head and no head, or more than one, is named.
+    """
+    drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
+    for table in drafting:
+        for level in table.levels:
+            if level.is_lookup:
+                require_offered(level.policy.setting)
+    drafts: dict[ModelKey, DraftTable] = {}
+    above: dict[ModelKey, ModelKey | None] = {}
+    for table in drafting:
+        keys = model_keys(table)
+        for key, upper, level in zip(keys, [None, *keys], table.levels, strict=False):
+            drafts.setdefault(key, level.model_copy(update={"head": None}))
+            above.setdefault(key, upper)
+    heads = _heads(drafting)
+    indices = {key: index for index, key in enumerate(drafts)}
+    chains = {tuple(model_keys(table)) for table in drafting if table.draft is not None}
+    candidates: dict[str, Candidate] = {BASELINE: Candidate(BASELINE)}
+    for table in drafting:
+        keys = model_keys(table)
+        setting = _with_heads(table, [heads[key] for key in keys])
+        used = tuple(indices[key] for key in keys)
+        # Model names are left out where they are unambiguous: every candidate uses all drafts in the same order.
+        ambiguous = len(used) != len(drafts) or len(chains) > 1
+        label = setting.label_on([short_name(level.model) for level in table.levels] if ambiguous else ())
+        candidates.setdefault(label, Candidate(label, setting, used))
+    for peer in peers:
+        values = peer.values
+        if peer.label in launches:
+            converted = launches[peer.label].converted
+            values = {**values, "weights": converted.weights, "cache": converted.cache}
+        candidates.setdefault(peer.label, Candidate(peer.label, None, peer=peer.peer, peer_settings=values))
+    return Field(
+        list(candidates.values()),
+        list(drafts.values()),
+        [heads[key] for key in drafts],
+        [None if (upper := above[key]) is None else indices[upper] for key in drafts],
+        launches,
+    )
+
+
+def with_counterpart(field: Field) -> Field:
+    """The field with one more candidate where transformers' own loop takes part: ours, run eagerly as that runs.
+
+    It is the first that drafts with the first draft alone and in turns. Without it, what another engine brings would
+    look like what another algorithm brings.
+    """
+    first = next((index for index, one in enumerate(field.candidates) if one.peer in ASSISTED), None)
+    ours = next(
+        (
+            one
+            for one in field.candidates
+            if one.setting not in (None, NONE) and one.drafts == (0,) and not one.parallel
+        ),
+        None,
+    )
+    if first is None or ours is None:
+        return field
+    return replace(field, candidates=[*field.candidates[:first], ours.eagerly, *field.candidates[first:]])
+
+
+def competing_drafts(
+    profiles: Sequence[Profile],
+    policies: Sequence[PolicyTable],
+    leaves: Sequence[Leaves] = (),
+    trees: Sequence[int] = (),
+) -> list[DraftTable]:
+    """The draft tables to compare on the first profile's target, each with the policies of all its levels.
+
+    Each but a lookup, which knows no other tokens, is followed by copies with these leaves in place of its own, and
+    each that no faster draft drafts for by copies with trees of so many tokens.
+
+    Raises:
+        UsageError: the profiles have different targets, or a policy has no draft to stop.
+    """
+    found = []
+    for table in _stopped(profiles, policies):
+        more = () if table.is_lookup else leaves
+        found += [table, *(table.model_copy(update={"leaves": each, "tree": None}) for each in more)]
+        if not table.is_lookup and table.draft is None:
+            found += [table.model_copy(update={"leaves": None, "tree": each}) for each in trees]
+    return found
+
+
+def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> list[DraftTable]:
+    """The draft tables to compare, as their profiles and ``policies`` describe them.
+
+    Every profile contributes its own drafts and policies. A policy in ``policies`` replaces the policy of the first
+    profile's first draft; the drafts below stay, and a draft in parallel takes turns with the target unless the
+    policy drafts blocks of one length. Without ``policies``, a profile is compared with simple policies on
+    the same drafts: a single draft with constant and heuristic, a hierarchy with constant on each of its drafts alone,
+    which shows whether a third model pays.
+    """
+    require_one_target(profiles)
+    own = [profile.draft for profile in profiles if profile.draft is not None]
+    draft = profiles[0].draft
+    if draft is None:
+        if policies:
+            raise UsageError("--policy has no draft to stop", "name a profile with a draft first")
+        return own
+    if policies:
+        return [*(own if len(profiles) > 1 else []), *(_stopped_by(draft, policy) for policy in policies)]
+    if len(profiles) > 1 and any(model_keys(table) != model_keys(draft) for table in own):
+        return own
+    if draft.draft is None:
+        in_turns = draft.model_copy(update={"parallel": None})
+        return [*own, *(_stopped_by(in_turns, PolicyTable(name=name)) for name in ("constant", "heuristic"))]
+    alone = [level.model_copy(update={"draft": None, "pre_verify": None}) for level in draft.levels]
+    return [*own, *(_stopped_by(level, PolicyTable(name="constant")) for level in alone)]
+
+
+def require_one_target(profiles: Iterable[Profile]) -> None:
+    """Raise a UsageError if profiles have different targets."""
+    targets = list(dict.fromkeys(_quantised_name(profile.target) for profile in profiles))
+    if len(targets) > 1:
+        raise UsageError(
+            f"the profiles name different models as target ({', '.join(targets)})", "compare drafts of one target"
+        )
+
+
+def _stopped_by(table: DraftTable, policy: PolicyTable) -> DraftTable:
+    parallel = table.parallel if policy.setting.fixed_length else None
+    return table.model_copy(update={"policy": policy, "parallel": parallel})
+
+
+def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:
+    """The table's setting; a level names its head if its policy reads one and its model has several heads."""
+    levels = []
+    for level, known in zip(table.levels, heads, strict=True):
+        setting = level.own_setting
+        if setting.needs_head and level.head is not None and len(known) > 1:
+            setting = replace(setting, head=level.head, head_label=distinct_name(level.head, known))
+        levels.append(setting)
+    return nested(levels)
+
+
+def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
+    """For each model, the heads that its policies read; a profile without a head uses the only head of the others."""
+    known: dict[ModelKey, list[str]] = {}
+    used: dict[ModelKey, list[str | None]] = {}
+    names: dict[ModelKey, str] = {}
+    for table in tables:
+        for key, level in zip(model_keys(table), table.levels, strict=True):
+            known.setdefault(key, []).extend([level.head] if level.head is not None else [])
+            if level.policy.setting.needs_head:
+                used.setdefault(key, []).append(level.head)
+                names.setdefault(key, level.policy.name)
+    for key, heads in used.items():
+        several = sorted(set(known[key]))
+        if not several:
+            raise UsageError(
+                f"{names[key]} needs a head that predicts acceptance", "name one with --set draft.head=PATH"
+            )
+        if None in heads and len(several) > 1:
+            raise UsageError(
+                f"the profiles name different heads ({', '.join(several)}), and a policy needs a head that its profile "
+                "does not name",
+                "name one with head in its [draft] table",
+            )
+    return {key: list(dict.fromkeys(head or heads[0] for head in used.get(key, ()))) for key, heads in known.items()}
+
+
+def _quantised_name(table: ModelTable) -> str:
+    return table.model if table.quantize is None else f"{table.model} in {table.quantize}"
+
+
+def model_keys(table: DraftTable) -> list[ModelKey]:
+    """A key for the model of each level of a draft table, from the top down; equal keys mean the same loaded model.
+
+    A model that is used at two levels gets two keys, because each level needs its own cache.
+    """
+    keys: list[ModelKey] = []
+    for level in table.levels:
+        described = level.model if level.is_lookup else level.model_dump_json(include=set(ModelTable.model_fields))
+        keys.append((described, sum(described == other for other, _ in keys)))
+    return keys

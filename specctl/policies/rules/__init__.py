@@ -1,0 +1,1 @@
+"""The stopping policies, a module each."""

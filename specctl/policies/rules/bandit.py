@@ -1,0 +1,111 @@
+"""A bandit over stopping policies: one of them drafts each round, and what the rounds brought decides which."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, log, sqrt
+from typing import Annotated, Any
+
+from annotated_types import Ge, MinLen
+
+from specctl.policies.base import Rule, Signal
+from specctl.policies.policy_text import policy_table
+from specctl.policies.registry import RULES
+from specctl.records import DraftStep, Round, StopReason
+
+TRAINING_FREE = ("svip", "max-confidence", "adaedl", "self-verify", "heuristic")
+"""The policies of the papers that need no training and adapt to a text, each with its default settings."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Bandit(Rule):
+    """In each round the policy with the largest upper confidence bound on its reward drafts.
+
+    After TapOut (Sridhar et al. 2025, arXiv 2511.02017), whose bandit chooses a stopping policy for each draft as a
+    whole, by UCB1 on a reward that blends accepted length and acceptance rate. Here the reward of a round is
+
+        r = (accepted / drafted + accepted / max_draft) / 2, in [0, 1], and 0 if the policy chose to draft nothing,
+
+    and with n_i the rounds of policy i, R_i the sum of their rewards and n = sum_i n_i, the next round is that of the
+    policy with the largest R_i / n_i + sqrt(2 ln(n) / n_i) (UCB1, Auer et al. 2002), the first of equals; each drafts
+    once before any does so twice. The rates and lengths count alike, and nothing is known of what a pass costs.
+
+    A policy observes the rounds that it drafted and no others: a length or threshold that adapts is moved by how its
+    own drafts fared. Which policy drafts depends on earlier rounds alone, so the output keeps the target's
+    distribution. ``arms`` are policies as ``--policy`` names them; each keeps the token at which it stops.
+    ``max_draft`` is the longest draft of any. ``carry_over`` keeps the rewards from one sequence to the next, so that
+    when sampling a seed's text depends on the sequences before it; what the arms keep is up to their own settings.
+    """
+
+    arms: Annotated[tuple[str, ...], MinLen(2)] = TRAINING_FREE
+    max_draft: Annotated[int, Ge(1)] = 40
+    carry_over: bool = True
+    _policies: list[Rule] = field(init=False, repr=False)
+    _plays: list[int] = field(init=False, repr=False)
+    _rewards: list[float] = field(init=False, repr=False)
+    _arm: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._policies = [_policy(arm) for arm in self.arms]
+        self._restart()
+
+    def _restart(self) -> None:
+        self._plays, self._rewards, self._arm = [0] * len(self.arms), [0.0] * len(self.arms), 0
+
+    @classmethod
+    def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:
+        arms = values.get("arms", TRAINING_FREE)
+        return frozenset().union(*(_rule(table).signals_of(table) for table in map(policy_table, arms)))
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return self.signals_of({"arms": self.arms})
+
+    @property
+    def current_threshold(self) -> float | None:
+        return self._policies[self._arm].current_threshold
+
+    def reset(self) -> None:
+        for policy in self._policies:
+            policy.reset()
+        if not self.carry_over:
+            self._restart()
+
+    def draft_limit(self) -> int:
+        return min(self.max_draft, self._policies[self._arm].draft_limit())
+
+    def should_stop(self, step: DraftStep) -> bool:
+        return self._policies[self._arm].should_stop(step)
+
+    def observe(self, round_: Round) -> None:
+        if not round_.drafted and round_.stop is StopReason.BUDGET:
+            return  # there was no room: that says nothing about the policy
+        self._policies[self._arm].observe(round_)
+        self._plays[self._arm] += 1
+        if round_.drafted:
+            self._rewards[self._arm] += round_.accepted * (1 / round_.drafted + 1 / self.max_draft) / 2
+        total = sum(self._plays)
+
+        def upper_bound(arm: int) -> float:
+            plays = self._plays[arm]
+            return self._rewards[arm] / plays + sqrt(2 * log(total) / plays) if plays else inf
+
+        self._arm = max(range(len(self.arms)), key=upper_bound)
+
+
+def _rule(table: Mapping[str, Any]) -> type[Rule]:
+    name = table["name"]
+    if name not in RULES:
+        raise ValueError(f"{name} cannot be an arm: it is no policy, or itself chooses among policies")
+    return RULES[name]
+
+
+def _policy(arm: str) -> Rule:
+    table = policy_table(arm)
+    rule = _rule(table)
+    if not rule.drafts:
+        raise ValueError(f"{arm} cannot be an arm: it never drafts")
+    policy = rule(**{key: value for key, value in table.items() if key != "name"})
+    # Whether a trigger is dropped is asked of a policy once, for all its rounds.
+    if not policy.keep_trigger:
+        raise ValueError(f"{arm} cannot be an arm: an arm keeps the token at which it stops")
+    return policy
