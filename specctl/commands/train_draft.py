@@ -40,8 +40,8 @@ from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from specctl.draft_training.recipes import Recipe
-    from specctl.draft_training.report import Result
+    from specctl.training.drafts.draft_report import Result
+    from specctl.training.drafts.recipes import Recipe
 
 
 class Kind(StrEnum):
@@ -157,9 +157,9 @@ def train_draft(
 
     progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
     with progress.doing("starting"):
-        from specctl.draft_training import workshop
-        from specctl.draft_training.recipes import Schedule
         from specctl.models.running.threads import use
+        from specctl.training.drafts import draft_workshop as workshop
+        from specctl.training.drafts.recipes import Schedule
 
     use(found.profile.threads)
     recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
@@ -177,7 +177,9 @@ def train_draft(
             prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
             replicas = None
             if replication is not None:
-                replicas = partial(replication.start, plain, "specctl.draft_training.collection:replica", {}, progress)
+                replicas = partial(
+                    replication.start, plain, "specctl.training.drafts.answer_collecting:replica", {}, progress
+                )
             source = workshop.collect_answers(output, plain, prompts, progress, resume=resume, replicas=replicas)
             for identity, reason in source.folder.left_out.items():
                 warn(f"prompt {identity} is left out: {reason}")
@@ -194,8 +196,8 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
     Raises:
         UsageError: the user gave one that the kind does not have.
     """
-    from specctl.draft_training.recipes import RECIPES
     from specctl.models.head_files.draft_head import HeadKind
+    from specctl.training.drafts.recipes import RECIPES
 
     published = RECIPES[HeadKind(kind)]
     given = {name: value for name, value in own.items() if value is not None}
@@ -214,9 +216,9 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
 def _show(results: list["Result"], as_json: bool) -> None:
     from rich.console import Console
 
-    from specctl.draft_training.report import as_document, result_tables
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
+    from specctl.training.drafts.draft_report import as_document, result_tables
 
     if as_json:
         write_line(sys.stdout, {"drafts": as_document(results)})

@@ -38,7 +38,7 @@ from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from specctl.heads.evaluation import Evaluation
+    from specctl.training.predictors.predictor_evaluation import Evaluation
 
 
 def train_head(
@@ -160,10 +160,10 @@ def train_head(
 
     progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
     with progress.doing("starting"):
-        from specctl.heads import workshop
-        from specctl.heads.report import sweep_recipes
-        from specctl.heads.training import MIX, Recipe, Schedule
         from specctl.models.running.threads import use
+        from specctl.training.predictors import predictor_workshop as workshop
+        from specctl.training.predictors.predictor_learner import MIX, Recipe, Schedule
+        from specctl.training.predictors.predictor_report import sweep_recipes
 
     use(found.profile.threads)
     headless = workshop.without_head(found.profile)
@@ -185,7 +185,11 @@ def train_head(
             replicas = None
             if replication is not None:
                 replicas = partial(
-                    replication.start, headless, "specctl.heads.collection:replica", {"kind": kind}, progress
+                    replication.start,
+                    headless,
+                    "specctl.training.predictors.example_collecting:replica",
+                    {"kind": kind},
+                    progress,
                 )
             source = workshop.collect_examples(
                 output, headless, prompts, progress, resume=resume, kind=kind, replicas=replicas
@@ -216,8 +220,8 @@ def _show(evaluations: list["Evaluation"], sweep: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from specctl.files import write_line
-    from specctl.heads.report import as_document, head_tables, sweep_tables
     from specctl.reporting.console import print_tables
+    from specctl.training.predictors.predictor_report import as_document, head_tables, sweep_tables
 
     if as_json:
         write_line(sys.stdout, {"heads": as_document(evaluations)})

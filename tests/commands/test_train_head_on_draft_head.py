@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from specctl.commands.app import app
 from specctl.errors import UsageError
-from specctl.heads import workshop
-from specctl.heads.examples import DataFolder
-from specctl.learning.answer_folder import PROMPTS_PER_SHARD
-from specctl.learning.data_shards import INDEX
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.head_files.block_writing import write_block
 from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.training.collected import PROMPTS_PER_SHARD
+from specctl.training.material import INDEX
+from specctl.training.predictors import predictor_workshop as workshop
+from specctl.training.predictors.examples import DataFolder
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
 SHAPE = LayerShape(hidden_size=12, intermediate_size=24, heads=2, kv_heads=1, head_dim=6)

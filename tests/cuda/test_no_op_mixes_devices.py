@@ -16,11 +16,6 @@ from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.draft_training.lessons import Teacher
-from specctl.heads.draft_states import ModelStates
-from specctl.heads.examples import Example
-from specctl.heads.mixing import acceptance, signals
-from specctl.heads.training import weighted_loss
 from specctl.models.draft_heads.head_engines import build_head_runner
 from specctl.models.passes.last_states import last_hidden_states
 from specctl.models.running.eager import EagerRunner
@@ -35,6 +30,11 @@ from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
 from specctl.replay import metering
 from specctl.replay.recording import read_sequence
+from specctl.training.drafts.lessons import Teacher
+from specctl.training.predictors.draft_states import ModelStates
+from specctl.training.predictors.examples import Example
+from specctl.training.predictors.mixing import acceptance, signals
+from specctl.training.predictors.predictor_learner import weighted_loss
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
 BLOCKS = Sampling(1.0, verification="block")

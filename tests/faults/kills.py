@@ -25,10 +25,10 @@ import torch
 
 from specctl import __main__ as entry
 from specctl.commands import app  # noqa: F401 - imported once here, and not by every run
-from specctl.heads import workshop  # noqa: F401
-from specctl.learning import answer_folder as learning_collecting
-from specctl.learning import saved_state
 from specctl.replay import collecting, metering
+from specctl.training import collected as learning_collecting
+from specctl.training import saved_state
+from specctl.training.predictors import predictor_workshop as workshop  # noqa: F401
 from tests.checkpoints import llama_config, save_model
 
 Items = Iterable[tuple[str, Any]]

@@ -2,16 +2,16 @@
 
 import pytest
 
-from specctl.draft_training import workshop as drafts
-from specctl.heads import workshop as heads
-from specctl.learning import answer_folder as collecting
-from specctl.learning import replicated_shards
-from specctl.learning.replicated_shards import collect_by_replicas
 from specctl.observing.progress import SILENT
 from specctl.profile import parse_policy, resolve
 from specctl.prompts.suites import load_records
 from specctl.replicas.job import Job, ReplicaError
 from specctl.replicas.replica import Lost
+from specctl.training import collected as collecting
+from specctl.training import replicated_shards
+from specctl.training.drafts import draft_workshop as drafts
+from specctl.training.predictors import predictor_workshop as heads
+from specctl.training.replicated_shards import collect_by_replicas
 from tests.checkpoints import llama_config, save_model
 from tests.replicas.in_process import InProcess
 
@@ -53,7 +53,7 @@ def test_examples_of_heads(profile, suite, kind, tmp_path):
     found = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        job = Job("specctl.heads.collection:replica", {"profile": profile, "kind": kind})
+        job = Job("specctl.training.predictors.example_collecting:replica", {"profile": profile, "kind": kind})
         replicas = None if name == "one" else lambda job=job: InProcess(job)
         found[name] = heads.collect_examples(
             tmp_path / name, profile, suite, SILENT, resume=False, kind=kind, replicas=replicas
@@ -78,7 +78,7 @@ def test_answers_of_drafts_go_on_where_an_earlier_run_ended(profile, suite, tmp_
                 return [Lost(replica, "was ended by signal 9")]
             return super().wait(seconds)
 
-    job = Job("specctl.draft_training.collection:replica", {"profile": profile})
+    job = Job("specctl.training.drafts.answer_collecting:replica", {"profile": profile})
     started = {"profile": profile, "suite": suite, "progress": SILENT}
     with pytest.raises(ReplicaError, match="no replica survived prompts 7 to 9; was ended by signal 9"):
         drafts.collect_answers(tmp_path / "two", **started, resume=False, replicas=lambda: Dying(job, count=1))
@@ -94,7 +94,7 @@ def test_progress_counts_every_prompt(profile, suite, tmp_path):
         counted.append(tokens)
 
     folder = drafts.AnswerFolder.create(tmp_path / "answers", {}, PROMPTS)
-    job = Job("specctl.draft_training.collection:replica", {"profile": profile})
+    job = Job("specctl.training.drafts.answer_collecting:replica", {"profile": profile})
     collect_by_replicas(folder, suite.prompts, InProcess(job, count=3), advance)
     assert len(counted) == PROMPTS
     assert counted[6] == 0 < counted[0]

@@ -21,19 +21,19 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from specctl.decoding.sampling import Sampling
-from specctl.draft_training.answers import Answer
-from specctl.draft_training.evaluation import drafts_of_head, drafts_of_model, evaluate
-from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.networks import new_head
-from specctl.draft_training.recipes import Recipe, Schedule
-from specctl.draft_training.report import KIND_NAMES, PAPERS, Result, result_tables
-from specctl.draft_training.training import Training
-from specctl.draft_training.workshop import write_head
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.head_files.draft_head import HeadKind
 from specctl.profile.embedded import model_path
 from specctl.reporting.table import as_markdown
+from specctl.training.drafts.draft_evaluation import drafts_of_head, drafts_of_model, evaluate
+from specctl.training.drafts.draft_learner import Training
+from specctl.training.drafts.draft_report import KIND_NAMES, PAPERS, Result, result_tables
+from specctl.training.drafts.draft_workshop import write_head
+from specctl.training.drafts.lessons import Teacher
+from specctl.training.drafts.networks import new_head
+from specctl.training.drafts.recipes import Recipe, Schedule
+from specctl.training.drafts.target_answers import Answer
 from tools.embedded.corpus import Corpus, encode_documents, question_prompt, read_corpus
 from tools.embedded.recipe import finished
 from tools.embedded.teacher import continue_prompts

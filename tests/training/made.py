@@ -1,0 +1,72 @@
+"""A tiny target, its answers, and heads to train on them."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from toys import random_model, seeded
+from transformers import PreTrainedModel
+
+from specctl.models.draft_heads.block import BlockHead
+from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.head_files.draft_head import HeadKind
+from specctl.training.drafts.networks import new_head
+from specctl.training.drafts.recipes import RECIPES, Recipe
+from specctl.training.drafts.target_answers import Answer
+
+VOCABULARY = 64
+MASK = 63
+DRAWN = [1, 2, 3, 5, 8, 13, 21, 34, 55]
+"""A small draft vocabulary."""
+
+
+def recipe(kind: str, **changes: object) -> Recipe:
+    """The published recipe, small."""
+    published = RECIPES[HeadKind(kind)]
+    small: dict[str, object] = {"depth": 2 if published.anchors else 1, "steps": min(published.steps, 4)}
+    if published.markov_rank:
+        small["markov_rank"] = 8
+    return replace(published, **{**small, **changes})
+
+
+def spread_head(
+    kind: str, target: PreTrainedModel, *, tokens: list[int] | None = None, **changes: object
+) -> ChainHead | BlockHead:
+    """A head whose every trained matrix is random enough that its laws differ from place to place."""
+    head = new_head(recipe(kind, **changes), target, None if tokens is None else torch.tensor(tokens), MASK, 0)
+    generator = seeded(7)
+    with torch.no_grad():
+        for weight in head.parameters():
+            if weight.requires_grad and weight.ndim == 2:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return head.eval()
+
+
+def answer(number: int, prompt: int = 3, length: int = 10, *, greedy: bool = True) -> Answer:
+    """A random text."""
+    parts = [torch.randint(1, VOCABULARY, (size,), generator=seeded(number + size)).int() for size in (prompt, length)]
+    return Answer(number, greedy, *parts)
+
+
+def chain_target() -> PreTrainedModel:
+    """A target whose next token depends on its last one alone, and which is sure of it: a head can learn it all."""
+    target = deepcopy(random_model("llama"))
+    with torch.no_grad():
+        target.lm_head.weight.mul_(30)
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return target
+
+
+def greedy_answers(target: PreTrainedModel, count: int, length: int = 16) -> list[Answer]:
+    """What a target writes."""
+    found = []
+    for number in range(count):
+        prompt = torch.randint(1, VOCABULARY, (2,), generator=seeded(number))
+        ids = prompt
+        with torch.no_grad():
+            for _ in range(length):
+                ids = torch.cat([ids, target(ids[None]).logits[0, -1:].argmax(-1)])
+        found.append(Answer(number, True, prompt.int(), ids[2:].int()))
+    return found
