@@ -1,11 +1,9 @@
 """`specctl train-draft`: train a small network that drafts from the target's hidden states."""
 
-import sys
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,16 +30,18 @@ from specctl.commands.options import (
     TrustOption,
     chosen_prompts,
     sampling_flags,
-    warn,
 )
 from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
-from specctl.commands.training import DataFlags
+from specctl.commands.training import DataFlags, train
 from specctl.errors import UsageError
-from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
-    from specctl.training.drafts.draft_report import Result
+    from specctl.profile import Profile
+    from specctl.terminal.work_progress import TerminalProgress
+    from specctl.training.drafts.draft_workshop import DraftHeads
     from specctl.training.drafts.recipes import Recipe
+    from specctl.training.model_card import Report
+    from specctl.training.subject import Source
 
 
 class Kind(StrEnum):
@@ -144,50 +144,40 @@ def train_draft(
     """
     if lr <= 0:
         raise UsageError("--lr must be more than 0")
-    source_flags = DataFlags("answers", answers, answers_only, suite, data, input_)
-    source_flags.check()
+    material = DataFlags("answers", answers, answers_only, suite, data, input_)
+    material.check()
     replication = Replication.of(workers, cluster, None)
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
-
-    from rich.console import Console
-
-    from specctl.terminal.work_progress import TerminalProgress, resumable
-
-    progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
-    with progress.doing("starting"):
-        from specctl.models.running.threads import use
-        from specctl.training.drafts import draft_workshop as workshop
-        from specctl.training.drafts.recipes import Schedule
-
-    use(found.profile.threads)
     recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
-    plain = workshop.plain(found.profile)
-    with Outputs(force=force) as outputs, resumable(progress.console, output):
-        source_flags.claim(outputs, found, output, resume=resume)
-        if resume and workshop.OUTPUT.is_finished(output):
-            progress.say(f"{output} is finished")
-            return
-        if answers is not None:
-            source = workshop.open_answers(answers, plain, progress)
-            if not resume:
-                workshop.OUTPUT.start_over(output)
-        else:
-            prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-            replicas = None
-            if replication is not None:
-                replicas = partial(
-                    replication.start, plain, "specctl.training.drafts.answer_collecting:replica", {}, progress
-                )
-            source = workshop.collect_answers(output, plain, prompts, progress, resume=resume, replicas=replicas)
-            for identity, reason in source.folder.left_out.items():
-                warn(f"prompt {identity} is left out: {reason}")
-        if answers_only:
-            return
-        schedule = Schedule(epochs, batch_size, lr, optimizer.value, seed)
-        results = workshop.train_head(output, source, recipe, schedule, progress)
-    _show(results, json_)
+
+    def begin(found: "Profile") -> "DraftHeads":
+        from specctl.training.drafts.draft_workshop import DraftHeads
+
+        return DraftHeads(found)
+
+    def finish(subject: "DraftHeads", source: "Source[Any, Any]", progress: "TerminalProgress") -> "Report":
+        from specctl.training.epochs import Schedule
+
+        schedule = Schedule(epochs, batch_size, lr, seed)
+        return subject.make(output, source, replace(recipe, optimizer=optimizer.value), schedule, progress)
+
+    train(
+        material,
+        found,
+        "draft",
+        begin,
+        finish,
+        prompts=lambda: chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed),
+        replication=replication,
+        output=output,
+        resume=resume,
+        force=force,
+        as_json=json_,
+        quiet=quiet,
+        progress=progress_,
+    )
 
 
 def _recipe(kind: Kind, **own: int | None) -> "Recipe":
@@ -211,16 +201,3 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
         if name in given:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
     return replace(published, **given)  # type: ignore[arg-type]
-
-
-def _show(results: list["Result"], as_json: bool) -> None:
-    from rich.console import Console
-
-    from specctl.files import write_line
-    from specctl.reporting.console import print_tables
-    from specctl.training.drafts.draft_report import as_document, result_tables
-
-    if as_json:
-        write_line(sys.stdout, {"drafts": as_document(results)})
-    else:
-        print_tables(Console(), result_tables(results))

@@ -39,7 +39,7 @@ class Split(Generic[Item]):
     dev: list[Item]
 
 
-class ShardFolder(ABC, Generic[Item]):
+class Material(ABC, Generic[Item]):
     """What was made of prompts, a shard for every few of them.
 
     Args:
@@ -137,19 +137,15 @@ class ShardFolder(ABC, Generic[Item]):
     def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Item]:
         """The items again."""
 
-    def add(self, items: Sequence[Item], prompts: int, left_out: dict[str, str], seconds: float) -> None:
+    def add(self, content: bytes, prompts: int, left_out: dict[str, str], seconds: float) -> None:
         """Write what was made of the next ``prompts`` prompts as a shard, then add the shard to the index.
 
         Args:
-            items: of the prompts, in order.
+            content: as `content` gives it.
             prompts: number of prompts, including those left out.
             left_out: reasons by prompt id.
             seconds: wall time of collecting them.
         """
-        self.commit(self.content(items), prompts, left_out, seconds)
-
-    def commit(self, content: bytes, prompts: int, left_out: dict[str, str], seconds: float) -> None:
-        """`add` with the items as `content` gives them."""
         shards = self._index["shards"]
         name = f"shard-{len(shards):05}.safetensors"
         write_whole(self.path / name, content)

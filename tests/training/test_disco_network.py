@@ -1,13 +1,12 @@
 """A DISCO head learns what can be learned, and what it learns from is what it reads in live rounds."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from made import disco_examples as examples
 from toys import StateTable, TableRunner, ToyDraftHead, related_table, seeded, table
 from traced import pair_of
 
@@ -19,49 +18,35 @@ from specctl.models.predictors.disco_head import disco_head_from
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Setting
 from specctl.records import Round
-from specctl.training import saved_state
+from specctl.training.epochs import Schedule, Training
 from specctl.training.material import Split
-from specctl.training.predictors import head_rounds as module
+from specctl.training.predictors import example_rounds as module
 from specctl.training.predictors.disco_network import DiscoNetwork, features_of, new_network
-from specctl.training.predictors.draft_states import Laws
+from specctl.training.predictors.draft_states import Stored
+from specctl.training.predictors.example_rounds import read_rounds
 from specctl.training.predictors.examples import Example
-from specctl.training.predictors.head_rounds import read_rounds
 from specctl.training.predictors.model_rounds import read_model_rounds
 from specctl.training.predictors.predictor_evaluation import evaluate
-from specctl.training.predictors.predictor_learner import Recipe, Schedule, Training
+from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe, Trained
 
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
 PROMPT = (3, 1, 4, 1, 5)
 LENGTH, LONGEST = 150, 3
-SCHEDULE = Schedule(mix=0.0, epochs=30, batch_size=8, lr=1e-2)
-RECIPES = [Recipe(None, 1.0)]
+SCHEDULE = Schedule(epochs=30, batch_size=8, lr=1e-2)
+LAWS = Stored(torch.device("cpu"), features_of)
+RECIPES = [PredictorRecipe(None, 1.0)]
 
 
-def examples(count: int, seed: int = 0) -> list[Example]:
-    """A token is accepted where the two likeliest are far apart and it is early in its round: no one signal tells."""
-    generator = seeded(seed)
-    found = []
-    for number in range(count):
-        tops = torch.rand(20, 10, generator=generator).sort(descending=True).values
-        tops = tops / tops.sum(1, keepdim=True)
-        index = torch.randint(1, 9, (20,), generator=generator, dtype=torch.int32)
-        accepted = torch.where((tops[:, 0] - tops[:, 1]) * 250 > index, 0.97, 0.03)
-        entropy = torch.special.entr(tops).sum(1)
-        ids = torch.zeros(20, dtype=torch.int32)
-        found.append(Example(number, ids[:2], ids, ids, accepted, entropy, tops[:, 0], tops[:, 0], None, tops, index))
-    return found
-
-
-def trained(path: Path, data: list[Example], after_step=lambda: None) -> Training:  # type: ignore[no-untyped-def]
-    training = Training(Laws(), RECIPES, SCHEDULE, data, path)
-    training.run(after_step)
-    return training
+def trained(path: Path, data: list[Example]) -> list[Trained]:
+    learner = PredictorLearner(LAWS, RECIPES, data, 0)
+    Training(learner, SCHEDULE, len(data), path).run()
+    return learner.networks
 
 
 def test_it_learns_what_can_be_learned(tmp_path: Path) -> None:
     data = examples(80)
-    training = trained(tmp_path / "state", data)
-    (found,) = evaluate(Laws(), training.heads, RECIPES, Split(data, examples(20, seed=1)), 0.0, 0)
+    networks = trained(tmp_path / "state", data)
+    (found,) = evaluate(LAWS, networks, RECIPES, Split(data, examples(20, seed=1)), 0)
     assert found.head.auroc is not None
     assert found.head.auroc > 0.9
     assert found.beaten_by == []
@@ -70,35 +55,13 @@ def test_it_learns_what_can_be_learned(tmp_path: Path) -> None:
 
 def test_what_is_saved_computes_what_was_trained(tmp_path: Path) -> None:
     data = examples(10)
-    (network,) = trained(tmp_path / "state", data).heads
+    (network,) = trained(tmp_path / "state", data)
     assert isinstance(network, DiscoNetwork)
     head = disco_head_from(network.weights())
     with torch.inference_mode():
         expected = network(features_of(data)).sigmoid()
     for row, probability in zip(features_of(data).tolist()[:50], expected.tolist(), strict=False):
         assert head.own_accept_prob(row[:10], row[10], int(row[11])) == pytest.approx(probability, abs=1e-5)
-
-
-class KilledError(Exception):
-    pass
-
-
-def test_an_interrupted_training_ends_as_if_nothing_had_happened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saved_state, "SAVE_SECONDS", 0.0)
-    data = examples(20)
-    whole = trained(tmp_path / "whole", data)
-
-    def kill(left: Iterator[int]) -> None:
-        if next(left, None) is None:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        trained(tmp_path / "torn", data, partial(kill, iter(range(7))))
-    resumed = trained(tmp_path / "torn", data)
-    for one, other in zip(whole.heads[0].parameters(), resumed.heads[0].parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_a_feature_that_never_changes_is_no_division_by_zero() -> None:

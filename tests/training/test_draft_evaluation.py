@@ -8,7 +8,7 @@ import torch
 from toys import seeded
 
 from specctl.decoding.sampling import Sampling
-from specctl.training.drafts.draft_evaluation import Acceptance, evaluate
+from specctl.training.drafts.draft_evaluation import Acceptance, acceptance_in_rounds
 from specctl.training.drafts.drafted_rounds import Drafted
 from specctl.training.drafts.lessons import Lesson
 from specctl.training.drafts.target_answers import Answer
@@ -59,7 +59,7 @@ def test_the_mean_over_answers_is_the_acceptance_of_rounds() -> None:
     for text in product(range(SIZE), repeat=LENGTH):
         chance = float(torch.stack([TARGET[text[:index]][text[index]] for index in range(LENGTH)]).prod())
         answer = Answer(0, False, torch.tensor([0, 0]), torch.tensor(text))
-        (found,) = evaluate(Known(), [draft], [answer], Sampling(1.0), LENGTH)  # type: ignore[arg-type]
+        (found,) = acceptance_in_rounds(Known(), [draft], [answer], Sampling(1.0), LENGTH)  # type: ignore[arg-type]
         assert found.rounds == 1
         mean += chance * torch.tensor(found.reached, dtype=torch.float64)
     assert mean.tolist() == pytest.approx(reached(), abs=1e-6)
@@ -70,7 +70,7 @@ def test_a_greedy_round_is_accepted_up_to_the_first_difference() -> None:
     while len(text) < LENGTH:
         text = (*text, int(TARGET[text].argmax()))
     answer = Answer(0, True, torch.tensor([0, 0]), torch.tensor(text))
-    (found,) = evaluate(Known(), [draft], [answer], Sampling(), LENGTH)  # type: ignore[arg-type]
+    (found,) = acceptance_in_rounds(Known(), [draft], [answer], Sampling(), LENGTH)  # type: ignore[arg-type]
     agrees = [int(DRAFT[text[:index]].argmax()) == text[index] for index in range(LENGTH)]
     assert found.reached == tuple(float(all(agrees[: index + 1])) for index in range(LENGTH))
 

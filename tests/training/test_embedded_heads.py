@@ -14,7 +14,7 @@ from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.head_files.eagle_formats import build_eagle3
 from specctl.profile.embedded import model_path
 from specctl.training.drafts.chains import drafted_steps
-from specctl.training.drafts.draft_evaluation import drafts_of_head, drafts_of_model, evaluate
+from specctl.training.drafts.draft_evaluation import acceptance_in_rounds, drafts_of_head, drafts_of_model
 from specctl.training.drafts.lessons import Lesson, Teacher
 from specctl.training.drafts.target_answers import Answer
 
@@ -51,7 +51,7 @@ def test_the_embedded_eagle3_head_is_accepted_more_than_the_embedded_draft() -> 
     target = model("target")
     head = embedded_eagle3(target)
     drafts = [drafts_of_head(head, 5), drafts_of_model(model("draft"), 5)]
-    own, other = evaluate(Teacher(target, head.layers), drafts, answers(), Sampling(), 5)
+    own, other = acceptance_in_rounds(Teacher(target, head.layers), drafts, answers(), Sampling(), 5)
     assert own.rounds > 100
     assert own.lengths[-1] > 1.05 * other.lengths[-1]
 

@@ -15,11 +15,11 @@ from specctl.models.predictors.head_checkpoint import HeadCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
-from specctl.training.predictors.example_collecting import describe
+from specctl.training.predictors.predictor_workshop import Predictors
 
 
 def facts(*overrides: str) -> dict[str, Any]:
-    return describe(resolve("embedded", overrides=overrides).profile, Suite("suite", "0", ()))
+    return Predictors(resolve("embedded", overrides=overrides).profile).facts(Suite("suite", "0", ()))
 
 
 def test_examples_of_quantised_models_are_others() -> None:
@@ -45,7 +45,7 @@ def test_a_draft_head_is_known_by_its_weights(layout: str, tmp_path: Path) -> No
         torch.save(load_file(folder / "model.safetensors"), weights)
         (folder / "model.safetensors").unlink()
     profile = Profile.model_validate({"target": {"model": str(tmp_path / "target")}, "draft": {"model": str(folder)}})
-    found = describe(profile, Suite("suite", "0", ()))
+    found = Predictors(profile).facts(Suite("suite", "0", ()))
     assert found["draft_head"] == "eagle3"
     assert found["draft_sha256"] == files_hash([weights])
     assert profile.draft is not None
@@ -57,6 +57,6 @@ def test_a_draft_head_is_known_by_its_weights(layout: str, tmp_path: Path) -> No
 def test_so_is_one_in_its_targets_files() -> None:
     folder = Path(__file__).parents[1] / "data" / "draft_heads" / "mtp" / "qwen3_next"
     profile = Profile.model_validate({"target": {"model": str(folder)}, "draft": {"model": "target:mtp"}})
-    found = describe(profile, Suite("suite", "0", ()))
+    found = Predictors(profile).facts(Suite("suite", "0", ()))
     assert found["draft_head"] == "mtp"
     assert found["draft_sha256"] == files_hash(locate(profile.target, "target").weight_files())

@@ -8,12 +8,13 @@ from scipy.optimize import minimize
 from toys import random_head, random_model, seeded
 
 from specctl.statistics.soft_logistic import fit_logistic
+from specctl.training.epochs import Schedule, Training
 from specctl.training.material import Split
-from specctl.training.predictors.draft_states import ModelStates, StoredStates
+from specctl.training.predictors.draft_states import ModelStates, Stored, stored_states
 from specctl.training.predictors.examples import Example
 from specctl.training.predictors.predictor_evaluation import Evaluation, Score, evaluate, reliability, score
-from specctl.training.predictors.predictor_learner import Recipe, Schedule, Training
-from specctl.training.predictors.predictor_report import head_tables, sweep_recipes, sweep_tables
+from specctl.training.predictors.predictor_learner import PredictorLearner, PredictorRecipe
+from specctl.training.predictors.predictor_report import predictor_tables, sweep_recipes, sweep_tables
 
 
 def test_scores_worked_out_by_hand() -> None:
@@ -69,9 +70,9 @@ def split() -> Split:
 
 
 def test_a_signal_that_tells_all_beats_a_head_that_knows_nothing() -> None:
-    recipes = [Recipe(1, 1.0), Recipe(1, 3.0)]
+    recipes = [PredictorRecipe(1, 1.0), PredictorRecipe(1, 3.0)]
     heads = [random_head(32, reads_signals=False, seed=seed) for seed in (0, 1)]
-    plain, weighted = evaluate(ModelStates(random_model("llama")), heads, recipes, split(), 0.15, 0)
+    plain, weighted = evaluate(ModelStates(random_model("llama")), heads, recipes, split(), 0)
     assert plain.prompts == 10
     assert 60 <= plain.tokens < 100
     assert plain.signals["entropy"].kl == pytest.approx(0, abs=1e-6)
@@ -79,7 +80,7 @@ def test_a_signal_that_tells_all_beats_a_head_that_knows_nothing() -> None:
     assert "entropy" in plain.beaten_by
     assert weighted.signals["entropy"].kl == plain.signals["entropy"].kl
     assert weighted.signals["entropy"].loss != plain.signals["entropy"].loss
-    assert any(table.alarm and "draft entropy" in table.title for table in head_tables(plain))
+    assert any(table.alarm and "draft entropy" in table.title for table in predictor_tables(plain))
 
 
 def of_a_draft_head(numbers: range, width: int = 8) -> list[Example]:
@@ -96,12 +97,11 @@ def of_a_draft_head(numbers: range, width: int = 8) -> list[Example]:
 
 
 def test_a_head_on_a_draft_head_learns_from_stored_states(tmp_path: Path) -> None:
-    recipe, states = Recipe(0, 1.0), StoredStates(torch.device("cpu"))
+    recipe, states = PredictorRecipe(0, 1.0), Stored(torch.device("cpu"), stored_states)
     data = Split(of_a_draft_head(range(200)), of_a_draft_head(range(200, 240)))
-    schedule = Schedule(mix=0.0, epochs=30, batch_size=16, lr=0.05)
-    training = Training(states, [recipe], schedule, data.train, tmp_path / "state")
-    training.run()
-    (found,) = evaluate(states, training.heads, [recipe], data, schedule.mix, 0)
+    learner = PredictorLearner(states, [recipe], data.train, 0)
+    Training(learner, Schedule(epochs=30, batch_size=16, lr=0.05), len(data.train), tmp_path / "state").run()
+    (found,) = evaluate(states, learner.networks, [recipe], data, 0)
     assert found.tokens == sum(len(example.proposals) for example in data.dev)
     assert found.head.kl < 0.05
     assert found.beaten_by == []
@@ -110,15 +110,15 @@ def test_a_head_on_a_draft_head_learns_from_stored_states(tmp_path: Path) -> Non
     assert found.head.auroc > 0.8
 
 
-def evaluation(recipe: Recipe, head: Score) -> Evaluation:
+def evaluation(recipe: PredictorRecipe, head: Score) -> Evaluation:
     signals = {name: Score(0.3, 0.5, 0.1, 0.7) for name in ("entropy", "top_prob", "token_prob")}
     return Evaluation(recipe, 100, 10, 0.6, head, signals, [])
 
 
 def test_who_is_better_goes_by_what_the_head_was_trained_on() -> None:
-    assert evaluation(Recipe(1, 1), Score(0.2, 0.9, 0.1, 0.7)).beaten_by == []
-    assert evaluation(Recipe(1, 6), Score(0.9, 0.4, 0.1, 0.7)).beaten_by == []
-    assert len(evaluation(Recipe(1, 6), Score(0.2, 0.9, 0.1, 0.7)).beaten_by) == 3
+    assert evaluation(PredictorRecipe(1, 1), Score(0.2, 0.9, 0.1, 0.7)).beaten_by == []
+    assert evaluation(PredictorRecipe(1, 6), Score(0.9, 0.4, 0.1, 0.7)).beaten_by == []
+    assert len(evaluation(PredictorRecipe(1, 6), Score(0.2, 0.9, 0.1, 0.7)).beaten_by) == 3
 
 
 def test_a_sweep_fills_the_papers_table() -> None:

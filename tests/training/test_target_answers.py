@@ -5,14 +5,14 @@ import torch
 from made import answer
 
 from specctl.errors import UsageError
-from specctl.training.drafts.target_answers import Answer, AnswerFolder, answered_greedily, batches, frequent_tokens
+from specctl.training.drafts.target_answers import Answer, AnswerFolder, answered_greedily, frequent_tokens
 
 
 def test_answers_come_back_as_they_were(tmp_path: Path) -> None:
     folder = AnswerFolder.create(tmp_path, {"target": "t"}, 11)
     given = [answer(number, number + 1, number % 3 + 2, greedy=number % 2 == 0) for number in range(11)]
-    folder.add(given[:6], 6, {}, 0.5)
-    folder.add(given[6:], 5, {}, 0.5)
+    folder.add(folder.content(given[:6]), 6, {}, 0.5)
+    folder.add(folder.content(given[6:]), 5, {}, 0.5)
     split = AnswerFolder.open(tmp_path).split()
     assert [found.number for found in split.dev] == [9]
     for found in (*split.train, *split.dev):
@@ -40,11 +40,3 @@ def test_frequent_tokens_are_those_of_the_answers_not_of_prompts() -> None:
     assert found is not None
     assert found.tolist() == [0, 2, 5, 9]  # 0 fills up
     assert frequent_tokens(some, 10, 10) is None
-
-
-def test_every_epoch_has_its_own_order() -> None:
-    some = [answer(number) for number in range(7)]
-    first, again, second = ([[a.number for a in batch] for batch in batches(some, 3, epoch, 0)] for epoch in (0, 0, 1))
-    assert first == again != second
-    assert sorted(number for batch in first for number in batch) == list(range(7))
-    assert list(map(len, first)) == [3, 3, 1]

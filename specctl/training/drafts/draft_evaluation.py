@@ -63,7 +63,7 @@ def drafts_of_model(model: PreTrainedModel, depth: int) -> Drafts:
     return lambda answer, _: model_drafts(reader.lesson(answer.prompt, answer.tokens).logits, depth)
 
 
-def evaluate(
+def acceptance_in_rounds(
     teacher: Teacher,
     drafts: Sequence[Drafts],
     answers: Sequence[Answer],

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specctl.reporting.table import DEFINITIONS, UP, Table, as_markdown, inert
+from specctl.reporting.table import DEFINITIONS, UP, Table, inert
 from specctl.training.drafts.draft_evaluation import Acceptance
-from specctl.training.drafts.recipes import Recipe, Schedule
+from specctl.training.drafts.recipes import Recipe
+from specctl.training.epochs import Schedule
+from specctl.training.model_card import Made, card
 
 KIND_NAMES = {
     "eagle1": "EAGLE-1",
@@ -40,6 +42,17 @@ class Result:
     answers: str
     acceptance: Acceptance
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        return {
+            "draft": self.draft,
+            "answers": self.answers,
+            "rounds": self.acceptance.rounds,
+            "acceptance": list(self.acceptance.by_position),
+            "accepted": list(self.acceptance.lengths),
+        }
+
 
 def result_tables(results: Sequence[Result]) -> list[Table]:
     """Acceptance by position, and the tokens accepted of a round."""
@@ -71,49 +84,27 @@ def result_tables(results: Sequence[Result]) -> list[Table]:
     ]
 
 
-def as_document(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The results as values that JSON can hold."""
-    return [
-        {
-            "draft": result.draft,
-            "answers": result.answers,
-            "rounds": result.acceptance.rounds,
-            "acceptance": list(result.acceptance.by_position),
-            "accepted": list(result.acceptance.lengths),
-        }
-        for result in results
-    ]
-
-
-def head_card(
-    results: Sequence[Result], recipe: Recipe, schedule: Schedule, facts: dict[str, Any], more: dict[str, Any]
-) -> str:
+def draft_card(results: Sequence[Result], recipe: Recipe, schedule: Schedule, facts: dict[str, Any], made: Made) -> str:
     """The model card of a head, in Markdown.
 
     Args:
         results: of the head and what it was compared with.
         recipe, schedule: of its training.
         facts: models, prompts and settings of the answers.
-        more: ``seconds`` by stage, and ``versions``.
+        made: how long it took.
     """
-    sampling, prompts = facts["sampling"], facts["prompts"]
-    kind = str(recipe.kind)
-    unused = {"eagle1": ("steps",), "eagle3": ()}.get(kind, ("draft_vocabulary",))
-    told = {**asdict(recipe), **asdict(schedule)}
-    shown = {name: value for name, value in told.items() if name not in ("kind", *unused) and value != 0}
-    settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
-    seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in more["seconds"].items())
-    tables = [f"## {inert(table.title)}\n\n{as_markdown(table)}" for table in result_tables(results)]
-    return "\n".join(
-        [
-            f"# {KIND_NAMES[kind]} for {inert(facts['target'])}\n",
-            f"A draft head that reads the hidden states of {inert(facts['target'])} ({PAPERS[kind]}), made by "
-            "`specctl train-draft`. Use it with `model` in `[draft]` set to this folder.\n",
-            f"- Data: the target's answers to {prompts['count']} prompts ({inert(prompts['name'])}) of at most "
-            f"{sampling['max_new_tokens']} tokens, every second one greedy, the others at temperature "
-            f"{sampling['temperature']:g}. Every tenth prompt was kept for evaluation.",
-            f"- Training: {settings}.",
-            f"- Time: {seconds}; {', '.join(f'{name} {version}' for name, version in more['versions'].items())}.\n",
-            *tables,
-        ]
+    kind, target = str(recipe.kind), inert(facts["target"])
+    unused = {"kind", *{"eagle1": ("steps",), "eagle3": ()}.get(kind, ("draft_vocabulary",))}
+    settings = {**asdict(recipe), **asdict(schedule)}
+    return card(
+        f"{KIND_NAMES[kind]} for {target}",
+        f"A draft head that reads the hidden states of {target} ({PAPERS[kind]}), made by `specctl train-draft`. Use "
+        "it with `model` in `[draft]` set to this folder.",
+        facts,
+        f"every second one greedy, the others at temperature {facts['sampling']['temperature']:g}. Every tenth prompt "
+        "was kept for evaluation",
+        (),
+        {name: value for name, value in settings.items() if name not in unused and value != 0},
+        made,
+        result_tables(results),
     )

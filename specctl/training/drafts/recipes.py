@@ -20,6 +20,7 @@ class Recipe:
         markov_rank: of DSpark's sequential head.
         anchors: blocks drafted of each answer and epoch, at random places.
         gamma: how slowly the weights of a block's later tokens fall.
+        optimizer: ``adamw`` for all weights, or ``muon`` for the matrices between embeddings and output layer.
     """
 
     kind: HeadKind
@@ -30,6 +31,7 @@ class Recipe:
     markov_rank: int = 0
     anchors: int = 0
     gamma: float = 0.0
+    optimizer: str = "adamw"
 
 
 RECIPES: dict[HeadKind, Recipe] = {
@@ -45,22 +47,3 @@ RECIPES: dict[HeadKind, Recipe] = {
 }
 """EAGLE-1 and EAGLE-3 as in SafeAILab's code; GliDe and DFlash as in their papers; MTP as in FastMTP; DSpark as in
 DeepSpec's code."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The course of a training.
-
-    Attributes:
-        epochs: passes over the answers, each in a new order.
-        batch_size: answers in a step.
-        lr: the highest learning rate; it rises in the first steps and falls to 0 along half a cosine.
-        optimizer: ``adamw`` for all weights, or ``muon`` for the matrices between embeddings and output layer.
-        seed: of the weights, the order of the answers, the noise and the anchors.
-    """
-
-    epochs: int = 3
-    batch_size: int = 8
-    lr: float = 5e-5
-    optimizer: str = "adamw"
-    seed: int = 0

@@ -1,13 +1,12 @@
 """Answers of a target, and the folder that stores them."""
 
-import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from specctl.training.material import ShardFolder, joined, parts_of
+from specctl.training.material import Material, joined, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Answer:
     tokens: torch.Tensor
 
 
-class AnswerFolder(ShardFolder[Answer]):
+class AnswerFolder(Material[Answer]):
     """Answers in a folder of shards."""
 
     command, contents = "train-draft", "answers"
@@ -51,14 +50,6 @@ class AnswerFolder(ShardFolder[Answer]):
 def answered_greedily(number: int) -> bool:
     """Whether a prompt is to be answered greedily: every second one, of those for evaluation too."""
     return (number + number // 10) % 2 == 0
-
-
-def batches(answers: Sequence[Answer], size: int, epoch: int, seed: int) -> Iterator[list[Answer]]:
-    """One pass over the answers in an order that depends on the seed and the epoch only."""
-    order = list(range(len(answers)))
-    random.Random(f"order/{seed}/{epoch}").shuffle(order)
-    for first in range(0, len(order), size):
-        yield [answers[index] for index in order[first : first + size]]
 
 
 def frequent_tokens(answers: Sequence[Answer], vocabulary: int, size: int) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """Where heads get a draft's hidden states from while they are trained and evaluated."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,23 +8,28 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.passes.weights import device_of
-from specctl.models.predictors.disco_head import FEATURES
-from specctl.training.predictors.disco_network import features_of
 from specctl.training.predictors.examples import Example
 from specctl.training.predictors.mixing import Mixed, mix, states
 
+MIX = 0.15
+"""SpecDec++'s share of the target's tokens in what a draft model reads."""
+
 
 class DraftStates(Protocol):
-    """Gives the hidden states at the draft tokens of examples."""
+    """Gives the hidden states at the draft tokens of examples.
+
+    Attributes:
+        mixed: r, the share of the target's tokens in what the draft reads.
+    """
+
+    @property
+    def mixed(self) -> float: ...
 
     @property
     def device(self) -> torch.device:
         """Where heads are trained."""
 
-    def width(self, examples: Sequence[Example]) -> int:
-        """H, the width of the states, with at least one example."""
-
-    def mix(self, examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
+    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:
         """What is read in one pass over the examples; the same seed gives the same."""
 
     def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:
@@ -33,59 +38,44 @@ class DraftStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """States of a draft model, which reads a mix of the target's tokens and its own."""
+    """States of a draft model, which reads a mix of the target's tokens and its own; by default SpecDec++'s."""
 
     model: PreTrainedModel
+    mixed: float = MIX
 
     @property
     def device(self) -> torch.device:
         return device_of(self.model)
 
-    def width(self, examples: Sequence[Example]) -> int:  # noqa: ARG002 - the model tells
-        size: int = self.model.config.get_text_config().hidden_size
-        return size
-
-    def mix(self, examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
-        return mix(examples, share, seed)
+    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:
+        return mix(examples, self.mixed, seed)
 
     def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - those of the mix
         return states(self.model, mixed)
 
 
+def stored_states(examples: Sequence[Example]) -> torch.Tensor:
+    """``(N, H)``: the states of a draft head in its rounds."""
+    states = [example.hidden for example in examples if example.hidden is not None]
+    assert len(states) == len(examples), "examples of a draft head"
+    return torch.cat(states)
+
+
 @dataclass(frozen=True, slots=True)
-class StoredStates:
-    """States of a draft head, stored with the examples as they were in its rounds: every draft token is in use."""
+class Stored:
+    """What is stored with the examples: every draft token is in use.
+
+    Attributes:
+        device: where heads are trained.
+        read: `stored_states`, or for DISCO `features_of`.
+    """
 
     device: torch.device
+    read: Callable[[Sequence[Example]], torch.Tensor]
+    mixed: float = 0.0
 
-    def width(self, examples: Sequence[Example]) -> int:
-        return _stored(examples[0]).shape[1]
-
-    def mix(self, examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
+    def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
         return [Mixed(each.prompt[:0], torch.ones(len(each.proposals), dtype=torch.bool)) for each in examples]
 
     def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - all in use
-        return torch.cat([_stored(example) for example in examples]).to(self.device).float()
-
-
-@dataclass(frozen=True, slots=True)
-class Laws:
-    """What DISCO heads read in place of states: the draft's distributions, stored with the examples."""
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def width(self, examples: Sequence[Example]) -> int:  # noqa: ARG002 - always the same
-        return FEATURES
-
-    def mix(self, examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
-        return [Mixed(each.prompt[:0], torch.ones(len(each.proposals), dtype=torch.bool)) for each in examples]
-
-    def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - all in use
-        return features_of(examples)
-
-
-def _stored(example: Example) -> torch.Tensor:
-    assert example.hidden is not None, "an example of a draft head"
-    return example.hidden
+        return self.read(examples).to(self.device).float()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.training.material import ShardFolder, joined, parts_of
+from specctl.training.material import Material, joined, parts_of
 
 _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
 
@@ -20,7 +20,7 @@ class Example:
         prompt: ``(P,)`` int32, the ids before the answer.
         answer: ``(T,)`` int32, the target's tokens: X of the SpecDec++ paper.
         proposals: ``(N,)`` int32, the draft tokens: Y of the paper. A draft model's token i is drawn after the prompt
-            and the first i tokens of the answer; those of a draft head are `head_rounds.RoundTokens`.
+            and the first i tokens of the answer; those of a draft head are `example_rounds.RoundTokens`.
         acceptance: ``(N,)`` float32, the acceptance probability min(1, p(Y)/q(Y)), p and q the target's and the draft's
             distribution after temperature and filters.
         entropy, top_prob, token_prob: ``(N,)`` float32, the draft's signals when it drew Y, as in `DraftStep`.
@@ -43,7 +43,7 @@ class Example:
     index: torch.Tensor | None = None
 
 
-class DataFolder(ShardFolder[Example]):
+class ExampleFolder(Material[Example]):
     """Examples in a folder of shards."""
 
     command, contents = "train-head", "examples"

@@ -10,8 +10,8 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.token_columns import token_columns
 from specctl.models.running.runner import Forward, Runner
 from specctl.replay.coupling import draw_draft_tokens
-from specctl.training.predictors import head_rounds as rounds
-from specctl.training.predictors.head_rounds import SIGNALS_END, RoundTokens
+from specctl.training.predictors import example_rounds as rounds
+from specctl.training.predictors.example_rounds import SIGNALS_END, RoundTokens
 
 
 def read_model_rounds(
@@ -22,7 +22,7 @@ def read_model_rounds(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> RoundTokens:
-    """The rounds of `head_rounds.read_rounds` with laws, of a draft model, in one pass of each model.
+    """The rounds of `example_rounds.read_rounds` with laws, of a draft model, in one pass of each model.
 
     What a draft model drafts at a position is the same whichever round it is in, so that the verdicts along the answer
     tell where the rounds begin.

@@ -1,7 +1,8 @@
 """How well heads predict acceptance on unseen examples, compared with single signals."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from specctl.training.material import Split
 from specctl.training.predictors.draft_states import DraftStates
 from specctl.training.predictors.examples import Example
 from specctl.training.predictors.mixing import signals
-from specctl.training.predictors.predictor_learner import Recipe, Trained
+from specctl.training.predictors.predictor_learner import PredictorRecipe, Trained
 
 BINS = 10
 SEQUENCES_AT_ONCE = 32
@@ -53,13 +54,35 @@ class Evaluation:
         reliability: mean P by predicted acceptance.
     """
 
-    recipe: Recipe
+    recipe: PredictorRecipe
     tokens: int
     prompts: int
     accepted: float
     head: Score
     signals: dict[str, Score]
     reliability: list[Bin]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        return {
+            "tokens": self.tokens,
+            "prompts": self.prompts,
+            "accepted": self.accepted,
+            "head": asdict(self.head),
+            "signals": {name: asdict(found) for name, found in self.signals.items()},
+        }
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """`metrics` with whose they are, and more."""
+        return {
+            "depth": self.recipe.depth,
+            "reject_weight": self.recipe.reject_weight,
+            **self.metrics,
+            "reliability": [asdict(each) for each in self.reliability],
+            "beaten_by": self.beaten_by,
+        }
 
     @property
     def beaten_by(self) -> list[str]:
@@ -75,9 +98,8 @@ class Evaluation:
 def evaluate(
     draft: DraftStates,
     heads: Sequence[Trained],
-    recipes: Sequence[Recipe],
+    recipes: Sequence[PredictorRecipe],
     split: Split[Example],
-    share: float,
     seed: int,
     after_batch: Callable[[], None] = lambda: None,
 ) -> list[Evaluation]:
@@ -92,11 +114,10 @@ def evaluate(
         heads: the heads, in the order of the recipes.
         recipes: how the heads were trained.
         split: heads and curves are evaluated on its development examples; curves are fitted to its training examples.
-        share: r, the probability of X in the mix.
         seed: seed of the mix.
         after_batch: called after each batch of 32 examples.
     """
-    mixed = draft.mix(split.dev, share, f"evaluation/{seed}")
+    mixed = draft.mix(split.dev, f"evaluation/{seed}")
     logits: list[list[torch.Tensor]] = [[] for _ in heads]
     for first in range(0, len(mixed), SEQUENCES_AT_ONCE):
         with torch.inference_mode():

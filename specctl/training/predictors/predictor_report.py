@@ -5,9 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 from specctl.policies import DISTRIBUTION_SIGNALS, SIGNAL_NAMES, TOP_PROBS
-from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, as_markdown, inert, number
+from specctl.reporting.table import DEFINITIONS, DOWN, UP, Table, inert, number
+from specctl.training.epochs import Schedule
+from specctl.training.model_card import Made, card
 from specctl.training.predictors.predictor_evaluation import Evaluation, Score
-from specctl.training.predictors.predictor_learner import Recipe, Schedule
+from specctl.training.predictors.predictor_learner import PredictorRecipe
 
 SWEEP_DEPTHS = (0, 1, 2, 3, 4)
 SWEEP_WEIGHTS = (1.0, 3.0, 6.0, 12.0)
@@ -16,12 +18,12 @@ _SPECDEC = "SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715"
 _DISCO = "DISCO: Mamou and others 2024, arXiv 2405.04304"
 
 
-def sweep_recipes() -> list[Recipe]:
-    """The recipes of all heads in SpecDec++'s Table 3."""
-    return [Recipe(depth, weight) for depth in SWEEP_DEPTHS for weight in SWEEP_WEIGHTS]
+def sweep_recipes(*, signals: bool = False) -> list[PredictorRecipe]:
+    """The recipes of all heads in SpecDec++'s Table 3, which read no signals."""
+    return [PredictorRecipe(depth, weight, signals) for depth in SWEEP_DEPTHS for weight in SWEEP_WEIGHTS]
 
 
-def head_tables(evaluation: Evaluation) -> list[Table]:
+def predictor_tables(evaluation: Evaluation) -> list[Table]:
     """Tables of one head: scores of the head and of single signals, the verdict, and the head's reliability."""
     weight = evaluation.recipe.reject_weight
     depth = "" if evaluation.recipe.depth is None else f"depth {evaluation.recipe.depth}, "
@@ -78,16 +80,17 @@ def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
     ]
 
 
-def head_config(
-    evaluation: Evaluation, schedule: Schedule, facts: dict[str, Any], more: dict[str, Any]
+def predictor_config(
+    evaluation: Evaluation, mixed: float, schedule: Schedule, facts: dict[str, Any], made: Made
 ) -> dict[str, Any]:
     """The fields of config.json about the draft, the data, the training and the metrics.
 
     Args:
-        evaluation: scores of the head.
-        schedule: the schedule of its training.
+        evaluation: scores of the predictor.
+        mixed: share of the target's tokens in what the draft read in training.
+        schedule: of its training.
         facts: models, prompts and settings of the training data.
-        more: versions and times.
+        made: how long it took.
     """
     return {
         "draft_model": facts["draft"],
@@ -95,26 +98,18 @@ def head_config(
         "target_model": facts["target"],
         "sampling": facts["sampling"],
         "prompts": facts["prompts"],
-        "training": {**asdict(evaluation.recipe), **asdict(schedule)},
-        "metrics": {
-            "tokens": evaluation.tokens,
-            "prompts": evaluation.prompts,
-            "accepted": evaluation.accepted,
-            "head": asdict(evaluation.head),
-            "signals": {name: asdict(found) for name, found in evaluation.signals.items()},
-        },
-        **more,
+        "training": {**asdict(evaluation.recipe), "mix": mixed, **asdict(schedule)},
+        "metrics": evaluation.metrics,
+        **asdict(made),
     }
 
 
-def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
-    """The model card of the head, in Markdown."""
-    sampling, prompts = config["sampling"], config["prompts"]
-    seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in config["seconds"].items())
-    disco = config["training"]["depth"] is None
+def predictor_card(evaluation: Evaluation, config: dict[str, Any], made: Made) -> str:
+    """The model card of the predictor, in Markdown; ``config`` as `predictor_config` gives it."""
+    sampling, settings = config["sampling"], config["training"]
+    draft, target = inert(config["draft_model"]), inert(config["target_model"])
+    disco = settings["depth"] is None
     unused = {"signals", "depth", "mix"} if disco else {"signals"}
-    shown = {name: value for name, value in config["training"].items() if name not in unused}
-    training = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown.items())
     policy, paper = ("disco", _DISCO) if disco else ("specdec++", _SPECDEC)
     reads = "the draft's last hidden state"
     if disco:
@@ -122,44 +117,21 @@ def head_card(evaluation: Evaluation, config: dict[str, Any]) -> str:
             f"the {TOP_PROBS} largest probabilities of the draft's distribution behind the token, its entropy, and the "
             "number of the token in its round"
         )
-    if config["training"]["signals"]:
+    if settings["signals"]:
         signals = ", ".join(SIGNAL_NAMES[name] for name in DISTRIBUTION_SIGNALS)
         reads += f", and the {signals} of the step that drew the token"
-    tables = [
-        f"## {inert(t.title)}\n\n{as_markdown(t)}" if t.columns else f"**{inert(t.title)}**\n"
-        for t in head_tables(evaluation)
-    ]
-    return "\n".join(
-        [
-            f"# An acceptance head for {config['draft_model']}\n",
-            f"Predicts whether {config['target_model']} will accept a token that {config['draft_model']} drafted "
-            f"({paper}). Made by `specctl train-head`; for the policy `{policy}`, set `head` in `[draft]` to this "
-            f"folder. It belongs to one set of draft weights, SHA-256 `{config['draft_sha256']}`.\n",
-            f"- Data: the target's answers to {prompts['count']} prompts ({prompts['name']}) of at most "
-            f"{sampling['max_new_tokens']} tokens, temperature {sampling['temperature']:g}, top-k {sampling['top_k']}.",
-            f"- It reads {reads}.",
-            f"- Training: {training}.",
-            f"- Time: {seconds}.\n",
-            *tables,
-        ]
+    return card(
+        f"An acceptance head for {draft}",
+        f"Predicts whether {target} will accept a token that {draft} drafted ({paper}). Made by `specctl train-head`; "
+        f"for the policy `{policy}`, set `head` in `[draft]` to this folder. It belongs to one set of draft weights, "
+        f"SHA-256 `{config['draft_sha256']}`.",
+        config,
+        f"temperature {sampling['temperature']:g}, top-k {sampling['top_k']}",
+        [f"It reads {reads}."],
+        {name: value for name, value in settings.items() if name not in unused},
+        made,
+        predictor_tables(evaluation),
     )
-
-
-def as_document(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """The evaluations as values that JSON can hold."""
-    return [
-        {
-            **asdict(evaluation.recipe),
-            "tokens": evaluation.tokens,
-            "prompts": evaluation.prompts,
-            "accepted": evaluation.accepted,
-            "head": asdict(evaluation.head),
-            "signals": {name: asdict(found) for name, found in evaluation.signals.items()},
-            "reliability": [asdict(each) for each in evaluation.reliability],
-            "beaten_by": evaluation.beaten_by,
-        }
-        for evaluation in evaluations
-    ]
 
 
 def _verdict(evaluation: Evaluation) -> Table:

@@ -23,8 +23,8 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import NONE, Setting
 from specctl.records import Round
-from specctl.training.predictors import head_rounds as module
-from specctl.training.predictors.head_rounds import RoundTokens, read_rounds
+from specctl.training.predictors import example_rounds as module
+from specctl.training.predictors.example_rounds import RoundTokens, read_rounds
 
 PROMPT = (3, 1, 4, 1, 5)
 LENGTH, LONGEST = 150, 6
