@@ -194,21 +194,13 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
     Raises:
         UsageError: the user gave one that the kind does not have.
     """
-    from specctl.draft_training.recipes import RECIPES
-    from specctl.models.head_files.draft_head import HeadKind
+    from specctl.draft_training.courses import COURSES
 
-    published = RECIPES[HeadKind(kind)]
+    course = COURSES[kind]
     given = {name: value for name, value in own.items() if value is not None}
-    foreign = {
-        Kind.EAGLE1: ("steps", "draft_vocabulary", "anchors"),
-        Kind.EAGLE3: ("anchors",),
-        Kind.GLIDE: ("draft_vocabulary", "anchors"),
-        Kind.MTP: ("depth", "draft_vocabulary", "anchors"),
-    }
-    for name in foreign.get(kind, ("draft_vocabulary",)):
-        if name in given:
-            raise UsageError(f"--{name.replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
-    return replace(published, **given)  # type: ignore[arg-type]
+    if foreign := [name for name in given if name not in course.flags]:
+        raise UsageError(f"--{foreign[0].replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
+    return replace(course.recipe, **given)  # type: ignore[arg-type]
 
 
 def _show(results: list["Result"], as_json: bool) -> None:

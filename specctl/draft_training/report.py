@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specctl.draft_training.courses import COURSES
 from specctl.draft_training.evaluation import Acceptance
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.reporting.table import DEFINITIONS, UP, Table, as_markdown, inert
@@ -97,10 +98,10 @@ def head_card(
         more: ``seconds`` by stage, and ``versions``.
     """
     sampling, prompts = facts["sampling"], facts["prompts"]
-    kind = str(recipe.kind)
-    unused = {"eagle1": ("steps",), "eagle3": ()}.get(kind, ("draft_vocabulary",))
+    kind = recipe.kind
+    unused = {"kind"} | frozenset().union(*(course.flags for course in COURSES.values())) - COURSES[kind].flags
     told = {**asdict(recipe), **asdict(schedule)}
-    shown = {name: value for name, value in told.items() if name not in ("kind", *unused) and value != 0}
+    shown = {name: value for name, value in told.items() if name not in unused and value != 0}
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in more["seconds"].items())
     tables = [f"## {inert(table.title)}\n\n{as_markdown(table)}" for table in result_tables(results)]

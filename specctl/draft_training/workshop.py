@@ -14,9 +14,9 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer, AnswerFolder, frequent_tokens
 from specctl.draft_training.collection import describe, lesson_with
+from specctl.draft_training.courses import COURSES, new_head
 from specctl.draft_training.evaluation import DEPTH, Drafts, drafts_of_head, drafts_of_model, evaluate
 from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.report import KIND_NAMES, Result, as_document, head_card
 from specctl.draft_training.training import Training
@@ -32,7 +32,6 @@ from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.head_files.block_writing import write_block
-from specctl.models.head_files.draft_head import HeadKind
 from specctl.models.head_files.eagle_writing import write_eagle1, write_eagle3
 from specctl.models.head_files.glide_layout import write_glide
 from specctl.models.head_files.mtp_writing import write_mtp
@@ -143,7 +142,7 @@ def train_head(output: Path, source: Source, recipe: Recipe, schedule: Schedule,
     target, split = source.pair.models[0], source.folder.split()
     vocabulary = target.config.get_text_config(decoder=True).vocab_size
     # A block head's tokens are the target's: its output layer is.
-    size = recipe.draft_vocabulary if recipe.kind is HeadKind.EAGLE3 else vocabulary
+    size = recipe.draft_vocabulary if "draft_vocabulary" in COURSES[recipe.kind].flags else vocabulary
     tokens = frequent_tokens(split.train, vocabulary, size)
     head = new_head(recipe, target, tokens, _mask_token(source.pair), schedule.seed)
     teacher = Teacher(target, head.layers)

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer
+from specctl.draft_training.courses import new_head
 from specctl.draft_training.evaluation import drafts_of_head, evaluate
 from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.training import Training, rate
 from specctl.errors import UsageError

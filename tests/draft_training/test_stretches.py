@@ -8,9 +8,9 @@ from made import MASK, VOCABULARY, answer, recipe, spread_head
 from test_drafted_rounds import in_a_round
 from toys import random_model, seeded
 
+from specctl.draft_training.courses import new_head
 from specctl.draft_training.lessons import Lesson, Teacher
 from specctl.draft_training.losses import text_loss
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.stretches import stretched
 from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import GlideHead

@@ -22,16 +22,15 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer
+from specctl.draft_training.courses import new_head
 from specctl.draft_training.evaluation import drafts_of_head, drafts_of_model, evaluate
 from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.report import KIND_NAMES, PAPERS, Result, result_tables
 from specctl.draft_training.training import Training
 from specctl.draft_training.workshop import write_head
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.head_files.draft_head import HeadKind
 from specctl.profile.embedded import model_path
 from specctl.reporting.table import as_markdown
 from tools.embedded.corpus import Corpus, encode_documents, question_prompt, read_corpus
@@ -43,9 +42,9 @@ MASK = 1
 DEPTH = 7
 """Tokens of the rounds that are evaluated."""
 HEADS = {
-    "eagle3": Recipe(HeadKind.EAGLE3, steps=5, rounds=0.25),
-    "glide": Recipe(HeadKind.GLIDE, steps=5),
-    "dspark": Recipe(HeadKind.DSPARK, depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64),
+    "eagle3": Recipe("eagle3", steps=5, rounds=0.25),
+    "glide": Recipe("glide", steps=5),
+    "dspark": Recipe("dspark", depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64),
 }
 
 
@@ -127,7 +126,7 @@ def lessons(course: Course, answers: Answered, documents: list[torch.Tensor]) ->
 
 
 def compare(
-    head: ChainHead | BlockHead, kind: HeadKind, target: LlamaForCausalLM, draft: LlamaForCausalLM, unseen: Answered
+    head: ChainHead | BlockHead, kind: str, target: LlamaForCausalLM, draft: LlamaForCausalLM, unseen: Answered
 ) -> list[Result]:
     """The head beside the draft, by domain and way of answering."""
     depth = min(DEPTH, head.longest) if isinstance(head, BlockHead) else DEPTH
