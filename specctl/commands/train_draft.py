@@ -37,6 +37,7 @@ from specctl.commands.options import (
 from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
+from specctl.models.head_files.formats import FORMATS
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -44,15 +45,10 @@ if TYPE_CHECKING:
     from specctl.draft_training.report import Result
 
 
-class Kind(StrEnum):
-    """Kinds of draft heads that can be trained."""
-
-    EAGLE1 = "eagle1"
-    EAGLE3 = "eagle3"
-    GLIDE = "glide"
-    MTP = "mtp"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = StrEnum("Kind", [(kind, kind) for kind in FORMATS])
 
 
 class Optimizer(StrEnum):

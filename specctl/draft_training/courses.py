@@ -28,7 +28,7 @@ from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.head_files.block_formats import spread_layers
+from specctl.models.head_files.block_format import spread_layers
 
 NOISE = 0.2
 """Width of EAGLE-1's uniform noise on states, for a text of 512 tokens."""

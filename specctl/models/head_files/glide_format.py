@@ -6,7 +6,6 @@ are always the verifier's.
 """
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,38 +13,26 @@ from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.head_files.draft_head import GLIDE_ARCHITECTURE
-from specctl.models.head_files.eagle_writing import transformer_table
-from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape
+from specctl.models.head_files.head_config import (
+    BOOKKEEPING,
+    LLAMA_ROPE_THETA,
+    HeadConfig,
+    layer_shape,
+    transformer_table,
+)
 from specctl.models.head_files.head_weights import fill, own_weights
-from specctl.models.head_files.network_files import write_network
+from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
 
-ROPE_THETA = 10000.0
-"""Of its own attention, where a configuration has none."""
 
-
-def build_glide(
-    config: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
-    target: PreTrainedModel,
-    subject: str = "The draft head",
+def read(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> GlideHead:
-    """A GliDe head in the dtype of its file, in eval mode, on the weights' device.
-
-    Args:
-        config: the contents of config.json.
-        weights: the tensors of its file.
-        target: its verifier.
-        subject: for messages.
-
-    Raises:
-        ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
-    """
+    """A GliDe head; see `HeadFormat.read`."""
     table = HeadConfig(config, subject)
     table.demand("use_remap", (False,))
     table.demand("attention_bias", (False,))
-    shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)
+    shape = layer_shape(table, qk_norm=False, rope_theta=LLAMA_ROPE_THETA)
     parsed = GlideConfig(
         shape=shape,
         vocabulary=table.take("vocab_size", int),
@@ -75,31 +62,19 @@ def build_glide(
     return head.eval()
 
 
-def write_glide(folder: Path, head: GlideHead, *, verifier: str) -> None:
-    """Write model.safetensors, and last config.json, each file completely or not at all.
-
-    Args:
-        folder: made if it does not exist.
-        head: in the dtype to write it in.
-        verifier: the hub id or path of the model that it drafts for.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    config, keys = head.config, head.keys
-    names = _names(head.state_dict())
-    weights = {names[own]: weight for own, weight in head.state_dict().items()}
+def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A GliDe head as the paper's code writes it; see `HeadFormat.describe`."""
+    config, keys, names = head.config, head.keys, _names(head.state_dict())
     described = {
-        "architectures": [GLIDE_ARCHITECTURE],
+        "architectures": ["smallLlamaForCausalLM"],
         **transformer_table(config.shape, config.vocabulary, config.num_layers),
         "block_size": config.block_size,
         "large_hidden_size": keys.state_size,
         "large_num_attention_heads": keys.heads,
         "large_head_dim": keys.head_dim,
-        "target_model_name_or_path": verifier,
-        "dtype": str(head.lm_head.weight.dtype).removeprefix("torch."),
+        "target_model_name_or_path": verifier.name,
     }
-    write_network(folder, weights, described)
+    return described, {names[own]: weight for own, weight in head.state_dict().items()}
 
 
 def _names(own: Iterable[str]) -> dict[str, str]:

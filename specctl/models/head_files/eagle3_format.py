@@ -1,27 +1,27 @@
-"""The published layouts of EAGLE heads: configurations, names of tensors, and which layers their ids mean.
+"""EAGLE-3 heads on disk: configurations, names of tensors, and which layers their ids mean.
 
-EAGLE-3 has two layouts of tensors, ``midlayer.*`` (SafeAILab, SpecForge, NVIDIA) and ``layers.0.*`` (speculators,
+There are two layouts of tensors, ``midlayer.*`` (SafeAILab, SpecForge, NVIDIA) and ``layers.0.*`` (speculators,
 DeepSpec), and three conventions of layer ids, of which two count a layer's output.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape
+from specctl.models.head_files.head_config import (
+    BOOKKEEPING,
+    LLAMA_ROPE_THETA,
+    HeadConfig,
+    layer_shape,
+    transformer_table,
+)
 from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights
-from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
-
-LLAMA_ROPE_THETA = 10000.0
-"""What EAGLE's code and transformers' Llama use where a configuration has none."""
+from specctl.models.head_files.network_files import Verifier
+from specctl.models.head_files.verifier_fit import borrowed_embeddings, context_of, require_layers, require_same
 
 TRAINING = frozenset(
     {
@@ -36,37 +36,43 @@ TRAINING = frozenset(
 """Keys about how an EAGLE head was trained and what for."""
 
 
-def build_eagle3(
-    config: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
-    target: PreTrainedModel,
-    subject: str = "The draft head",
+def read(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> Eagle3Head:
-    """An EAGLE-3 head in the dtype of its file, in eval mode, on the weights' device.
-
-    Args:
-        config: the contents of config.json.
-        weights: the tensors of its file.
-        target: its verifier.
-        subject: for messages.
-
-    Raises:
-        ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
-    """
+    """An EAGLE-3 head; see `HeadFormat.read`."""
     left = own_weights(weights)
-    parsed = eagle3_config(config, left, target, subject)
+    parsed = _parsed(config, left, target, subject)
     tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
     shared = None
     if "embed_tokens.weight" not in left:
-        shared = _embeddings(target, parsed.shape, subject)
+        shared = borrowed_embeddings(target, parsed.shape, subject)
     with torch.device("meta"):
         head = Eagle3Head(parsed, tokens, shared)
     first = max(("midlayer", "layers.0"), key=lambda layer: sum(name.startswith(f"{layer}.") for name in left))
-    fill(head, left, eagle3_names(head, first), subject)
+    fill(head, left, _names(head, first), subject)
     return head.eval()
 
 
-def eagle3_names(head: Eagle3Head, first: str = "layers.0") -> dict[str, str]:
+def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """An EAGLE-3 head in speculators' layout; see `HeadFormat.describe`."""
+    config, names = head.config, _names(head)
+    described = {
+        "architectures": ["Eagle3DraftModel"],
+        "transformer_layer_config": transformer_table(config.shape, config.vocabulary, config.num_layers),
+        "draft_vocab_size": config.draft_vocabulary,
+        "target_hidden_size": config.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(config.layers),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+    }
+    return described, {names[own]: weight for own, weight in head.state_dict().items()}
+
+
+def _names(head: Eagle3Head, first: str = "layers.0") -> dict[str, str]:
     """What a file calls each of a head's weights.
 
     Args:
@@ -86,10 +92,10 @@ def eagle3_names(head: Eagle3Head, first: str = "layers.0") -> dict[str, str]:
     return {name: published(name) for name in head.state_dict()}
 
 
-def eagle3_config(
+def _parsed(
     config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> Eagle3Config:
-    """The network that a config.json describes, checked against the verifier; see `build_eagle3`."""
+    """The network that a config.json describes, checked against the verifier; see `HeadFormat.read`."""
     table = HeadConfig(config, subject)
     if "transformer_layer_config" in config:
         inner = table.table("transformer_layer_config")
@@ -157,47 +163,3 @@ _ORDINARY = {
     "has_lm_head": True,
 }
 """NVIDIA's switches, with the values that mean the network that EAGLE published."""
-
-
-def build_eagle1(
-    config: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
-    target: PreTrainedModel,
-    subject: str = "The draft head",
-) -> Eagle1Head:
-    """An EAGLE-1 head, whose layout EAGLE-2's weights have too; see `build_eagle3`."""
-    left = own_weights(weights)
-    table = HeadConfig(config, subject)
-    vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
-    shape = layer_shape(table, qk_norm=False, rope_theta=LLAMA_ROPE_THETA)
-    text = target.config.get_text_config(decoder=True)
-    parsed = Eagle1Config(
-        # EAGLE's code knows no bias of attention's output.
-        shape=replace(shape, qkv_bias=biased, output_bias=False),
-        vocabulary=vocabulary,
-        num_layers=table.take("num_hidden_layers", int, 1),
-        fc_bias=table.take("bias", bool, True),
-        context=context_of(shape, target),
-    )
-    table.drop(BOOKKEEPING)
-    table.refuse_rest()
-    require_same(subject, "hidden states of width", shape.hidden_size, text.hidden_size)
-    require_same(subject, "a vocabulary of", vocabulary, text.vocab_size)
-    shared = None if "embed_tokens.weight" in left else _embeddings(target, shape, subject)
-    unembedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
-    with torch.device("meta"):
-        head = Eagle1Head(parsed, unembedding, shared)
-    fill(head, left, eagle1_names(head), subject)
-    return head.eval()
-
-
-def eagle1_names(head: Eagle1Head) -> dict[str, str]:
-    """What a file calls each of a head's weights."""
-    return {name: name.replace("blocks.", "layers.", 1) for name in head.state_dict()}
-
-
-def _embeddings(target: PreTrainedModel, shape: LayerShape, subject: str) -> nn.Module:
-    shared: nn.Module = target.get_input_embeddings()
-    width = int(shared.weight.shape[1])  # type: ignore[index]
-    require_same(subject, "without embeddings of its own, token embeddings of width", shape.hidden_size, width)
-    return shared
