@@ -19,6 +19,7 @@ from specctl.errors import UsageError
 from specctl.learning import saved_state
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
+from specctl.models.draft_heads.eagle3 import Eagle3Head
 
 KINDS = ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"]
 
@@ -98,6 +99,17 @@ def test_what_is_shared_with_the_target_is_not_trained(tmp_path: Path) -> None:
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
     training(recipe("dspark"), Schedule(1, 4, 1e-2), [answer(number) for number in range(4)], tmp_path / "state").run()
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
+
+
+def test_a_new_eagle3_head_begins_with_the_targets_output_rows() -> None:
+    target, tokens = random_model("llama"), torch.tensor(DRAWN)
+    before = target.get_input_embeddings().weight.clone()
+    head, again = (new_head(recipe("eagle3", depth=2), target, tokens, MASK, 1) for _ in range(2))
+    assert isinstance(head, Eagle3Head)
+    assert torch.equal(head.lm_head.weight, target.get_output_embeddings().weight[tokens])
+    assert torch.equal(target.get_input_embeddings().weight, before)
+    assert 0.01 < float(head.fc.weight.detach().std()) < 0.03
+    assert all(torch.equal(one, two) for one, two in zip(head.parameters(), again.parameters(), strict=True))
 
 
 def test_another_seed_makes_another_head(tmp_path: Path) -> None:

@@ -159,32 +159,3 @@ class Eagle3Head(ChainHead):
             everything = logits.new_full((logits.shape[0], self.config.vocabulary), -torch.inf)
             logits = everything.index_copy(1, self.tokens, logits)
         return ChainPass(logits, hidden, further)
-
-
-def new_eagle3(
-    config: Eagle3Config,
-    tokens: torch.Tensor | None = None,
-    *,
-    embeddings: nn.Module | None = None,
-    unembedding: torch.Tensor | None = None,
-    std: float = 0.02,
-) -> Eagle3Head:
-    """A head to train: weights from torch's global generator, normal with a standard deviation, norms 1, biases 0.
-
-    Args:
-        config: the network.
-        tokens: as for `Eagle3Head`.
-        embeddings: as for `Eagle3Head`.
-        unembedding: ``(V, H)``, the verifier's output weights, whose rows the output layer begins with.
-        std: of the weights.
-    """
-    head = Eagle3Head(config, tokens, embeddings)
-    for module in head.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-    if unembedding is not None:
-        rows = unembedding if tokens is None else unembedding[tokens.to(unembedding.device)]
-        head.lm_head.weight.data.copy_(rows)
-    return head
