@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer
-from specctl.draft_training.courses import new_head
+from specctl.draft_training.courses import COURSES, new_head
 from specctl.draft_training.evaluation import drafts_of_head, evaluate
 from specctl.draft_training.lessons import Teacher
 from specctl.draft_training.recipes import Recipe, Schedule
@@ -20,8 +20,6 @@ from specctl.learning import saved_state
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-
-KINDS = ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"]
 
 
 def training(
@@ -37,7 +35,7 @@ def weights(of: Training) -> dict[str, torch.Tensor]:
     return of.head.state_dict()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COURSES)
 def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_path: Path) -> None:
     target = chain_target()
     answers = greedy_answers(target, 28)
@@ -55,7 +53,7 @@ def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_pa
     assert accepted(found.head) > accepted(untrained) + 0.6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COURSES)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_interrupted_training_ends_as_if_nothing_had_happened(
     kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
