@@ -93,4 +93,4 @@ def test_every_option_that_is_used_exists(step: Step) -> None:
 def test_a_benchmark_becomes_a_table(tmp_path: Path) -> None:
     part = Part("p", "Which?", "As it is.", (BENCH,))
     _run(part, BENCH, tmp_path / "p")
-    assert "| `svip` |" in page({}, [part], tmp_path)
+    assert "| `none` |" in page({}, [part], tmp_path)
