@@ -14,7 +14,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape, transformer_table
-from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights
+from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
 from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
 
@@ -28,6 +28,9 @@ TRAINING = frozenset(
     }
 )
 """Keys about how a block head was trained and what for."""
+
+NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
+"""How names of weights begin in a file, where it is not as in the network."""
 
 
 def read(
@@ -43,7 +46,7 @@ def read(
     output = None if "lm_head.weight" in left or not whole else target.get_output_embeddings()  # type: ignore[no-untyped-call]
     with torch.device("meta"):
         head = BlockHead(parsed, tokens, embeddings, output)
-    fill(head, left, _names(head), subject)
+    fill(head, left, published_names(head, NAMES), subject)
     return head.eval()
 
 
@@ -53,7 +56,7 @@ def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, to
     Raises:
         ValueError: the head's layers are not Qwen3's.
     """
-    config, shape, names = head.config, head.config.shape, _names(head)
+    config, shape = head.config, head.config.shape
     if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
         raise ValueError("speculators' block heads have Qwen3's layers: normed queries and keys, no other biases")
     table = transformer_table(shape, config.vocabulary, config.num_layers)
@@ -74,18 +77,7 @@ def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, to
             "enable_confidence_head": config.confidence,
             "confidence_head_with_markov": config.confidence_reads_token,
         }
-    return described, {names[own]: weight for own, weight in head.state_dict().items()}
-
-
-def _names(head: BlockHead) -> dict[str, str]:
-    """What a file calls each of a head's weights."""
-    renamed = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
-
-    def published(name: str) -> str:
-        own = next((own for own in renamed if name.startswith(own)), "")
-        return renamed.get(own, "") + name.removeprefix(own)
-
-    return {name: published(name) for name in head.state_dict()}
+    return described, published_weights(head, NAMES)
 
 
 def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) -> BlockConfig:

@@ -8,16 +8,13 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
-from specctl.models.head_files.head_config import (
-    BOOKKEEPING,
-    LLAMA_ROPE_THETA,
-    HeadConfig,
-    layer_shape,
-    transformer_table,
-)
-from specctl.models.head_files.head_weights import fill, own_weights
+from specctl.models.head_files.head_config import BOOKKEEPING, ROPE_THETA, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_weights import fill, own_weights, published_names, published_weights
 from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import borrowed_embeddings, context_of, require_same
+
+NAMES = {"blocks.": "layers."}
+"""How names of weights begin in a file, where it is not as in the network."""
 
 
 def read(
@@ -27,7 +24,7 @@ def read(
     left = own_weights(weights)
     table = HeadConfig(config, subject)
     vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
-    shape = layer_shape(table, qk_norm=False, rope_theta=LLAMA_ROPE_THETA)
+    shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)
     text = target.config.get_text_config(decoder=True)
     parsed = Eagle1Config(
         # EAGLE's code knows no bias of attention's output.
@@ -45,13 +42,13 @@ def read(
     unembedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
     with torch.device("meta"):
         head = Eagle1Head(parsed, unembedding, shared)
-    fill(head, left, _names(head), subject)
+    fill(head, left, published_names(head, NAMES), subject)
     return head.eval()
 
 
 def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """An EAGLE-1 head as SafeAILab's files, but for the format of the weights; see `HeadFormat.describe`."""
-    config, names = head.config, _names(head)
+    config = head.config
     described = {
         "architectures": ["LlamaForCausalLM"],
         **transformer_table(config.shape, config.vocabulary, config.num_layers),
@@ -59,9 +56,4 @@ def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
         "qkv_bias": config.shape.qkv_bias,
         "bias": config.fc_bias,
     }
-    return described, {names[own]: weight for own, weight in head.state_dict().items()}
-
-
-def _names(head: Eagle1Head) -> dict[str, str]:
-    """What a file calls each of a head's weights."""
-    return {name: name.replace("blocks.", "layers.", 1) for name in head.state_dict()}
+    return described, published_weights(head, NAMES)

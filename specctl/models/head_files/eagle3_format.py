@@ -12,14 +12,8 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.head_files.head_config import (
-    BOOKKEEPING,
-    LLAMA_ROPE_THETA,
-    HeadConfig,
-    layer_shape,
-    transformer_table,
-)
-from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights
+from specctl.models.head_files.head_config import BOOKKEEPING, ROPE_THETA, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
 from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import borrowed_embeddings, context_of, require_layers, require_same
 
@@ -49,13 +43,13 @@ def read(
     with torch.device("meta"):
         head = Eagle3Head(parsed, tokens, shared)
     first = max(("midlayer", "layers.0"), key=lambda layer: sum(name.startswith(f"{layer}.") for name in left))
-    fill(head, left, _names(head, first), subject)
+    fill(head, left, published_names(head, _names(head, first)), subject)
     return head.eval()
 
 
 def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """An EAGLE-3 head in speculators' layout; see `HeadFormat.describe`."""
-    config, names = head.config, _names(head)
+    config = head.config
     described = {
         "architectures": ["Eagle3DraftModel"],
         "transformer_layer_config": transformer_table(config.shape, config.vocabulary, config.num_layers),
@@ -69,27 +63,13 @@ def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
     }
-    return described, {names[own]: weight for own, weight in head.state_dict().items()}
+    return described, published_weights(head, _names(head))
 
 
 def _names(head: Eagle3Head, first: str = "layers.0") -> dict[str, str]:
-    """What a file calls each of a head's weights.
-
-    Args:
-        head: the network.
-        first: the name of its first layer, ``layers.0`` or ``midlayer``.
-    """
-
-    def published(name: str) -> str:
-        part, _, rest = name.partition(".")
-        if part == "first":
-            return f"{first}.{rest}"
-        if part == "further":
-            index, _, rest = rest.partition(".")
-            return f"layers.{int(index) + 1}.{rest}"
-        return name
-
-    return {name: published(name) for name in head.state_dict()}
+    """How names of weights begin in a file, whose first layer is ``layers.0`` or ``midlayer``."""
+    further = {f"further.{index}.": f"layers.{index + 1}." for index in range(len(head.further))}
+    return {"first.": f"{first}.", **further}
 
 
 def _parsed(
@@ -100,11 +80,11 @@ def _parsed(
     if "transformer_layer_config" in config:
         inner = table.table("transformer_layer_config")
         normed = config["transformer_layer_config"].get("model_type") == "qwen3"
-        theta = None if normed else LLAMA_ROPE_THETA
+        theta = None if normed else ROPE_THETA
     elif any("Qwen3" in str(name) for name in config.get("architectures") or ()):
         inner, normed, theta = table, True, None
     else:
-        inner, normed, theta = table, any(name.endswith(".q_norm.weight") for name in weights), LLAMA_ROPE_THETA
+        inner, normed, theta = table, any(name.endswith(".q_norm.weight") for name in weights), ROPE_THETA
     shape = layer_shape(inner, qk_norm=normed, rope_theta=theta)
     vocabulary = inner.take("vocab_size", int)
     text = target.config.get_text_config(decoder=True)
@@ -141,9 +121,8 @@ def _layers(table: HeadConfig, depth: int) -> tuple[int, ...]:
     nested = eagle.ids("eagle_aux_hidden_state_layer_ids")
     for key, ordinary in _ORDINARY.items():
         eagle.demand(key, (ordinary,))
-    eagle.drop(
-        ["parallel_draft_heads_num_layers"]
-    )  # of the drafts beyond `parallel_draft_step`, of which there are none
+    # Of the drafts beyond `parallel_draft_step`, of which there are none.
+    eagle.drop(["parallel_draft_heads_num_layers"])
     eagle.refuse_rest()
     given = [ids for ids in (inputs, *(tuple(i + 1 for i in ids) for ids in (outputs, nested) if ids)) if ids]
     if any(ids != given[0] for ids in given):

@@ -5,7 +5,7 @@ verifier's keys with frequencies of base 10,000, which are those of the verifier
 are always the verifier's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,16 +13,13 @@ from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.head_files.head_config import (
-    BOOKKEEPING,
-    LLAMA_ROPE_THETA,
-    HeadConfig,
-    layer_shape,
-    transformer_table,
-)
-from specctl.models.head_files.head_weights import fill, own_weights
+from specctl.models.head_files.head_config import BOOKKEEPING, ROPE_THETA, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_weights import fill, own_weights, published_names, published_weights
 from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
+
+NAMES = {"lm_head.": "lm_head.", "blocks.": "model.layers.", "": "model."}
+"""How names of weights begin in a file, by how they begin in the network."""
 
 
 def read(
@@ -32,7 +29,7 @@ def read(
     table = HeadConfig(config, subject)
     table.demand("use_remap", (False,))
     table.demand("attention_bias", (False,))
-    shape = layer_shape(table, qk_norm=False, rope_theta=LLAMA_ROPE_THETA)
+    shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)
     parsed = GlideConfig(
         shape=shape,
         vocabulary=table.take("vocab_size", int),
@@ -58,13 +55,13 @@ def read(
         require_same(subject, what, own, verifiers)
     with torch.device("meta"):
         head = GlideHead(parsed, keys)
-    fill(head, own_weights(weights), _names(head.state_dict()), subject)
+    fill(head, own_weights(weights), published_names(head, NAMES), subject)
     return head.eval()
 
 
 def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """A GliDe head as the paper's code writes it; see `HeadFormat.describe`."""
-    config, keys, names = head.config, head.keys, _names(head.state_dict())
+    config, keys = head.config, head.keys
     described = {
         "architectures": ["smallLlamaForCausalLM"],
         **transformer_table(config.shape, config.vocabulary, config.num_layers),
@@ -74,13 +71,4 @@ def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[
         "large_head_dim": keys.head_dim,
         "target_model_name_or_path": verifier.name,
     }
-    return described, {names[own]: weight for own, weight in head.state_dict().items()}
-
-
-def _names(own: Iterable[str]) -> dict[str, str]:
-    """What a file calls each of a head's weights."""
-
-    def published(name: str) -> str:
-        return name if name.startswith("lm_head.") else f"model.{name.replace('blocks.', 'layers.', 1)}"
-
-    return {name: published(name) for name in own}
+    return described, published_weights(head, NAMES)

@@ -10,7 +10,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 
 Value = TypeVar("Value", bool, int, float, str)
 
-LLAMA_ROPE_THETA = 10000.0
+ROPE_THETA = 10000.0
 """What transformers' Llama and the code of EAGLE and GliDe use where a configuration has none."""
 
 BOOKKEEPING = frozenset(

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError, reason
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.head_files.head_weights import ANEW, fill
+from specctl.models.head_files.head_weights import ANEW, fill, published_weights
 from specctl.models.head_files.mtp_tensors import mtp_tensors
 from specctl.models.head_files.network_files import Verifier
 
@@ -42,13 +42,15 @@ _ALIKE = (
 """Keys of a layer's configuration that shapes do not show, or that explain a wrong shape."""
 
 
-_PARTS = {
-    "eh_proj": "input_proj",
-    "enorm": "token_layernorm",
-    "hnorm": "hidden_layernorm",
-    "norm": "final_layernorm",
+_LAYER = "mtp_layers.0"
+NAMES = {
+    "block.": f"{_LAYER}.",
+    "eh_proj.": f"{_LAYER}.input_proj.",
+    "enorm.": f"{_LAYER}.token_layernorm.",
+    "hnorm.": f"{_LAYER}.hidden_layernorm.",
+    "norm.": f"{_LAYER}.final_layernorm.",
 }
-"""Modules outside the decoder layer, in `MtpHead` and in speculators' layout."""
+"""How names of weights begin in speculators' layout, by how they begin in the network."""
 
 
 def read(
@@ -95,18 +97,13 @@ def read(
 
 def describe(head: MtpHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """An MTP head without embeddings and output layer of its own in speculators' layout; see `HeadFormat.describe`."""
-
-    def named(own: str) -> str:
-        part, _, rest = own.partition(".")
-        return f"mtp_layers.0.{_PARTS[part]}.{rest}" if part in _PARTS else f"mtp_layers.0.{rest}"
-
     described = {
         "architectures": ["MTPDraftModel"],
         "transformer_layer_config": dict(verifier.layers),
         "num_nextn_predict_layers": 1,
         "tie_word_embeddings": False,
     }
-    return described, {named(own): weight for own, weight in head.state_dict().items()}
+    return described, published_weights(head, NAMES)
 
 
 def _fused(
