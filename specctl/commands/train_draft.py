@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,7 @@ from specctl.commands.options import (
 from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
 from specctl.commands.training import DataFlags, train
 from specctl.errors import UsageError
+from specctl.models.head_files.formats import FORMATS
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
@@ -44,15 +46,10 @@ if TYPE_CHECKING:
     from specctl.training.subject import Source
 
 
-class Kind(StrEnum):
-    """Kinds of draft heads that can be trained."""
-
-    EAGLE1 = "eagle1"
-    EAGLE3 = "eagle3"
-    GLIDE = "glide"
-    MTP = "mtp"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = StrEnum("Kind", [(kind, kind) for kind in FORMATS])
 
 
 class Optimizer(StrEnum):
@@ -150,18 +147,19 @@ def train_draft(
     flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
     found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
-    recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
+    recipe = partial(_recipe, kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
 
     def begin(found: "Profile") -> "DraftHeads":
         from specctl.training.drafts.draft_workshop import DraftHeads
 
+        recipe()  # a setting that the kind does not have is told before anything is read
         return DraftHeads(found)
 
     def finish(subject: "DraftHeads", source: "Source[Any, Any]", progress: "TerminalProgress") -> "Report":
         from specctl.training.epochs import Schedule
 
         schedule = Schedule(epochs, batch_size, lr, seed)
-        return subject.make(output, source, replace(recipe, optimizer=optimizer.value), schedule, progress)
+        return subject.make(output, source, replace(recipe(), optimizer=optimizer.value), schedule, progress)
 
     train(
         material,
@@ -186,18 +184,10 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
     Raises:
         UsageError: the user gave one that the kind does not have.
     """
-    from specctl.models.head_files.draft_head import HeadKind
-    from specctl.training.drafts.recipes import RECIPES
+    from specctl.training.drafts.courses import COURSES
 
-    published = RECIPES[HeadKind(kind)]
+    course = COURSES[kind]
     given = {name: value for name, value in own.items() if value is not None}
-    foreign = {
-        Kind.EAGLE1: ("steps", "draft_vocabulary", "anchors"),
-        Kind.EAGLE3: ("anchors",),
-        Kind.GLIDE: ("draft_vocabulary", "anchors"),
-        Kind.MTP: ("depth", "draft_vocabulary", "anchors"),
-    }
-    for name in foreign.get(kind, ("draft_vocabulary",)):
-        if name in given:
-            raise UsageError(f"--{name.replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
-    return replace(published, **given)  # type: ignore[arg-type]
+    if foreign := [name for name in given if name not in course.flags]:
+        raise UsageError(f"--{foreign[0].replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
+    return replace(course.recipe, **given)  # type: ignore[arg-type]

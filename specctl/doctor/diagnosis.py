@@ -93,7 +93,7 @@ def diagnose(profile: Profile) -> Diagnosis:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
                 facts.found = _found(head.checkpoint)
                 facts.licence, facts.gated = terms_of(head.checkpoint)
-                facts.draft_head = head.kind.value
+                facts.draft_head = head.kind
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
             checkpoint = locate(table, key)

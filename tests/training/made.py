@@ -9,25 +9,23 @@ from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.head_files.draft_head import HeadKind
+from specctl.training.drafts.courses import COURSES, new_head
 from specctl.training.drafts.draft_learner import DraftLearner
 from specctl.training.drafts.lessons import Teacher
-from specctl.training.drafts.networks import new_head
-from specctl.training.drafts.recipes import RECIPES, Recipe
+from specctl.training.drafts.recipes import Recipe
 from specctl.training.drafts.target_answers import Answer
 from specctl.training.predictors.examples import Example
 
 VOCABULARY = 64
 MASK = 63
 LIKED = 7
-KINDS = ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"]
 DRAWN = [1, 2, 3, 5, 8, 13, 21, 34, 55]
 """A small draft vocabulary."""
 
 
 def recipe(kind: str, **changes: object) -> Recipe:
     """The published recipe, small."""
-    published = RECIPES[HeadKind(kind)]
+    published = COURSES[kind].recipe
     small: dict[str, object] = {"depth": 2 if published.anchors else 1, "steps": min(published.steps, 4)}
     if published.markov_rank:
         small["markov_rank"] = 8

@@ -11,6 +11,7 @@ from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.training.drafts.chains import drafted_steps
+from specctl.training.drafts.courses import COURSES
 from specctl.training.drafts.drafted_rounds import head_drafts, model_drafts
 from specctl.training.drafts.lessons import Lesson, Teacher
 
@@ -30,7 +31,7 @@ def in_a_round(head: ChainHead | BlockHead, lesson: Lesson, start: int, index: i
 
 
 @pytest.mark.parametrize("prompt", [1, 4])
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", COURSES)
 def test_the_rounds_of_a_text_are_those_of_decoding(kind: str, prompt: int) -> None:
     target = random_model("llama")
     head = spread_head(kind, target, tokens=DRAWN if kind == "eagle3" else None)

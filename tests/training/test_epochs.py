@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import KINDS, answer, disco_examples, draft_learner, liked_examples, recipe
+from made import answer, disco_examples, draft_learner, liked_examples, recipe
 from toys import random_model
 
 from specctl.errors import UsageError
 from specctl.training import saved_state
+from specctl.training.drafts.courses import COURSES
 from specctl.training.epochs import Learner, Schedule, Training, batches
 from specctl.training.predictors.disco_network import features_of
 from specctl.training.predictors.draft_states import ModelStates, Stored
@@ -36,7 +37,7 @@ def judging() -> Learner:
 
 LEARNERS: dict[str, Callable[[], Learner]] = {
     f"{kind}-{optimizer}": lambda kind=kind, optimizer=optimizer: drafting(kind, optimizer)
-    for kind in KINDS
+    for kind in COURSES
     for optimizer in ("adamw", "muon")
 } | {
     "specdec++": predicting,

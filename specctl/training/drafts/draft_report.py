@@ -4,28 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specctl.models.head_files.formats import FORMATS
 from specctl.reporting.table import DEFINITIONS, UP, Table, inert
+from specctl.training.drafts.courses import COURSES
 from specctl.training.drafts.draft_evaluation import Acceptance
 from specctl.training.drafts.recipes import Recipe
 from specctl.training.epochs import Schedule
 from specctl.training.model_card import Made, card
-
-KIND_NAMES = {
-    "eagle1": "EAGLE-1",
-    "eagle3": "EAGLE-3",
-    "glide": "GliDe",
-    "mtp": "MTP",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-}
-PAPERS = {
-    "eagle1": "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077",
-    "eagle3": "Li, Wei, Zhang, Zhang 2025, arXiv 2503.01840",
-    "glide": "Du et al. 2024, arXiv 2402.02082",
-    "mtp": "FastMTP, arXiv 2509.18362",
-    "dflash": "arXiv 2602.06036",
-    "dspark": "arXiv 2607.05147",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +78,13 @@ def draft_card(results: Sequence[Result], recipe: Recipe, schedule: Schedule, fa
         facts: models, prompts and settings of the answers.
         made: how long it took.
     """
-    kind, target = str(recipe.kind), inert(facts["target"])
-    unused = {"kind", *{"eagle1": ("steps",), "eagle3": ()}.get(kind, ("draft_vocabulary",))}
+    kind, target = FORMATS[recipe.kind], inert(facts["target"])
+    flags = [course.flags for course in COURSES.values()]
+    unused = {"kind"} | frozenset().union(*flags) - COURSES[recipe.kind].flags
     settings = {**asdict(recipe), **asdict(schedule)}
     return card(
-        f"{KIND_NAMES[kind]} for {target}",
-        f"A draft head that reads the hidden states of {target} ({PAPERS[kind]}), made by `specctl train-draft`. Use "
+        f"{kind.title} for {target}",
+        f"A draft head that reads the hidden states of {target} ({kind.paper}), made by `specctl train-draft`. Use "
         "it with `model` in `[draft]` set to this folder.",
         facts,
         f"every second one greedy, the others at temperature {facts['sampling']['temperature']:g}. Every tenth prompt "

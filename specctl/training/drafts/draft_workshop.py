@@ -6,27 +6,20 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.eagle1 import Eagle1Head
-from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.head_files.block_writing import write_block
-from specctl.models.head_files.draft_head import HeadKind
-from specctl.models.head_files.eagle_writing import write_eagle1, write_eagle3
-from specctl.models.head_files.glide_layout import write_glide
-from specctl.models.head_files.mtp_writing import write_mtp
+from specctl.models.head_files.formats import FORMATS
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import Answered
 from specctl.outputs import write_whole
 from specctl.profile.model_table import require_whole
 from specctl.profile.schema import Profile, SamplingTable
+from specctl.training.drafts.courses import COURSES, new_head
 from specctl.training.drafts.draft_evaluation import (
     DEPTH,
     Drafts,
@@ -35,9 +28,8 @@ from specctl.training.drafts.draft_evaluation import (
     drafts_of_model,
 )
 from specctl.training.drafts.draft_learner import DraftLearner
-from specctl.training.drafts.draft_report import KIND_NAMES, Result, draft_card, result_tables
+from specctl.training.drafts.draft_report import Result, draft_card, result_tables
 from specctl.training.drafts.lessons import Teacher
-from specctl.training.drafts.networks import new_head
 from specctl.training.drafts.recipes import Recipe
 from specctl.training.drafts.target_answers import Answer, AnswerFolder, answered_greedily, frequent_tokens
 from specctl.training.epochs import Schedule
@@ -101,7 +93,7 @@ class DraftHeads(Subject[Answer, Pair]):
         target, material = source.models.models[0], source.material
         split, vocabulary = material.split(), target.config.get_text_config(decoder=True).vocab_size
         # A block head's tokens are the target's: its output layer is.
-        size = recipe.draft_vocabulary if recipe.kind is HeadKind.EAGLE3 else vocabulary
+        size = recipe.draft_vocabulary if "draft_vocabulary" in COURSES[recipe.kind].flags else vocabulary
         tokens = frequent_tokens(split.train, vocabulary, size)
         head = new_head(recipe, target, tokens, _mask_token(source.models), schedule.seed)
         teacher = Teacher(target, head.layers)
@@ -113,7 +105,8 @@ class DraftHeads(Subject[Answer, Pair]):
         documents = [result.document for result in results]
         write_whole(output / RESULTS, json.dumps(documents, indent=1) + "\n")
         write_whole(output / CARD, draft_card(results, recipe, schedule, material.facts, made))
-        write_head(output, head.bfloat16(), target, material.facts["target"])  # its last file says that all is written
+        verifier = Verifier.of(material.facts["target"], target)
+        write_head(output, head.bfloat16(), verifier)  # its last file says that all is written
         (output / STATE).unlink(missing_ok=True)
         progress.say(f"wrote {output}")
         return Report({"drafts": documents}, result_tables(results))
@@ -128,8 +121,8 @@ class DraftHeads(Subject[Answer, Pair]):
         progress: Progress,
     ) -> list[Result]:
         """The head beside the profile's draft model, on greedy answers and on drawn ones."""
-        depth = min(DEPTH, head.longest) if isinstance(head, BlockHead) else DEPTH
-        drafts: dict[str, Drafts] = {KIND_NAMES[recipe.kind]: drafts_of_head(head, depth)}
+        depth = min(DEPTH, head.longest or DEPTH)
+        drafts: dict[str, Drafts] = {FORMATS[recipe.kind].title: drafts_of_head(head, depth)}
         if self.profile.draft is not None and len(source.models.models) > 1:
             drafts[self.profile.draft.model] = drafts_of_model(source.models.models[1], depth)
         drawn = Sampling.of(SamplingTable.model_validate(source.material.facts["sampling"]))
@@ -145,29 +138,6 @@ class DraftHeads(Subject[Answer, Pair]):
         if not results:
             raise UsageError(f"no answer kept for evaluation has {depth} tokens", "let --max-new-tokens be larger")
         return results
-
-
-def write_head(folder: Path, head: ChainHead | BlockHead, target: PreTrainedModel, name: str) -> None:
-    """Write a head in the layout that other programs read: speculators', or of EAGLE-1 and GliDe the published one.
-
-    Args:
-        folder: made if need be; its config.json is written last.
-        head: in the dtype to write it in.
-        target: its verifier.
-        name: the verifier's hub id or path.
-    """
-    architectures = list(target.config.architectures or [type(target).__name__])
-    if isinstance(head, BlockHead):
-        write_block(folder, head, verifier=name, architectures=architectures)
-    elif isinstance(head, Eagle1Head):
-        write_eagle1(folder, head)
-    elif isinstance(head, GlideHead):
-        write_glide(folder, head, verifier=name)
-    elif isinstance(head, MtpHead):
-        write_mtp(folder, head, target, verifier=name, architectures=architectures)
-    else:
-        assert isinstance(head, Eagle3Head)
-        write_eagle3(folder, head, verifier=name, architectures=architectures)
 
 
 def _mask_token(pair: Pair) -> int:

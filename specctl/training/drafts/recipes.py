@@ -1,8 +1,6 @@
-"""How each kind of draft head is built and trained: the published settings."""
+"""The settings of a draft head that is trained."""
 
 from dataclasses import dataclass
-
-from specctl.models.head_files.draft_head import HeadKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class Recipe:
         optimizer: ``adamw`` for all weights, or ``muon`` for the matrices between embeddings and output layer.
     """
 
-    kind: HeadKind
+    kind: str
     depth: int = 1
     steps: int = 1
     rounds: float = 1.0
@@ -32,18 +30,3 @@ class Recipe:
     anchors: int = 0
     gamma: float = 0.0
     optimizer: str = "adamw"
-
-
-RECIPES: dict[HeadKind, Recipe] = {
-    recipe.kind: recipe
-    for recipe in (
-        Recipe(HeadKind.EAGLE1),
-        Recipe(HeadKind.EAGLE3, steps=7),
-        Recipe(HeadKind.GLIDE, steps=5),
-        Recipe(HeadKind.MTP, steps=3),
-        Recipe(HeadKind.DFLASH, depth=5, steps=15, anchors=512, gamma=7.0),
-        Recipe(HeadKind.DSPARK, depth=5, steps=7, anchors=512, gamma=4.0, markov_rank=256),
-    )
-}
-"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; GliDe and DFlash as in their papers; MTP as in FastMTP; DSpark as in
-DeepSpec's code."""

@@ -101,7 +101,7 @@ class Predictors(Subject[Example, DraftStates]):
         """Downloads the draft's weights if needed, to hash them."""
         head = self._draft_head()
         own = {"draft_sha256": self._draft_hash(head), KIND: self._kind}
-        return {**super().facts(suite), **own, **({} if head is None else {"draft_head": head.kind.value})}
+        return {**super().facts(suite), **own, **({} if head is None else {"draft_head": head.kind})}
 
     def items(self, pair: Pair, found: Answered) -> list[Example]:
         sampling = Sampling.of(found.settings)

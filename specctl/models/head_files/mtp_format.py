@@ -1,4 +1,4 @@
-"""MTP heads from the tensors of a checkpoint."""
+"""MTP heads on disk: read from a target's own files or from speculators' layout, written in the latter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from specctl.errors import ModelError, reason
 from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.head_files.head_weights import ANEW, fill
+from specctl.models.head_files.head_weights import ANEW, fill, published_weights
 from specctl.models.head_files.mtp_tensors import mtp_tensors
+from specctl.models.head_files.network_files import Verifier
 
 _OTHER = "Use a head that was made for this target."
 _UNUSED = {"verifier_lm_head.weight"}
@@ -41,24 +42,24 @@ _ALIKE = (
 """Keys of a layer's configuration that shapes do not show, or that explain a wrong shape."""
 
 
-def build_mtp(
-    config: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
-    target: PreTrainedModel,
-    subject: str = "The draft head",
+_LAYER = "mtp_layers.0"
+NAMES = {
+    "block.": f"{_LAYER}.",
+    "eh_proj.": f"{_LAYER}.input_proj.",
+    "enorm.": f"{_LAYER}.token_layernorm.",
+    "hnorm.": f"{_LAYER}.hidden_layernorm.",
+    "norm.": f"{_LAYER}.final_layernorm.",
+}
+"""How names of weights begin in speculators' layout, by how they begin in the network."""
+
+
+def read(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> MtpHead:
-    """A target's MTP head in the dtype of its file, in eval mode, from tensors in any of the known layouts.
+    """A target's MTP head from tensors in any of the known layouts; see `HeadFormat.read`.
 
-    Further MTP layers than the first are not used: the first is applied to its own output.
-
-    Args:
-        config: the config.json that belongs to the tensors: the target's, or one of speculators.
-        weights: the tensors by their names in the files.
-        target: the model.
-        subject: the head, for messages.
-
-    Raises:
-        ModelError: the tensors are no MTP layer of this target, are quantised, or are not known to specctl.
+    The configuration is the target's own, or speculators'. Further MTP layers than the first are not used: the first is
+    applied to its own output.
     """
     text = target.config.get_text_config(decoder=True)
     if "speculators_model_type" in config:
@@ -92,6 +93,17 @@ def build_mtp(
     if left := [name for name, buffer in head.named_buffers() if buffer.is_meta]:
         raise ModelError(f"{subject} has a layer that computes {left[0]} itself, which specctl does not do.")
     return head
+
+
+def describe(head: MtpHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """An MTP head without embeddings and output layer of its own in speculators' layout; see `HeadFormat.describe`."""
+    described = {
+        "architectures": ["MTPDraftModel"],
+        "transformer_layer_config": dict(verifier.layers),
+        "num_nextn_predict_layers": 1,
+        "tie_word_embeddings": False,
+    }
+    return described, published_weights(head, NAMES)
 
 
 def _fused(

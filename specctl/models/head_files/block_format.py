@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockConfig, BlockHead
 from specctl.models.draft_heads.markov import MarkovKind
-from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape
-from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights
+from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
+from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
 
 FLAT = ("DFlashDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
@@ -28,26 +29,16 @@ TRAINING = frozenset(
 )
 """Keys about how a block head was trained and what for."""
 
+NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
+"""How names of weights begin in a file, where it is not as in the network."""
 
-def build_block(
-    config: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
-    target: PreTrainedModel,
-    subject: str = "The draft head",
+
+def read(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> BlockHead:
-    """A DFlash or DSpark head in the dtype of its file, in eval mode, on the weights' device.
-
-    Args:
-        config: the contents of config.json.
-        weights: the tensors of its file.
-        target: its verifier, whose embeddings and output layer are used where the file has none.
-        subject: for messages.
-
-    Raises:
-        ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
-    """
+    """A DFlash or DSpark head; see `HeadFormat.read`."""
     left = own_weights(weights)
-    parsed = block_config(config, target, subject)
+    parsed = _parsed(config, target, subject)
     tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
     # A smaller vocabulary's output layer cannot be the verifier's.
     whole = parsed.draft_vocabulary == parsed.vocabulary
@@ -55,23 +46,42 @@ def build_block(
     output = None if "lm_head.weight" in left or not whole else target.get_output_embeddings()  # type: ignore[no-untyped-call]
     with torch.device("meta"):
         head = BlockHead(parsed, tokens, embeddings, output)
-    fill(head, left, published_names(head), subject)
+    fill(head, left, published_names(head, NAMES), subject)
     return head.eval()
 
 
-def published_names(head: BlockHead) -> dict[str, str]:
-    """What a file calls each of a head's weights."""
-    renamed = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
+def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A DFlash or DSpark head in speculators' layout; see `HeadFormat.describe`.
 
-    def published(name: str) -> str:
-        own = next((own for own in renamed if name.startswith(own)), "")
-        return renamed.get(own, "") + name.removeprefix(own)
+    Raises:
+        ValueError: the head's layers are not Qwen3's.
+    """
+    config, shape = head.config, head.config.shape
+    if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
+        raise ValueError("speculators' block heads have Qwen3's layers: normed queries and keys, no other biases")
+    table = transformer_table(shape, config.vocabulary, config.num_layers)
+    del table["mlp_bias"]  # Qwen3's configuration has no key for biases of its gated network
+    described = {
+        "architectures": ["DSparkDraftModel" if head.kind == "dspark" else "DFlashDraftModel"],
+        "transformer_layer_config": {**table, "layer_types": ["full_attention"] * config.num_layers},
+        "draft_vocab_size": config.draft_vocabulary,
+        "block_size": config.block_size,
+        "aux_hidden_state_layer_ids": list(config.layers),
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.from_anchor,
+    }
+    if head.kind == "dspark":
+        described |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov or "vanilla",
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence_reads_token,
+        }
+    return described, published_weights(head, NAMES)
 
-    return {name: published(name) for name in head.state_dict()}
 
-
-def block_config(config: Mapping[str, Any], target: PreTrainedModel, subject: str) -> BlockConfig:
-    """The network that a config.json describes, checked against the verifier; see `build_block`."""
+def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) -> BlockConfig:
+    """The network that a config.json describes, checked against the verifier; see `HeadFormat.read`."""
     values = _together(config, subject)
     nested = "transformer_layer_config" in config
     table = HeadConfig(values, subject)

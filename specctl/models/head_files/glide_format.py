@@ -5,8 +5,7 @@ verifier's keys with frequencies of base 10,000, which are those of the verifier
 are always the verifier's.
 """
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,34 +13,19 @@ from transformers import PreTrainedModel
 
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.head_files.draft_head import GLIDE_ARCHITECTURE
-from specctl.models.head_files.eagle_writing import transformer_table
-from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape
-from specctl.models.head_files.head_weights import fill, own_weights
-from specctl.models.head_files.network_files import write_network
+from specctl.models.head_files.head_config import BOOKKEEPING, ROPE_THETA, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_weights import fill, own_weights, published_names, published_weights
+from specctl.models.head_files.network_files import Verifier
 from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
 
-ROPE_THETA = 10000.0
-"""Of its own attention, where a configuration has none."""
+NAMES = {"lm_head.": "lm_head.", "blocks.": "model.layers.", "": "model."}
+"""How names of weights begin in a file, by how they begin in the network."""
 
 
-def build_glide(
-    config: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
-    target: PreTrainedModel,
-    subject: str = "The draft head",
+def read(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
 ) -> GlideHead:
-    """A GliDe head in the dtype of its file, in eval mode, on the weights' device.
-
-    Args:
-        config: the contents of config.json.
-        weights: the tensors of its file.
-        target: its verifier.
-        subject: for messages.
-
-    Raises:
-        ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
-    """
+    """A GliDe head; see `HeadFormat.read`."""
     table = HeadConfig(config, subject)
     table.demand("use_remap", (False,))
     table.demand("attention_bias", (False,))
@@ -71,41 +55,20 @@ def build_glide(
         require_same(subject, what, own, verifiers)
     with torch.device("meta"):
         head = GlideHead(parsed, keys)
-    fill(head, own_weights(weights), _names(head.state_dict()), subject)
+    fill(head, own_weights(weights), published_names(head, NAMES), subject)
     return head.eval()
 
 
-def write_glide(folder: Path, head: GlideHead, *, verifier: str) -> None:
-    """Write model.safetensors, and last config.json, each file completely or not at all.
-
-    Args:
-        folder: made if it does not exist.
-        head: in the dtype to write it in.
-        verifier: the hub id or path of the model that it drafts for.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A GliDe head as the paper's code writes it; see `HeadFormat.describe`."""
     config, keys = head.config, head.keys
-    names = _names(head.state_dict())
-    weights = {names[own]: weight for own, weight in head.state_dict().items()}
     described = {
-        "architectures": [GLIDE_ARCHITECTURE],
+        "architectures": ["smallLlamaForCausalLM"],
         **transformer_table(config.shape, config.vocabulary, config.num_layers),
         "block_size": config.block_size,
         "large_hidden_size": keys.state_size,
         "large_num_attention_heads": keys.heads,
         "large_head_dim": keys.head_dim,
-        "target_model_name_or_path": verifier,
-        "dtype": str(head.lm_head.weight.dtype).removeprefix("torch."),
+        "target_model_name_or_path": verifier.name,
     }
-    write_network(folder, weights, described)
-
-
-def _names(own: Iterable[str]) -> dict[str, str]:
-    """What a file calls each of a head's weights."""
-
-    def published(name: str) -> str:
-        return name if name.startswith("lm_head.") else f"model.{name.replace('blocks.', 'layers.', 1)}"
-
-    return {name: published(name) for name in own}
+    return described, published_weights(head, NAMES)
