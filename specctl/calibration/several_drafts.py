@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specctl.calibration.calibration_tables import speedup_cells
+from specctl.calibration.decision import Decision
 from specctl.calibration.live_check import decode_speed, run_field
 from specctl.calibration.search import Calibration
 from specctl.errors import UsageError
@@ -15,7 +16,6 @@ from specctl.observing.speedup import evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
-from specctl.replay.trace_files import TraceSet
 from specctl.reporting.placing import Placed, level, listed, times
 from specctl.reporting.table import UNKNOWN, UP, Table
 from specctl.statistics.intervals import Interval
@@ -28,14 +28,17 @@ class Entrant:
     Attributes:
         name: of the profile.
         profile: as it was resolved.
-        traces: of the prompts.
-        found: the outcome of the search in them.
+        decision: what was found for them, and not yet run live.
     """
 
     name: str
     profile: Profile
-    traces: TraceSet
-    found: Calibration
+    decision: Decision
+
+    @property
+    def found(self) -> Calibration:
+        """The outcome of the search."""
+        return self.decision.found
 
     @property
     def setting(self) -> Setting:
@@ -101,7 +104,7 @@ def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Pr
     """
     first = entrants[0]
     shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
-    prompts = [SuitePrompt(identity, **first.traces.records[identity]) for identity in shared]
+    prompts = [SuitePrompt(identity, **first.decision.traces.records[identity]) for identity in shared]
     results = run_field(pair, first.profile, field, prompts, [draft.model for draft in field.drafts], progress)
     labels = iter(candidate.label for candidate in field.candidates if candidate.label != BASELINE)
     found = []

@@ -330,7 +330,7 @@ def test_nothing_in_common(tmp_path: Path, runs: list[Run], candidates: list[Can
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [(["--repeats", "2", "-o", "x"], "--repeats, -o"), (["--from", "x"], "--from")]
+    ("options", "named"), [(["--repeats", "2", "-o", "x"], "--repeats, --output"), (["--from", "x"], "--from")]
 )
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, options: list[str], named: str) -> None:
     a = save(tmp_path / "a", results(some_runs()))

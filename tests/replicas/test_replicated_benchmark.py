@@ -40,15 +40,13 @@ def asked(tmp_path_factory):
     lines[3] = '{"id": "long", "prompt": "' + "x" * 3000 + '"}\n'
     (folder / "prompts.jsonl").write_text("".join(lines))
     suite = load_records(folder / "prompts.jsonl")
-    return SimpleNamespace(
-        profile=profile, field=field_of(competing_drafts([profile], [])), suite=suite, plan=Plan([4, 8], repeats=2)
-    )
+    return Plan(profile, field_of(competing_drafts([profile], [])), suite, [4, 8], repeats=2)
 
 
 @pytest.fixture(scope="module")
 def alone(asked):
     pair = load_pair(asked.profile, measured=False)
-    return run_benchmark(pair, asked.profile, asked.field, asked.suite, asked.plan, None, unwatched, SILENT)
+    return run_benchmark(pair, asked, None, unwatched, SILENT)
 
 
 def unwatched(*_):
@@ -56,9 +54,12 @@ def unwatched(*_):
 
 
 def run(asked, output=None, earlier=None, replicas=InProcess):
-    job = Job("specctl.commands.benching:replica", {**vars(asked), "foreign_head": False, "expected_tokens": 0})
+    job = Job(
+        "specctl.commands.benching:replica",
+        {"profile": asked.profile, "plan": asked, "foreign_head": False, "expected_tokens": 0},
+    )
     start = lambda: replicas(job)  # noqa: E731
-    return run_by_replicas(start, asked.suite, asked.plan, output, unwatched, earlier)
+    return run_by_replicas(start, asked, output, unwatched, earlier)
 
 
 def outcomes(results):
