@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specctl.api.decoder import Decoder, load
 from specctl.calibration.calibrated import calibrated_profile, facts_of, profile_text
-from specctl.calibration.compared_settings import computed_by, contest, recordable
+from specctl.calibration.compared_settings import compared_settings, computed_by, recordable
 from specctl.calibration.decision import Decision, decide
 from specctl.calibration.live_check import Measured
 from specctl.calibration.search import Calibration
@@ -91,7 +91,9 @@ def calibrate(
     profile = own.profile
     if profile.draft is None:
         raise UsageError("the profile has no draft to calibrate", "load it with a draft")
-    asked = contest(profile.draft, policy, grid, [], recordable(profile), computed_by(profile.draft, (), None))
+    asked = compared_settings(
+        profile.draft, policy, grid, [], recordable(profile), computed_by(profile.draft, (), None)
+    )
     seed = profile.sampling.seed
     traces = collect_traces(
         own.pair, profile, sample(_suite(prompts), 2 * samples, seed), asked.depth, progress=progress

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.errors import UsageError
-from specctl.observing.candidates import Field
+from specctl.observing.candidates import Candidates
 from specctl.observing.results import Header, of_request
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
@@ -17,7 +17,7 @@ class Plan:
 
     Attributes:
         profile: gives the sampling and prompt tables.
-        field: the candidates and peers.
+        candidates: those that are compared, peers too.
         suite: the prompts.
         lengths: token limits; every prompt is run to each of them.
         repeats: how often every prompt is run.
@@ -26,7 +26,7 @@ class Plan:
     """
 
     profile: Profile
-    field: Field
+    candidates: Candidates
     suite: Suite
     lengths: Sequence[int]
     repeats: int = 1
@@ -40,14 +40,14 @@ class Plan:
     @property
     def tokens(self) -> int:
         """The most tokens that all runs generate."""
-        return len(self.suite.prompts) * len(self.field.candidates) * sum(self.lengths) * self.repeats
+        return len(self.suite.prompts) * len(self.candidates.all) * sum(self.lengths) * self.repeats
 
 
 def require_same(old: Header, plan: Plan, path: Path) -> None:
     """Raise UsageError if a results file belongs to another benchmark."""
     wanted = {
         **of_request(plan.profile, plan.suite),
-        "candidates": [one for one in plan.field.candidates if one.engine is None],
+        "candidates": [one for one in plan.candidates.all if one.engine is None],
         "lengths": list(plan.lengths),
         "repeats": plan.repeats,
     }

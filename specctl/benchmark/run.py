@@ -56,14 +56,14 @@ def run_benchmark(
         watch: makes the watcher of the runs.
         progress: shows the work after the runs.
         earlier: what the results file contains, if it is continued.
-        processes: of the field's launches, by label.
+        processes: of the plan's launches, by label.
 
     Raises:
         OutputError: the file cannot be written.
         PeerError, UsageError: a peer cannot run these models.
     """
     peers: dict[str, MeasuredPeer] = {}
-    for label, launch in plan.field.launches.items():
+    for label, launch in plan.candidates.launches.items():
         with progress.doing(f"loading {label}"):
             peers[label] = MeasuredPeer(pair, launch, processes[label])
     header = header_of(pair, plan, peers)
@@ -91,19 +91,19 @@ def header_of(pair: Pair, plan: Plan, peers: Mapping[str, MeasuredPeer] = Mappin
 
     A candidate that is to run eagerly beside others is left out where all do.
     """
-    field = plan.field
+    candidates = plan.candidates
     facts = gather(pair, plan.profile, plan.suite)
     for label, peer in peers.items():
-        facts.versions[field.launches[label].setting.peer] = peer.version
-        facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
-    if any(candidate.peer in MOVING for candidate in field.candidates):
+        facts.versions[candidates.launches[label].setting.peer] = peer.version
+        facts.devices[candidates.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
+    if any(candidate.peer in MOVING for candidate in candidates.all):
         facts.versions[SCIKIT_LEARN] = scikit_learn()
     return Header(
         **asdict(facts),
-        candidates=[one for one in field.candidates if one.engine is None or not is_eager(pair)],
+        candidates=[one for one in candidates.all if one.engine is None or not is_eager(pair)],
         repeats=plan.repeats,
         lengths=list(plan.lengths),
         oracle=plan.oracle,
         papers=None if plan.papers is None else dict(plan.papers),
-        drafts=[draft.model for draft in field.drafts] if len(field.drafts) > 1 else [],
+        drafts=[draft.model for draft in candidates.drafts] if len(candidates.drafts) > 1 else [],
     )

@@ -19,7 +19,7 @@ from specctl.replay.trace_files import TraceHeader
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class ComparedSettings:
     """The settings that compete, of one draft or of all drafts of a hierarchy.
 
     Attributes:
@@ -53,14 +53,14 @@ class Contest:
         return certain + (self.space.most if self.space is not None else 0)
 
 
-def contest(
+def compared_settings(
     draft: DraftTable,
     policy: str | None,
     kind: Grid,
     heads: Sequence[str],
     recorded: Set[str],
     computed: Mapping[str, Signal],
-) -> Contest:
+) -> ComparedSettings:
     """The settings to compare for a profile and the options of a calibration.
 
     Args:
@@ -98,12 +98,12 @@ def contest(
     if len(names) == 1 or names[0] == "none":
         candidates = grid(names[0], kind, known[0])
         _require_known([candidates], known)
-        return Contest(old, with_heads(candidates, choices), also_ranked, None)
+        return ComparedSettings(old, with_heads(candidates, choices), also_ranked, None)
     fine = level_grids(names, kind, known)
     _require_known(fine, known)
     # The combinations of all policies on a fine grid would be too many.
     coarse = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
-    return Contest(old, [], also_ranked, Space(coarse, fine))
+    return ComparedSettings(old, [], also_ranked, Space(coarse, fine))
 
 
 def settings_replayed(

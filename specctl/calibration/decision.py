@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specctl.calibration.compared_settings import Contest
+from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.live_check import Measured, check_live, doubts
 from specctl.calibration.search import Calibration, search
 from specctl.errors import UsageError
@@ -33,15 +33,20 @@ class Decision:
 
 
 def decide(
-    traces: TraceSet, asked: Contest, profile: Profile, pair: Pair | None, progress: Progress, noted: Sequence[str] = ()
+    traces: TraceSet,
+    asked: ComparedSettings,
+    profile: Profile,
+    pair: Pair | None,
+    progress: Progress,
+    noted: Sequence[str] = (),
 ) -> Decision:
-    """`search` among the settings of a contest, and where there is a pair `check_live`, with the warnings of both.
+    """`search` among the settings compared, and where there is a pair `check_live`, with the warnings of both.
 
     The outcome warns too where live runs verify in another way than the replay.
 
     Args:
         traces: recorded with the profile.
-        asked: the contest.
+        asked: the settings compared.
         profile: the pair's, with the sampling settings of live runs.
         pair: with the drafts and heads that the settings use; None to run nothing live.
         progress: receives counts of settings and of live runs.

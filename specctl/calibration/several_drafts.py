@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 from specctl.calibration.calibration_tables import speedup_cells
 from specctl.calibration.decision import Decision
-from specctl.calibration.live_check import decode_speed, run_field
+from specctl.calibration.live_check import decode_speed, run_candidates
 from specctl.calibration.search import Calibration
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.observing.candidates import Field, field_of
+from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE
 from specctl.observing.speedup import evened, speedup
@@ -63,7 +63,7 @@ class Standing:
     behind: Interval
 
 
-def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
+def candidates_of_entrants(entrants: Sequence[Entrant]) -> Candidates:
     """What to load and run: the chosen setting of each entrant that drafts at all.
 
     Raises:
@@ -71,13 +71,13 @@ def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
     """
     drafting = [one for one in entrants if one.setting != NONE]
     tables = [one.profile.draft.stopped_by(one.setting) for one in drafting if one.profile.draft is not None]
-    field = field_of(tables)
-    if len(field.candidates) != 1 + len(drafting):
+    candidates = candidates_of(tables)
+    if len(candidates.all) != 1 + len(drafting):
         raise UsageError(
             "two of the profiles have the same drafts and settings, or drafts of one name",
             "name each pair once; --policy all compares the policies of one",
         )
-    return field
+    return candidates
 
 
 def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
@@ -93,20 +93,24 @@ def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
     return found
 
 
-def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Progress = SILENT) -> list[Standing]:
+def run_live(
+    pair: Pair, candidates: Candidates, entrants: Sequence[Entrant], progress: Progress = SILENT
+) -> list[Standing]:
     """Run every entrant's chosen setting and none in turn, on the prompts that all reported on; fastest first.
 
     Args:
-        pair: the target with the drafts of the field.
-        field: of the entrants.
+        pair: the target with the drafts of the candidates.
+        candidates: of the entrants.
         entrants: at least one.
         progress: receives a count of runs.
     """
     first = entrants[0]
     shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
     prompts = [SuitePrompt(identity, **first.decision.traces.records[identity]) for identity in shared]
-    results = run_field(pair, first.profile, field, prompts, [draft.model for draft in field.drafts], progress)
-    labels = iter(candidate.label for candidate in field.candidates if candidate.label != BASELINE)
+    results = run_candidates(
+        pair, first.profile, candidates, prompts, [draft.model for draft in candidates.drafts], progress
+    )
+    labels = iter(candidate.label for candidate in candidates.all if candidate.label != BASELINE)
     found = []
     for one in entrants:
         label = BASELINE if one.setting == NONE else next(labels)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.files import open_report, spare_profile
 from specctl.commands.grouped_command import But, grouped, require_unused
-from specctl.commands.loading import load
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, warn
 from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.command_files import open_report, spare_profile
+from specctl.commands.tasks.pair_loading import load
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 from specctl.terminal.output import tell

@@ -1,19 +1,20 @@
 """`specctl bench`: which policy is fastest on this pair and these prompts, by how much, and why."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.commands.bench_results import show_comparison, show_results
-from specctl.commands.benching import run_plan
-from specctl.commands.files import open_report, spare_profile
 from specctl.commands.grouped_command import But, grouped, require_unused
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, complete_profile
 from specctl.commands.prompt_options import PromptOptions
-from specctl.commands.replicating import FewReplicaOptions
+from specctl.commands.tasks.bench_results import show_comparison, show_results
+from specctl.commands.tasks.benchmark_run import run_plan
+from specctl.commands.tasks.command_files import open_report, spare_profile
+from specctl.commands.tasks.replication import FewReplicaOptions
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
@@ -174,8 +175,8 @@ def bench(
         if resume and output is None:
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
         from specctl.benchmark.plan import Plan
-        from specctl.benchmark.runnable_papers import lineup
-        from specctl.observing.candidates import competing_drafts, field_of, with_counterpart
+        from specctl.benchmark.runnable_papers import runnable_papers
+        from specctl.observing.candidates import candidates_of, competing_drafts, with_counterpart
         from specctl.peers.launch import launches, paths_by_peer
         from specctl.peers.names import parse_peer
         from specctl.policies.leaf_rule import parse_leaves
@@ -194,30 +195,31 @@ def bench(
         peers = [parse_peer(text) for text in peer or []]
         left_out = None
         if papers:
-            line = lineup(profiles[0], oracle=oracle)
-            competing, peers, left_out = [*competing, *line.tables], [*peers, *line.peers], line.left_out
+            able = runnable_papers(profiles[0], oracle=oracle)
+            competing, peers, left_out = [*competing, *able.tables], [*peers, *able.peers], able.left_out
         folders = paths_by_peer("--peer-models", peer_models or [], peers)
         programs = paths_by_peer("--peer-program", peer_program or [], peers)
-        field = field_of(competing, peers, launches(peers, folders, programs))
+        candidates = candidates_of(competing, peers, launches(peers, folders, programs))
         if counterpart:
-            field = with_counterpart(field)
-        if field.launches and profiles[0].sampling.temperature:
+            candidates = with_counterpart(candidates)
+        if candidates.launches and profiles[0].sampling.temperature:
             raise UsageError(
-                f"{next(iter(field.launches))} is measured only in greedy decoding", "leave it out, or add -t 0"
+                f"{next(iter(candidates.launches))} is measured only in greedy decoding", "leave it out, or add -t 0"
             )
         if oracle and profiles[0].sampling.temperature:
             raise UsageError("--oracle works only in greedy decoding", "leave it out, or add -t 0")
-        if oracle and field.leaves:
+        if oracle and candidates.leaves:
             raise UsageError("--oracle is a bound for drafts without leaves", "leave it out, or the leaves")
-        if oracle and field.tree is not None:
+        if oracle and candidates.tree is not None:
             raise UsageError("--oracle is a bound for chains", "leave it out, or the trees")
         if oracle:
-            require_models(field.drafts[:1], "--oracle", "leave it out, or name a profile with a draft model first")
-        if replication is not None and (oracle or field.launches):
-            what = "--oracle" if oracle else f"--peer {next(iter(field.launches))}"
+            hint = "leave it out, or name a profile with a draft model first"
+            require_models(candidates.drafts[:1], "--oracle", hint)
+        if replication is not None and (oracle or candidates.launches):
+            what = "--oracle" if oracle else f"--peer {next(iter(candidates.launches))}"
             raise UsageError(f"{what} needs all prompts on one device", "leave it out, or --workers")
         limits = _lengths(lengths) or [profiles[0].sampling.max_new_tokens]
-        plan = Plan(profiles[0], field, suite, limits, repeats, oracle, left_out)
+        plan = Plan(profiles[0], candidates, suite, limits, repeats, oracle, left_out)
         for each in found:
             spare_profile(outputs, each)
         file = outputs.file("output", output, resumed=resume)
@@ -227,16 +229,8 @@ def bench(
         def finish(results: "RunSet") -> None:
             show_results(results, show, spec_bench_out, sync_ms)
 
-        finish(
-            run_plan(
-                plan,
-                file,
-                show.bars(),
-                foreign_head=run.foreign_head,
-                stopped=finish,
-                replication=replication,
-            )
-        )
+        benchmark = partial(run_plan, plan, file, show.bars(), stopped=finish)
+        finish(benchmark(foreign_head=run.foreign_head, replication=replication))
 
 
 def _lengths(text: str | None) -> list[int]:

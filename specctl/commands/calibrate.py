@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specctl.commands.calibrate_several import calibrate_several
-from specctl.commands.calibrating import calibrate_one, show_calibration
-from specctl.commands.exporting import export_order
-from specctl.commands.files import open_report, spare_profile
 from specctl.commands.grouped_command import But, grouped
-from specctl.commands.loading import load
 from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, warn
 from specctl.commands.prompt_options import PromptOptions
-from specctl.commands.replicating import FewReplicaOptions
+from specctl.commands.tasks.calibration_run import calibrate_one, show_calibration
+from specctl.commands.tasks.command_files import open_report, spare_profile
+from specctl.commands.tasks.export_request import export_order
+from specctl.commands.tasks.pair_loading import load
+from specctl.commands.tasks.replication import FewReplicaOptions
+from specctl.commands.tasks.several_calibrations import calibrate_several
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import Outputs
 
@@ -118,7 +118,7 @@ def calibrate(
             "--against goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
         )
     replication = replicas.replication
-    from specctl.calibration.compared_settings import computed_by, contest, heads_among, heads_in, recordable
+    from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.export.rule_space import LONGEST
     from specctl.prompts.suites import sample
@@ -150,7 +150,7 @@ def calibrate(
             earlier = read_traces(traced.path)
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
         computed = computed_by(drafting, heads, earlier.header if earlier is not None and from_ is not None else None)
-        asked = contest(drafting, policy, grid, heads, recorded, computed)
+        asked = compared_settings(drafting, policy, grid, heads, recorded, computed)
         if (order := export_order(export or [], costs, own)) is not None and from_ is None:
             asked = replace(asked, at_least=LONGEST)
         if against:

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from specctl.commands.files import spare_profile
 from specctl.commands.grouped_command import But, grouped
-from specctl.commands.loading import load
 from specctl.commands.option_groups import LIMIT, FewSamplingOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag
+from specctl.commands.tasks.command_files import spare_profile
+from specctl.commands.tasks.pair_loading import load
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 from specctl.streams import Closed
@@ -63,7 +63,7 @@ def chat(
         shown = TerminalProgress(console, False if show.quiet else show.progress)
         pair = load(own, console, foreign_head=run.foreign_head, quiet=show.quiet, models=False, progress=shown)
 
-        from specctl.commands.talking import Talk
+        from specctl.commands.tasks.chat_dialogue import Talk
         from specctl.conversation.conversation import Chat
 
         conversation = Chat(pair, own, outputs)

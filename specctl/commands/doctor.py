@@ -13,14 +13,14 @@ from rich.table import Table
 from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import PairOptions, RunOptions
 from specctl.commands.options import JsonOption
-from specctl.commands.outlook import sections
+from specctl.commands.tasks.device_report import sections
 from specctl.errors import ModelError
 from specctl.files import write_line
 from specctl.terminal.output import write_out
 from specctl.terminal.work_progress import loading
 
 if TYPE_CHECKING:
-    from specctl.commands.outlook import Devices
+    from specctl.commands.tasks.device_report import Devices
     from specctl.doctor.diagnosis import Diagnosis
     from specctl.doctor.model_facts import ModelFacts
     from specctl.models.running.threads import Threads
@@ -66,7 +66,7 @@ def doctor(
         chosen = decided(resolved.profile.threads)
         found = None
         if devices:
-            from specctl.commands.outlook import examine_devices
+            from specctl.commands.tasks.device_report import examine_devices
             from specctl.models.placing.cards import graphics
 
             use(resolved.profile.threads)
@@ -93,7 +93,7 @@ def doctor(
 
 
 def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
-    from specctl.commands.loading import load
+    from specctl.commands.tasks.pair_loading import load
 
     pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
 

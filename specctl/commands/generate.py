@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.answering import REPLICA, load_answerers
-from specctl.commands.files import spare_profile
 from specctl.commands.generate_options import RecordOptions, ResultOptions
 from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
 from specctl.commands.options import PolicyOption, TemplateOption, policy_flag, warn
-from specctl.commands.replicating import ReplicaOptions
+from specctl.commands.tasks.command_files import spare_profile
+from specctl.commands.tasks.record_answerer import REPLICA, load_answerers
+from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.errors import UsageError
 from specctl.files import write_line
 from specctl.jsonl import Record, result_line
@@ -117,8 +117,8 @@ def generate(
     from rich.console import Console
 
     from specctl import streams
-    from specctl.commands import streaming
-    from specctl.commands.record_run import RecordRun
+    from specctl.commands.tasks import generation_view
+    from specctl.commands.tasks.record_run import RecordRun
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
     from specctl.terminal.work_progress import TerminalProgress, resumable
@@ -159,10 +159,10 @@ def generate(
             answering = stack.enter_context(starting)
         else:
             answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()
-        view = partial(streaming.view_of, resolved, console)
+        view = partial(generation_view.view_of, resolved, console)
         if several is not None and source is not None:
             several.begin()
-            answers: streaming.AnswersRecords
+            answers: generation_view.AnswersRecords
             taken: Iterable[Any] = several.records(source)
             if answering is not None:
                 answers = ReplicatedRecords(
@@ -173,7 +173,7 @@ def generate(
             else:
                 from specctl.observing.record_stream import RecordStream, trace_alone
 
-                watch = streaming.live_watch(answerer, view) if results.live else trace_alone
+                watch = generation_view.live_watch(answerer, view) if results.live else trace_alone
                 answers = RecordStream(
                     answerer, sink, traced, several.finished, results.rounds, results.token_ids, watch, several.turns
                 )
@@ -182,7 +182,7 @@ def generate(
             bar = TerminalProgress(console, False) if silent else shown_progress
             kept = None if show.quiet or records.output == "-" else records.output
             with resumable(console, kept), several.summing_up(answers.tally):
-                complete = streaming.answer_records(answers, taken, total, bar)
+                complete = generation_view.answer_records(answers, taken, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
@@ -200,4 +200,4 @@ def generate(
             return
         plain = not console.is_terminal or not sys.stdout.isatty() or show.quiet
         shown = results.live if results.live is not None else not plain
-        streaming.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
+        generation_view.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)

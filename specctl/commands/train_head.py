@@ -12,7 +12,7 @@ from specctl.commands.grouped_command import But, grouped
 from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
 from specctl.commands.options import TemplateOption, warn
 from specctl.commands.prompt_options import PromptOptions
-from specctl.commands.replicating import FewReplicaOptions
+from specctl.commands.tasks.replication import FewReplicaOptions
 from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
 from specctl.outputs import Outputs

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specctl.commands.files import spare_profile
 from specctl.commands.grouped_command import require_unused
 from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.command_files import spare_profile
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 

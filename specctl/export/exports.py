@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from specctl.calibration.compared_settings import Contest
+from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.decision import Decision
 from specctl.calibration.search import Ranked, search
 from specctl.decoding.sampling import Sampling
@@ -74,7 +74,7 @@ class Exports:
 def export_to(
     order: Order,
     profile: Profile,
-    asked: Contest,
+    asked: ComparedSettings,
     decision: Decision,
     pair: Callable[[], Pair],
     progress: Progress = SILENT,

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from specctl.commands.replicating import ReplicaOptions, Replication
+from specctl.commands.tasks.replication import ReplicaOptions, Replication
 from specctl.errors import UsageError
 from specctl.profile import resolve
 from specctl.terminal.work_progress import TerminalProgress

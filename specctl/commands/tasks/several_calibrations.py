@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specctl.commands.calibrating import calibrate_one, command_facts, write_calibrated
-from specctl.commands.loading import load
 from specctl.commands.option_groups import ShowOptions
 from specctl.commands.options import warn
-from specctl.commands.replicating import Replication
+from specctl.commands.tasks.calibration_run import calibrate_one, command_facts, write_calibrated
+from specctl.commands.tasks.pair_loading import load
+from specctl.commands.tasks.replication import Replication
 from specctl.errors import UsageError
 from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.calibration.compared_settings import Contest
+    from specctl.calibration.compared_settings import ComparedSettings
     from specctl.calibration.grids import Grid
     from specctl.calibration.several_drafts import Entrant, Standing
     from specctl.profile import Profile, ResolvedProfile
@@ -38,7 +38,7 @@ def calibrate_several(
 
     Args:
         resolved: the profiles, the first with the prompts' sampling settings.
-        policy: as in `contest`, for every profile.
+        policy: as in `compared_settings`, for every profile.
         grid: of the settings.
         prompts: that all are calibrated on.
         output: where to write the calibrated profile of the fastest.
@@ -49,24 +49,24 @@ def calibrate_several(
     Raises:
         UsageError: the profiles have other targets, or one has no draft or a hierarchy with a draft head.
     """
-    from specctl.calibration.compared_settings import computed_by, contest, recordable
-    from specctl.calibration.several_drafts import Entrant, field_of_entrants, predicted, run_live
+    from specctl.calibration.compared_settings import compared_settings, computed_by, recordable
+    from specctl.calibration.several_drafts import Entrant, candidates_of_entrants, predicted, run_live
     from specctl.observing.candidates import require_one_target
 
     require_one_target(one.profile for one in resolved)
     if len({one.name for one in resolved}) < len(resolved):
         raise UsageError("a profile is named twice", "name each once")
-    contests: list[tuple[Profile, Contest]] = []
+    compared: list[tuple[Profile, ComparedSettings]] = []
     for one in resolved:
         # One list of prompts and one way to sample, whatever each profile says.
         own = one.profile.model_copy(update={"sampling": resolved[0].profile.sampling})
         if own.draft is None:
             raise UsageError(f"the profile {one.name} has no draft to calibrate", "leave it out")
         computed = computed_by(own.draft, (), None)
-        contests.append((own, contest(own.draft, policy, grid, [], recordable(own), computed)))
+        compared.append((own, compared_settings(own.draft, policy, grid, [], recordable(own), computed)))
     progress = show.bars()
     entrants: list[Entrant] = []
-    for one, (own, asked) in zip(resolved, contests, strict=True):
+    for one, (own, asked) in zip(resolved, compared, strict=True):
         pair = partial(load, own, progress.console, foreign_head=foreign_head, progress=progress)
         decision = calibrate_one(
             own,
@@ -81,18 +81,18 @@ def calibrate_several(
         )
         entrants.append(Entrant(one.name, own, decision))
     standings = predicted(entrants)
-    field = field_of_entrants(entrants)
-    if verify and field.drafts:
+    candidates = candidates_of_entrants(entrants)
+    if verify and candidates.drafts:
         together = load(
             entrants[0].profile,
             progress.console,
-            drafts=field.drafts,
-            above=field.above,
-            heads=field.heads,
+            drafts=candidates.drafts,
+            above=candidates.above,
+            heads=candidates.heads,
             foreign_head=foreign_head,
             progress=progress,
         )
-        standings = run_live(together, field, entrants, progress) or standings
+        standings = run_live(together, candidates, entrants, progress) or standings
     _show(resolved, entrants, standings, output, show)
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specctl.commands.loading import load
-from specctl.commands.replicating import Replication
+from specctl.commands.tasks.pair_loading import load
+from specctl.commands.tasks.replication import Replication
 from specctl.outputs import OutputFile
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specctl.replicas.replica import Replicas
     from specctl.terminal.work_progress import TerminalProgress
 
-REPLICA = "specctl.commands.benching:replica"
+REPLICA = "specctl.commands.tasks.benchmark_run:replica"
 """What makes a replica that benchmarks, as `specctl.replicas.job.Job` names it."""
 
 
@@ -69,7 +69,7 @@ def run_plan(
 
             processes = {
                 label: stack.enter_context(PeerProcess(label, launch.command))
-                for label, launch in plan.field.launches.items()
+                for label, launch in plan.candidates.launches.items()
             }
             pair = _load(plan, plan.tokens, progress, foreign_head=foreign_head)
 
@@ -95,7 +95,7 @@ def _starter(
     setup = {"plan": plan, "foreign_head": foreign_head}
     others = [
         table.model_copy(update={"head": head})
-        for table, heads in zip(plan.field.drafts, plan.field.heads, strict=True)
+        for table, heads in zip(plan.candidates.drafts, plan.candidates.heads, strict=True)
         for head in (*heads, None)
     ]
     return partial(
@@ -129,18 +129,18 @@ def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, f
     """Load the models of all candidates."""
     from specctl.peers.names import ASSISTED
 
-    field = plan.field
+    candidates = plan.candidates
     return load(
         plan.profile,
         progress.console,
         expected_tokens=expected_tokens,
-        drafts=field.drafts,
-        above=field.above,
-        heads=field.heads,
+        drafts=candidates.drafts,
+        above=candidates.above,
+        heads=candidates.heads,
         foreign_head=foreign_head,
-        leaves=field.leaves,
-        tree=field.tree,
-        longest=max((one.setting.longest_draft for one in field.candidates if one.setting is not None), default=0),
-        torch_weights=any(candidate.peer in ASSISTED for candidate in field.candidates),
+        leaves=candidates.leaves,
+        tree=candidates.tree,
+        longest=max((one.setting.longest_draft for one in candidates.all if one.setting is not None), default=0),
+        torch_weights=any(candidate.peer in ASSISTED for candidate in candidates.all),
         progress=progress,
     )

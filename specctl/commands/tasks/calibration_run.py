@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.commands.option_groups import ShowOptions
 from specctl.commands.options import warn
-from specctl.commands.replicating import Replication
-from specctl.commands.tracing import REPLICA
+from specctl.commands.tasks.replication import Replication
+from specctl.commands.tasks.trace_replica import REPLICA
 from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.calibration.compared_settings import Contest
+    from specctl.calibration.compared_settings import ComparedSettings
     from specctl.calibration.decision import Decision
     from specctl.export.exports import Exports
     from specctl.models.running.pair import Pair
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def calibrate_one(
     own: "Profile",
-    asked: "Contest",
+    asked: "ComparedSettings",
     heads: list[str],
     prompts: "Suite | None",
     pair: "Callable[[], Pair]",
