@@ -8,7 +8,7 @@ from pathlib import Path
 from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Grid, grid, level_grids, with_heads
 from specctl.errors import UsageError
-from specctl.models.loading.model import model_tables
+from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.predictors.head_checkpoint import CONFIG, KIND_SIGNALS, locate_head
 from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
@@ -124,7 +124,7 @@ def recordable(profile: Profile) -> frozenset[Signal]:
     """
     if profile.draft is not None:
         require_models(profile.draft.levels, "calibrate", "compare policies of a lookup with specctl bench")
-    tables = model_tables(profile)
+    tables = loading_order(model_tables(profile))
     heads = [
         find_head(key, table, verifier) for (key, table), verifier in pairwise(tables) if isinstance(table, DraftTable)
     ]
