@@ -160,6 +160,9 @@ def bench(
         require_unused(ctx, "compare", "runs nothing", but=("json_", "quiet"))
         show_comparison(*compare, show.json_)
         return
+    if from_ is not None:
+        shown = ("report", "spec_bench_out", "sync_ms", "force", "json_", "progress", "quiet")
+        require_unused(ctx, "from_", "runs nothing", but=shown)
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
 
