@@ -8,32 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.files import resolve_profile
-from specctl.commands.options import (
-    CategoryOption,
-    DraftOption,
-    EngineOption,
-    ForceOption,
-    InputOption,
-    JsonOption,
-    LimitOption,
-    MaxNewTokensOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SamplesOption,
-    SetOption,
-    SuiteDataOption,
-    SuiteOption,
-    TargetOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    chosen_prompts,
-    sampling_flags,
-)
-from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
-from specctl.commands.training import DataFlags, train
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
+from specctl.commands.options import TemplateOption
+from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.replication import FewReplicaOptions
+from specctl.commands.training import TrainingFlags
 from specctl.errors import UsageError
 from specctl.models.head_files.formats import FORMATS
 
@@ -59,27 +39,20 @@ class Optimizer(StrEnum):
     MUON = "muon"
 
 
+@grouped
 def train_draft(
+    *,
+    ctx: typer.Context,
     kind: Annotated[Kind, typer.Option("--kind", help="What to train.")],
     output: Annotated[
         Path,
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
     ],
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
-    workers: WorkersOption = None,
-    cluster: ClusterOption = None,
-    suite: SuiteOption = None,
-    data: SuiteDataOption = None,
-    input_: InputOption = None,
-    limit: LimitOption = None,
-    category: CategoryOption = None,
-    samples_per_category: SamplesOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
+    models: PairOptions,
+    run: Annotated[RunOptions, But(("check", "foreign_head"))],
+    replicas: FewReplicaOptions,
+    prompts: PromptOptions,
+    limit: LimitOptions,
     temperature: Annotated[
         float,
         typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of every second answer."),
@@ -121,11 +94,7 @@ def train_draft(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of answers, weights and order.")] = 0,
     chat: TemplateOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    force: ForceOption = False,
-    trust_remote_code: TrustOption = False,
-    json_: JsonOption = False,
-    progress_: ProgressOption = None,
-    quiet: QuietOption = False,
+    show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
     """Train a draft head: a small network that drafts from the target's hidden states.
 
@@ -141,12 +110,10 @@ def train_draft(
     """
     if lr <= 0:
         raise UsageError("--lr must be more than 0")
-    material = DataFlags("answers", answers, answers_only, suite, data, input_)
-    material.check()
-    replication = Replication.of(workers, cluster, None)
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
-    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    flags = TrainingFlags("answers", answers, answers_only, prompts, seed, output, resume, run, replicas, show)
+    flags.check(ctx)
+    sampling = replace(limit, temperature=temperature, seed=seed)
+    found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
     recipe = partial(_recipe, kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
 
     def begin(found: "Profile") -> "DraftHeads":
@@ -161,21 +128,7 @@ def train_draft(
         schedule = Schedule(epochs, batch_size, lr, seed)
         return subject.make(output, source, replace(recipe(), optimizer=optimizer.value), schedule, progress)
 
-    train(
-        material,
-        found,
-        "draft",
-        begin,
-        finish,
-        prompts=lambda: chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed),
-        replication=replication,
-        output=output,
-        resume=resume,
-        force=force,
-        as_json=json_,
-        quiet=quiet,
-        progress=progress_,
-    )
+    flags.train(found, "draft", begin, finish)
 
 
 def _recipe(kind: Kind, **own: int | None) -> "Recipe":

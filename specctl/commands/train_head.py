@@ -1,36 +1,17 @@
 """`specctl train-head`: train a network on the draft that predicts acceptance, for `specdec++` or `disco`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specctl.commands.files import resolve_profile
-from specctl.commands.options import (
-    CategoryOption,
-    DraftOption,
-    EngineOption,
-    ForceOption,
-    InputOption,
-    JsonOption,
-    LimitOption,
-    MaxNewTokensOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SamplesOption,
-    SetOption,
-    SuiteDataOption,
-    SuiteOption,
-    TargetOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    chosen_prompts,
-    sampling_flags,
-)
-from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
-from specctl.commands.training import DataFlags, train
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
+from specctl.commands.options import TemplateOption
+from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.replication import FewReplicaOptions
+from specctl.commands.training import TrainingFlags
 from specctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +22,10 @@ if TYPE_CHECKING:
     from specctl.training.subject import Source
 
 
+@grouped
 def train_head(
+    *,
+    ctx: typer.Context,
     output: Annotated[
         Path,
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
@@ -50,21 +34,11 @@ def train_head(
         Literal["specdec++", "disco"],
         typer.Option(help="What the head reads: the draft's hidden states, or its likeliest tokens' probabilities."),
     ] = "specdec++",
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
-    workers: WorkersOption = None,
-    cluster: ClusterOption = None,
-    suite: SuiteOption = None,
-    data: SuiteDataOption = None,
-    input_: InputOption = None,
-    limit: LimitOption = None,
-    category: CategoryOption = None,
-    samples_per_category: SamplesOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
+    models: PairOptions,
+    run: Annotated[RunOptions, But(("check", "foreign_head"))],
+    replicas: FewReplicaOptions,
+    prompts: PromptOptions,
+    limit: LimitOptions,
     temperature: Annotated[
         float, typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of answers and draft tokens.")
     ] = 1.0,
@@ -121,11 +95,7 @@ def train_head(
         typer.Option("--sweep", help="Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder."),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    force: ForceOption = False,
-    trust_remote_code: TrustOption = False,
-    json_: JsonOption = False,
-    progress_: ProgressOption = None,
-    quiet: QuietOption = False,
+    show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
     """Train a head on the draft that predicts acceptance, for the policy specdec++ or disco.
 
@@ -147,12 +117,10 @@ def train_head(
     weight, passes, rate = _defaults(kind, reject_weight, epochs, lr)
     if weight <= 0 or rate <= 0:
         raise UsageError("--reject-weight and --lr must be more than 0")
-    material = DataFlags("examples", examples, examples_only, suite, data, input_)
-    material.check()
-    replication = Replication.of(workers, cluster, None)
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
-    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    flags = TrainingFlags("examples", examples, examples_only, prompts, seed, output, resume, run, replicas, show)
+    flags.check(ctx)
+    sampling = replace(limit, temperature=temperature, top_k=top_k, seed=seed)
+    found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
 
     def begin(found: "Profile") -> "Predictors":
         from specctl.training.predictors.predictor_workshop import Predictors
@@ -168,21 +136,7 @@ def train_head(
         recipes = sweep_recipes(signals=signals) if sweep else [PredictorRecipe(own, weight, signals)]
         return subject.make(output, source, recipes, Schedule(passes, batch_size, rate, seed), progress)
 
-    train(
-        material,
-        found,
-        kind,
-        begin,
-        finish,
-        prompts=lambda: chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed),
-        replication=replication,
-        output=output,
-        resume=resume,
-        force=force,
-        as_json=json_,
-        quiet=quiet,
-        progress=progress_,
-    )
+    flags.train(found, kind, begin, finish)
 
 
 def _defaults(kind: str, reject_weight: float | None, epochs: int | None, lr: float | None) -> tuple[float, int, float]:
