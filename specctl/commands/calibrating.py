@@ -70,7 +70,7 @@ def calibrate_one(
     pair = loaded() if prompts is not None or verify else None
     traces = earlier
     if pair is not None and prompts is not None:
-        from specctl.replay.collecting import collect_traces
+        from specctl.replay.recording.collecting import collect_traces
 
         with resumable(console, traced and traced.path, "the same command continues"):
             tracers = None

@@ -27,7 +27,7 @@ from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.conversation.slash import SLASHES
 from specctl.policies import POLICIES
 from specctl.profile.embedded import model_path
-from specctl.replay import metering
+from specctl.replay.recording import metering
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

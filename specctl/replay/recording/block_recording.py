@@ -12,12 +12,12 @@ from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.chances import BlockChances, RoundChances
-from specctl.replay.detours import Detours
 from specctl.replay.recorded import Recorded
+from specctl.replay.recording.block_coupling import draw_in_blocks
+from specctl.replay.recording.detours import Detours
+from specctl.replay.recording.tails import HELD, Tail
 from specctl.replay.steps import DraftSteps, draft_steps
-from specctl.replay.tails import HELD, Tail
 
 
 @dataclass(slots=True)

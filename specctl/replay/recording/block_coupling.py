@@ -27,7 +27,7 @@ import torch
 
 from specctl.decoding.host import TINY
 from specctl.decoding.verification import verify
-from specctl.replay.coupling import draw_draft_tokens
+from specctl.replay.recording.coupling import draw_draft_tokens
 
 
 class InBlocks(NamedTuple):

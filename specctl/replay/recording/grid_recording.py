@@ -10,13 +10,13 @@ from specctl.decoding.token_columns import token_columns
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.chances import BlockChances
-from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid_rows import Row
 from specctl.replay.recorded import Recorded, recorded_by_start
-from specctl.replay.starts import ReadText, Starts, starts_of
-from specctl.replay.tails import HELD
+from specctl.replay.recording.block_coupling import draw_in_blocks
+from specctl.replay.recording.coupling import draw_draft_tokens
+from specctl.replay.recording.grid_rows import Row
+from specctl.replay.recording.starts import ReadText, Starts, starts_of
+from specctl.replay.recording.tails import HELD
 
 
 def read_grid(
