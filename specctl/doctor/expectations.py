@@ -14,7 +14,7 @@ from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.head_loading import needed
-from specctl.models.loading.model import model_tables
+from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.placing.memory import DeviceMemory, Estimate, load_config
 from specctl.models.placing.requirements import weighed
@@ -79,7 +79,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
         profile: as it was diagnosed.
         report: its diagnosis, without problems.
     """
-    tables = model_tables(profile)
+    tables = loading_order(model_tables(profile))
     known = {one.key: one for one in report.models}
     context = min((one.context for one in report.models if one.context is not None), default=0)
     uppers = {key: upper for (key, _), upper in pairwise(tables)}

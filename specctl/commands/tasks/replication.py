@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from specctl.commands.grouped_command import But
 from specctl.commands.options import warn
 from specctl.errors import UsageError
 from specctl.terminal.output import tell
@@ -20,37 +21,61 @@ if TYPE_CHECKING:
 
 PANEL = "Replicas"
 
-WorkersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--workers",
-        metavar="N|auto",
-        help="Replicas of the pair, each with GPUs or cores of its own; auto: one for the GPUs that a pair needs, else "
-        "one for each core.",
-        rich_help_panel=PANEL,
-    ),
-]
 
-ClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="auto|ray://HOST:PORT|HOST:PORT",
-        help="Place the replicas on a Ray cluster; auto: the one that runs here, else one of this machine.",
-        rich_help_panel=PANEL,
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """Replicas of the pair."""
 
-KeepWarmOption = Annotated[
-    str | None,
-    typer.Option(
-        "--keep-warm",
-        metavar="DURATION",
-        help="Leave the replicas in the cluster, such as for 30m, so that the next command with this profile need not "
-        "load them.",
-        rich_help_panel=PANEL,
-    ),
-]
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="N|auto",
+            help="Replicas of the pair, each with GPUs or cores of its own; auto: one for the GPUs that a pair needs, "
+            "else one for each core.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="auto|ray://HOST:PORT|HOST:PORT",
+            help="Place the replicas on a Ray cluster; auto: the one that runs here, else one of this machine.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    keep_warm: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-warm",
+            metavar="DURATION",
+            help="Leave the replicas in the cluster, such as for 30m, so that the next command with this profile need "
+            "not load them.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+
+    @property
+    def replication(self) -> "Replication | None":
+        """What they ask for; None without any of them.
+
+        Raises:
+            UsageError: a value is none, or --keep-warm stands without --cluster.
+        """
+        workers = self.workers
+        if self.keep_warm is not None and self.cluster is None:
+            raise UsageError("--keep-warm needs a cluster that outlives this command", "add --cluster, or leave it out")
+        if workers is None and self.cluster is None:
+            return None
+        if workers not in (None, "auto") and not (workers.isdecimal() and int(workers)):
+            raise UsageError(f"--workers {workers} is no number of replicas", "e.g. --workers 4, or --workers auto")
+        count: int | Literal["auto"] = "auto" if workers in (None, "auto") else int(workers)
+        return Replication(count, self.cluster, 0.0 if self.keep_warm is None else _seconds(self.keep_warm))
+
+
+FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]
+"""Of a command whose replicas end with it."""
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -68,22 +93,6 @@ class Replication:
     workers: int | Literal["auto"]
     cluster: str | None = None
     warm_seconds: float = 0.0
-
-    @classmethod
-    def of(cls, workers: str | None, cluster: str | None, keep_warm: str | None) -> "Replication | None":
-        """What the flags ask for; None without any of them.
-
-        Raises:
-            UsageError: a value is none, or --keep-warm stands without --cluster.
-        """
-        if keep_warm is not None and cluster is None:
-            raise UsageError("--keep-warm needs a cluster that outlives this command", "add --cluster, or leave it out")
-        if workers is None and cluster is None:
-            return None
-        if workers not in (None, "auto") and not (workers.isdecimal() and int(workers)):
-            raise UsageError(f"--workers {workers} is no number of replicas", "e.g. --workers 4, or --workers auto")
-        count: int | Literal["auto"] = "auto" if workers in (None, "auto") else int(workers)
-        return cls(count, cluster, 0.0 if keep_warm is None else _seconds(keep_warm))
 
     @contextmanager
     def start(

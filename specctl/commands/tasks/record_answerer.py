@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from specctl.commands.loading import load
+from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specctl.replicas.job import Answer
     from specctl.terminal.work_progress import TerminalProgress
 
-REPLICA = "specctl.commands.answering:replica"
+REPLICA = "specctl.commands.tasks.record_answerer:replica"
 """What makes a replica that answers records, as `specctl.replicas.job.Job` names it."""
 
 

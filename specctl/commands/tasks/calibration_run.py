@@ -2,94 +2,77 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.commands.loading import load
+from specctl.commands.option_groups import ShowOptions
 from specctl.commands.options import warn
-from specctl.commands.replicating import Replication
-from specctl.commands.tracing import REPLICA
+from specctl.commands.tasks.replication import Replication
+from specctl.commands.tasks.trace_replica import REPLICA
 from specctl.outputs import OutputFile
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
-    from specctl.calibration.compared_settings import Contest
-    from specctl.calibration.live_check import Measured
-    from specctl.calibration.search import Calibration
-    from specctl.export.exports import Exports, Order
+    from specctl.calibration.compared_settings import ComparedSettings
+    from specctl.calibration.decision import Decision
+    from specctl.export.exports import Exports
     from specctl.models.running.pair import Pair
     from specctl.profile import Profile, ResolvedProfile
     from specctl.prompts.suites import Suite
-    from specctl.replay.costs import CostTable
     from specctl.replay.trace_files import TraceSet
+    from specctl.terminal.work_progress import TerminalProgress
 
 
 def calibrate_one(
     own: "Profile",
-    asked: "Contest",
+    asked: "ComparedSettings",
     heads: list[str],
     prompts: "Suite | None",
-    traced: OutputFile | None,
-    earlier: "TraceSet | None",
+    pair: "Callable[[], Pair]",
+    progress: "TerminalProgress",
     *,
     verify: bool,
     foreign_head: bool,
-    shown: bool | None,
-    quiet: bool,
+    traced: OutputFile | None = None,
+    earlier: "TraceSet | None" = None,
     replication: Replication | None = None,
-    order: "Order | None" = None,
-) -> "tuple[TraceSet, Calibration, CostTable, list[Measured], Exports | None]":
-    """Collect the traces of the prompts, if there are any, search, run the winner live, and search engines' own rules.
+) -> "Decision":
+    """Collect the traces of the prompts, if there are any, search, and run the winner live.
 
     Args:
         own: the profile.
         asked: the settings that compete.
         heads: acceptance heads to choose among.
         prompts: None to search in an earlier trace alone.
-        traced: where to write the trace.
-        earlier: an earlier trace, to search in or to go on with.
+        pair: gives the loaded models; asked only for traces or live runs.
+        progress: shows the work.
         verify: whether to run the winner live.
         foreign_head: as in `load`.
-        shown: whether to show progress; None for where it makes sense.
-        quiet: show only warnings.
+        traced: where to write the trace.
+        earlier: an earlier trace, to search in or to go on with.
         replication: replicas that trace; None for none.
-        order: what to export; None for nothing.
     """
-    from rich.console import Console
-
     from specctl.calibration.decision import decide
-    from specctl.terminal.work_progress import TerminalProgress, resumable
+    from specctl.terminal.work_progress import resumable
 
-    console = Console(stderr=True, quiet=quiet)
-    progress = TerminalProgress(console, shown)
-
-    def loaded() -> "Pair":
-        return load(own, console, heads=[heads] if heads else None, foreign_head=foreign_head, progress=progress)
-
-    pair = loaded() if prompts is not None or verify else None
+    loaded = pair() if prompts is not None or verify else None
     traces = earlier
-    if pair is not None and prompts is not None:
+    if loaded is not None and prompts is not None:
         from specctl.replay.recording.collecting import collect_traces
 
-        with resumable(console, traced and traced.path, "the same command continues"):
+        with resumable(progress.console, traced and traced.path, "the same command continues"):
             tracers = None
             if replication is not None:
                 setup = {"heads": heads, "depth": asked.depth, "foreign_head": foreign_head}
                 draft = own.draft
                 others = [draft.model_copy(update={"head": head}) for head in heads] if draft is not None else []
                 tracers = partial(replication.start, own, REPLICA, setup, progress, others=others, spare=True)
-            traces = collect_traces(pair, own, prompts, asked.depth, heads, traced, progress, earlier, tracers)
+            traces = collect_traces(loaded, own, prompts, asked.depth, heads, traced, progress, earlier, tracers)
     assert traces is not None
     for identity, reason in traces.failures.items():
         warn(f"prompt {identity} is left out: {reason}")
-    found, costs, measured = decide(traces, asked, own, pair if verify else None, progress)
-    exports = None
-    if order is not None:
-        from specctl.export.exports import export_to
-
-        exports = export_to(order, own, asked, traces, found, lambda: pair or loaded(), progress)
-    return traces, found, costs, measured, exports
+    return decide(traces, asked, own, loaded if verify else None, progress)
 
 
 def command_facts(traces: "TraceSet") -> dict[str, Any]:
@@ -100,44 +83,31 @@ def command_facts(traces: "TraceSet") -> dict[str, Any]:
 
 
 def write_calibrated(
-    resolved: "ResolvedProfile",
-    found: "Calibration",
-    costs: "CostTable",
-    facts: dict[str, Any],
-    output: OutputFile,
-    *,
-    quiet: bool,
+    resolved: "ResolvedProfile", decision: "Decision", facts: dict[str, Any], output: OutputFile, *, quiet: bool
 ) -> None:
     """Write the calibrated profile, and unless quiet say how to use it."""
     from specctl.calibration.calibrated import calibrated_profile, profile_text
 
-    output.replace(profile_text(calibrated_profile(resolved, found, costs, facts, output.path), found))
+    output.replace(profile_text(calibrated_profile(resolved, decision, facts, output.path), decision.found))
     if not quiet:
         tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
 
 
 def show_calibration(
     resolved: "ResolvedProfile",
-    traces: "TraceSet",
-    found: "Calibration",
-    costs: "CostTable",
-    measured: list["Measured"],
+    decision: "Decision",
     exports: "Exports | None",
     output: OutputFile | None,
-    report: Path | None,
-    *,
-    json_: bool,
-    quiet: bool,
+    show: ShowOptions,
 ) -> None:
     """Print the outcome, as tables with what to copy or as one JSON object, and write profile and report.
 
     Args:
         resolved: the profile that was calibrated.
-        traces, found, costs, measured, exports: of `calibrate_one`.
+        decision: of `calibrate_one`.
+        exports: best settings of other engines.
         output: where the calibrated profile goes.
-        report: folder of the report.
-        json_: whether to print one JSON object.
-        quiet: show only warnings.
+        show: the report, and whether one JSON object is printed.
     """
     import tomli_w
     from rich.console import Console
@@ -148,14 +118,14 @@ def show_calibration(
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
-    facts = command_facts(traces)
-    shown = calibration_tables(found, costs, measured)
-    document = {"provenance": facts, **as_document(found, costs, measured)}
+    facts, found = command_facts(decision.traces), decision.found
+    shown = calibration_tables(decision)
+    document = {"provenance": facts, **as_document(decision)}
     if exports is not None:
         shown += export_tables(exports)
         document["exports"] = export_document(exports)
         found.warnings.extend(export_warnings(exports))
-    if json_:
+    if show.json_:
         write_line(sys.stdout, document)
     else:
         print_tables(Console(), shown)
@@ -168,13 +138,19 @@ def show_calibration(
     for warning in found.warnings:
         warn(warning)
     if output is not None:
-        write_calibrated(resolved, found, costs, facts, output, quiet=quiet)
-    if report is not None:
+        write_calibrated(resolved, decision, facts, output, quiet=show.quiet)
+    if show.report is not None:
         from specctl.calibration.calibration_figures import draw_calibration
         from specctl.reporting.document import write_document
 
         paths = write_document(
-            "Calibration", shown, draw_calibration(found), facts, report, command="calibrate", verdict=verdict(found)
+            "Calibration",
+            shown,
+            draw_calibration(found),
+            facts,
+            show.report,
+            command="calibrate",
+            verdict=verdict(found),
         )
-        for path in paths if not quiet else []:
+        for path in paths if not show.quiet else []:
             tell(f"wrote {path}")

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from specctl.benchmark.papers import PAPERS, PEERS, sources
-from specctl.benchmark.runnable_papers import Lineup, left_out_lines, lineup
+from specctl.benchmark.runnable_papers import RunnablePapers, left_out_lines, runnable_papers
 from specctl.errors import UsageError
 from specctl.observing.candidate import Candidate
-from specctl.observing.candidates import field_of
+from specctl.observing.candidates import candidates_of
 from specctl.peers.names import parse_peer
 from specctl.policies import Setting, nested
 from specctl.profile import resolve
@@ -19,8 +19,8 @@ TREES = {"constant:draft_length=6(tree=60)", "svip(tree=60)"}
 FORESIGHT = {"confidence", "cost-optimal:use_foresight=true"}
 
 
-def on(profile: str, *overrides: str, oracle: bool = False) -> Lineup:
-    return lineup(resolve(profile, overrides=overrides, environ={}).profile, oracle=oracle)
+def on(profile: str, *overrides: str, oracle: bool = False) -> RunnablePapers:
+    return runnable_papers(resolve(profile, overrides=overrides, environ={}).profile, oracle=oracle)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_what_a_pair_cannot_run_is_left_out(profile: str, overrides: Sequence[st
     assert set(found.left_out) == left_out
     assert len(found.tables) == len([one for one in PAPERS if one.label not in left_out])
     assert {peer.label for peer in found.peers} == set(PEERS) - left_out
-    field = field_of(found.tables, found.peers)
-    assert set(sources(field.candidates)) == {one.label for one in field.candidates} - {"none"}, "a row has no paper"
+    candidates = candidates_of(found.tables, found.peers)
+    assert set(sources(candidates.all)) == {one.label for one in candidates.all} - {"none"}, "a row has no paper"
 
 
 def test_bounds_are_for_chains() -> None:
@@ -73,7 +73,7 @@ def test_the_drafts_of_the_profile_keep_nothing_of_its_own_policy() -> None:
 
 def test_a_target_alone_has_nothing_to_compare() -> None:
     with pytest.raises(UsageError, match="--papers has no draft to stop"):
-        lineup(resolve(flags={"target.model": "embedded:target"}, environ={}).profile)
+        runnable_papers(resolve(flags={"target.model": "embedded:target"}, environ={}).profile)
 
 
 def test_one_line_for_each_reason() -> None:

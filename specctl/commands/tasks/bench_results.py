@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specctl.commands.option_groups import ShowOptions
 from specctl.terminal.output import tell, write_out
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ def show_comparison(a: Path, b: Path, as_document: bool) -> None:
         console.print(cell(compared.verdict, "bold"), soft_wrap=True)
 
 
-def show_results(
-    results: "RunSet", report: Path | None, answers: Path | None, as_document: bool, quiet: bool, sync_ms: float
-) -> None:
+def show_results(results: "RunSet", show: ShowOptions, answers: Path | None, sync_ms: float) -> None:
     """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for."""
     from rich.console import Console
 
@@ -44,19 +43,19 @@ def show_results(
     from specctl.reporting.console import print_tables
 
     whole = digest(results, sync_ms)
-    if as_document:
+    if show.json_:
         write_line(sys.stdout, tables.as_json(whole))
     else:
         print_tables(Console(), tables.tables(whole))
         write_out(verdict(whole))
     written: list[Path] = []
-    if report is not None:
+    if show.report is not None:
         from specctl.benchmark.benchmark_report import write_report
 
-        written += write_report(whole, report)
+        written += write_report(whole, show.report)
     if answers is not None:
         from specctl.benchmark.spec_bench import write_answers
 
         written += write_answers(results, answers)
-    for path in written if not quiet else []:
+    for path in written if not show.quiet else []:
         tell(f"wrote {path}")

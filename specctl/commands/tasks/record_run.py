@@ -4,15 +4,15 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from specctl import streams
+from specctl.commands.generate_options import RecordOptions, ResultOptions
 from specctl.commands.options import warn
-from specctl.jsonl import InputFormat, Record, read_records
+from specctl.jsonl import Record, read_records
 from specctl.observing.progress import Tally
 from specctl.outputs import OutputFile, Outputs
 from specctl.printable import printable
@@ -29,37 +29,17 @@ if TYPE_CHECKING:
     from specctl.profile import Profile
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFlags:
-    """The flags of `generate` about records.
-
-    Attributes:
-        input: the file of records, ``-`` for standard input.
-        format: of its lines.
-        resume, anyway, force, quiet, rounds, token_ids: as the flags are called.
-        trace: the file of rounds, if there is one.
-    """
-
-    input: str
-    format: InputFormat
-    resume: bool
-    anyway: bool
-    force: bool
-    quiet: bool
-    rounds: bool
-    token_ids: bool
-    trace: str | None
-
-
 class RecordRun:
     """One run, from what it finds to what it says at its end.
 
     Args:
         outputs: of the command.
         profile: that answers.
-        flags: about records.
+        records, results: as the command got them.
         sink, traced: results and rounds.
         console: on standard error.
+        force: whether files that exist are replaced.
+        quiet: show only warnings.
         keeps_turns: whether who answers keeps the finished turns of an unfinished record; replicas do not.
 
     Attributes:
@@ -75,38 +55,41 @@ class RecordRun:
         self,
         outputs: Outputs,
         profile: "Profile",
-        flags: RecordFlags,
+        records: RecordOptions,
+        results: ResultOptions,
         sink: OutputFile,
         traced: OutputFile | None,
         console: Console,
         *,
+        force: bool,
+        quiet: bool,
         keeps_turns: bool,
     ) -> None:
-        self._profile, self._flags, self._console = profile, flags, console
+        self._profile, self._records, self._results, self._console = profile, records, results, console
         self._sink, self._traced = sink, traced
-        self._keeps_turns = keeps_turns
-        self._run_file = RunFile(outputs, sink, force=flags.force) if sink.is_file else None
-        self.turns = TurnsFile(outputs, sink, force=flags.force) if sink.is_file else None
+        self._force, self._quiet, self._keeps_turns = force, quiet, keeps_turns
+        self._run_file = RunFile(outputs, sink, force=force) if sink.is_file else None
+        self.turns = TurnsFile(outputs, sink, force=force) if sink.is_file else None
         self._made: MadeBy | None = None
         self._rounds_kept: int | None = None
         self.finished: Finished | None = None
         self.left = True
-        if flags.resume:
+        if records.resume:
             self._continue()
 
     def _continue(self) -> None:
-        flags = self._flags
-        self.finished = finished = Finished(self._sink.path, anyway=flags.anyway)
+        anyway = self._records.anyway
+        self.finished = finished = Finished(self._sink.path, anyway=anyway)
         if len(finished) and self._run_file is not None:
             self._made = self._makes()
-            for difference in self._run_file.compare(self._made, anyway=flags.anyway):
+            for difference in self._run_file.compare(self._made, anyway=anyway):
                 self._say(difference)
-        survey = streams.from_file(flags.input, lambda stream: finished.survey(self._distinct(stream)))
+        survey = streams.from_file(self._records.source, lambda stream: finished.survey(self._distinct(stream)))
         first = survey.first if survey is not None else None
         if first is not None and self._keeps_turns:
             self._find_turns(first, of_this_run=len(finished) > 0)
         if self._traced is not None and self._traced.continued:
-            known = survey is not None and not flags.force
+            known = survey is not None and not self._force
             turns = self.turns.kept[1] if self.turns is not None else 0
             self._rounds_kept = finished_rounds(self._traced.path, finished, first, known=known, turns=turns)
         self._tell(finished, survey)
@@ -154,12 +137,12 @@ class RecordRun:
             yield record
 
     def _distinct(self, stream: Any) -> Iterable[Record]:
-        return distinct(read_records(stream, self._flags.format))
+        return distinct(read_records(stream, self._records.input_format))
 
     def _makes(self) -> MadeBy:
-        flags = self._flags
-        shape = {"--input-format": flags.format, "--rounds": flags.rounds, "--token-ids": flags.token_ids}
-        trace = flags.trace
+        asked, trace = self._results, self._results.trace
+        shape: dict[str, Any] = {"--input-format": self._records.input_format}
+        shape |= {"--rounds": asked.rounds, "--token-ids": asked.token_ids}
         if trace not in (None, "-"):  # moved together, both are still the same run
             trace = os.path.relpath(os.path.realpath(trace), os.path.dirname(os.path.realpath(self._sink.path)))
         return MadeBy.of(self._profile, **shape, **{"--trace": trace})
@@ -173,7 +156,7 @@ class RecordRun:
         finally:
             if self.turns is not None:
                 self.turns.close()
-            if self._run_file is not None and not self._flags.quiet:
+            if self._run_file is not None and not self._quiet:
                 text = self._summary(tally, time.monotonic() - began)
                 self._console.print(Text(printable(text)), soft_wrap=True)
 
@@ -185,7 +168,7 @@ class RecordRun:
         return f"{', '.join(counts)}; results are in {self._sink.path}"
 
     def _say(self, text: str) -> None:
-        if not self._flags.quiet:
+        if not self._quiet:
             note(self._console, text)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from specctl.commands.replicating import Replication
+from specctl.commands.tasks.replication import ReplicaOptions, Replication
 from specctl.errors import UsageError
 from specctl.profile import resolve
 from specctl.terminal.work_progress import TerminalProgress
@@ -23,7 +23,7 @@ def begun(monkeypatch):
 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
         monkeypatch.setattr("specctl.replicas.local.LocalReplicas", stop)
-        replication = Replication.of(workers, None, None)
+        replication = ReplicaOptions(workers).replication
         silent = TerminalProgress(Console(quiet=True), False)
         profile = resolve("embedded", overrides=overrides).profile
         with (
@@ -60,10 +60,10 @@ def test_gpus_of_a_pair_that_is_loaded_already_are_spared_where_there_are_more(b
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1d", 86400)])
 def test_durations(text, seconds):
-    assert Replication.of(None, "auto", text) == Replication("auto", "auto", seconds)
+    assert ReplicaOptions(None, "auto", text).replication == Replication("auto", "auto", seconds)
 
 
 @pytest.mark.parametrize("text", ["30", "m", "0s", "-1m", "half an hour"])
 def test_what_is_no_duration_is_told(text):
     with pytest.raises(UsageError, match="is no duration"):
-        Replication.of("2", "auto", text)
+        _ = ReplicaOptions("2", "auto", text).replication

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from rich.console import Console
 from rich.text import Text
 
-from specctl.commands.streaming import Watcher, title_of, view_of
+from specctl.commands.tasks.generation_view import Watcher, title_of, view_of
 from specctl.conversation.conversation import Chat
 from specctl.conversation.slash import ESCAPED, SLASHES, is_slash, run_slash
 from specctl.conversation.transcript import Turn

@@ -1,38 +1,13 @@
 """Files that several commands read and write: profiles with what they name, and reports."""
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specctl.commands.options import warn
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.profile import ResolvedProfile
-
-
-def resolve_profile(
-    name: str | None,
-    overrides: Sequence[str] | None,
-    flags: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    target: str | None,
-    draft: str | None,
-    trust_remote_code: bool,
-) -> "ResolvedProfile":
-    """`specctl.profile.resolve` with the models of --target and --draft.
-
-    Warns where a profile of ./profiles hides another, and of what a profile says about models that the flags replace.
-    """
-    from specctl.profile import resolve
-
-    flags = {"target.model": target, "draft.model": draft, **flags}
-    resolved = resolve(name, overrides=overrides or (), flags=flags, trust_remote_code=trust_remote_code)
-    for note in (*resolved.notes, *resolved.outdated):
-        warn(note)
-    return resolved
 
 
 def spare_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool = True) -> None:

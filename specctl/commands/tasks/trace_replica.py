@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specctl.commands.loading import load
+from specctl.commands.tasks.pair_loading import load
 
 if TYPE_CHECKING:
     from specctl.profile import Profile
     from specctl.replicas.job import Answer
 
-REPLICA = "specctl.commands.tracing:replica"
+REPLICA = "specctl.commands.tasks.trace_replica:replica"
 """What makes such a replica, as `specctl.replicas.job.Job` names it."""
 
 
