@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -28,19 +28,20 @@ class But:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """A command as Typer takes it: the parameters that are groups of options are replaced by their options.
 
-    A group is a dataclass whose fields are annotated as Typer's parameters are.
+    A group is a dataclass whose fields are annotated as Typer's parameters are; the command takes keywords only. Its
+    annotations and theirs are objects, no strings.
     """
     groups: dict[str, tuple[type, list[str]]] = {}
     flat: list[Parameter] = []
-    hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
-        kind, *extras = get_args(hints[name]) if hasattr(hints[name], "__metadata__") else (hints[name],)
+        hint = parameter.annotation
+        kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         if isinstance(kind, type) and is_dataclass(kind):
             options = _options(kind, [extra for extra in extras if isinstance(extra, But)])
             groups[name] = kind, [option.name for option in options]
             flat += options
         else:
-            flat.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            flat.append(parameter)
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -54,12 +55,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def _options(group: type, differences: list[But]) -> list[Parameter]:
     """The options of a group in one command."""
-    hints = get_type_hints(group, include_extras=True)
     found = []
     for one in fields(group):
         if any(one.name in but.without for but in differences):
             continue
-        kind, option = get_args(hints[one.name])
+        kind, option = get_args(one.type)
         for but in differences:
             if one.name in but.help:
                 option = copy(option)
