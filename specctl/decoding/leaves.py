@@ -15,8 +15,8 @@ import torch
 from specctl.decoding.drafters import Draft, Drafter
 from specctl.decoding.host import array, on_host
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.masks import WIDEST
 from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.policies.leaf_rule import LeafRule, Place
 from specctl.records import Round

@@ -11,8 +11,8 @@ from specctl.decoding.drafters import Draft, ModelDrafter
 from specctl.decoding.host import Softmax, rows_of
 from specctl.decoding.reading import AcceptancePredictor, step_of
 from specctl.decoding.sampling import read_signals, read_top_probs
-from specctl.models.passes.masks import LARGEST_TREE
 from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.tree_sight import LARGEST_TREE
 from specctl.models.predictors.disco_head import DiscoHead
 from specctl.models.running.runner import Forward
 from specctl.models.running.tree_runner import TreeRunner, tree_runner

@@ -41,7 +41,7 @@ from specctl.decoding.leaves import LeafDrafter, LeafTree, likeliest_others
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, prefill, verified_round
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair

@@ -8,8 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
@@ -17,15 +15,16 @@ from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.loading.contents import model_hash
 from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
-from specctl.models.onnx.kept_graph import Kept
-from specctl.models.onnx.onnx_engine import CHAINS, no_tree_graph, open_fastest
+from specctl.models.onnx.kept_graph import CHAINS, Kept, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
+from specctl.models.passes.host_device import HOST
+from specctl.models.placing.accelerator import has_accelerator
 from specctl.models.placing.quantization import rounding
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.runner import Runner
-from specctl.models.running.threads import LARGE, Threads, choose, decided, threads_of
+from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import IN_TARGET, ModelTable, Profile
 
@@ -83,8 +82,8 @@ class Graph:
         from specctl.models.onnx.kept_runner import Opening
 
         form = rounding(self.table, "onnx")
-        opening = Opening(torch.device("cpu"), vocabulary, self.kept.context, form, self.no_trees)
-        return open_fastest(opening, self.path, self.kept.weight_bytes, most_threads)
+        opening = Opening(HOST, vocabulary, self.kept.context, form, self.no_trees)
+        return opening.fastest(self.path, self.kept.weight_bytes, most_threads)
 
 
 def _whole_tokenizer(table: ModelTable, role: str) -> Tokenizer:
@@ -137,10 +136,8 @@ def _ordinary(table: ModelTable) -> bool:
         return False
     if table.shards is not None or table.max_memory is not None:
         return False
-    # As `device_memory` finds accelerators; ``auto`` is the first of them.
-    return table.device == "cpu" or (
-        table.device == "auto" and torch.accelerator.current_accelerator(check_available=True) is None
-    )
+    # ``auto`` is the first accelerator.
+    return table.device == "cpu" or (table.device == "auto" and not has_accelerator())
 
 
 def _enough(profile: Profile, graphs: Sequence[Graph]) -> bool:
@@ -197,7 +194,9 @@ def _opened(
         threads=threads,
         vocabulary=vocabulary,
     )
-    return places.filled(pair, above, vocabulary)
+    whole = places.filled(pair, above, vocabulary)
+    tell_torch(threads.number)  # which a registered drafter may have imported
+    return whole
 
 
 def _of_graph(threads: Threads, target: Runner, free: bool) -> Threads:

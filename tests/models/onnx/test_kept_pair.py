@@ -17,7 +17,7 @@ from specctl.decoding.session import Session
 from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import kept_pair
-from specctl.models.onnx.onnx_engine import CHAINS
+from specctl.models.onnx.kept_graph import CHAINS
 from specctl.models.onnx.store import cache_folder, key_of, key_of_files
 from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.models.running.pair import Pair
