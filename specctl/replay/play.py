@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
 from specctl.replay.recorded import Recorded
@@ -204,6 +205,19 @@ def _active(players: Sequence[Player]) -> Sequence[Player]:
     """The players that take part: the first, and those below it until a policy never drafts, as in a live run."""
     idle = (level for level, player in enumerate(players) if level and not player.policy.drafts)
     return players[: next(idle, len(players))]
+
+
+def require_recordable(drafts: int, has_draft_head: bool) -> None:
+    """Raise UsageError for a draft head below another draft.
+
+    Its round depends on the states that this draft had read when the round began, and so on the rounds before.
+    """
+    if drafts > 1 and has_draft_head:
+        raise UsageError(
+            "a draft head below another draft cannot be replayed: what it drafts depends on what that draft had read "
+            "when the round began, which a trace does not hold",
+            "leave one of the two out, or compare settings live with `specctl bench`",
+        )
 
 
 def replayable(setting: Setting, *, sampled: bool) -> bool:

@@ -8,7 +8,6 @@ import torch
 from specctl.decoding.along import read_along
 from specctl.decoding.sampling import Sampling, draw, sibling
 from specctl.decoding.token_columns import NOTHING, token_columns
-from specctl.errors import UsageError
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
@@ -18,6 +17,7 @@ from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.grid_recording import read_grid
+from specctl.replay.play import require_recordable
 from specctl.replay.recorded import Recorded, recorded_by_place
 from specctl.replay.steps import DraftSteps, draft_steps
 
@@ -70,19 +70,6 @@ def read_sequence(
 def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
     """How replayed draft tokens are verified: as in live runs, but in a hierarchy one by one."""
     return "block" if sampling.in_blocks and drafts == 1 else "token"
-
-
-def require_recordable(drafts: int, has_draft_head: bool) -> None:
-    """Raise UsageError for a draft head below another draft.
-
-    Its round depends on the states that this draft had read when the round began, and so on the rounds before.
-    """
-    if drafts > 1 and has_draft_head:
-        raise UsageError(
-            "a draft head below another draft cannot be replayed: what it drafts depends on what that draft had read "
-            "when the round began, which a trace does not hold",
-            "leave one of the two out, or compare settings live with `specctl bench`",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from zlib import crc32
 from specctl.models.files.tokenizer import Spelling
 from specctl.models.passes.tree_sight import WINDOWS
 
-VERSION = 1
+VERSION = 2
 CHAINS = "its onnx graph was made for chains"
 """Why a graph reads no trees that could have been made so."""
 

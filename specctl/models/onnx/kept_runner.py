@@ -1,5 +1,6 @@
 """Runners of a graph that is there."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 from specctl.models.onnx.host_memory import HostMemory, Memory
 from specctl.models.onnx.onnx_passes import Passes, open_session
 from specctl.models.onnx.onnx_runner import CAPACITY, OnnxRunner
-from specctl.models.running.threads import fastest, small_round, timed, torch_threads
+from specctl.models.running.threads import fastest, small_round, timed
 
 if TYPE_CHECKING:
     import torch
@@ -72,22 +73,21 @@ class Opening:
             threads=threads,
         )
 
-    def fastest(self, path: Path, weight_bytes: int, most_threads: int | None, seconds: float = 0.0) -> OnnxRunner:
+    def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float = 0.0) -> OnnxRunner:
         """The runner whose number of threads takes the least time; the others are forgotten.
 
         Args:
             path: of the graph.
             weight_bytes: of its model.
-            most_threads: as of `EngineSettings`.
+            numbers: of threads, to choose from; a small model has one all the same.
             seconds: wall time that was spent on making it.
         """
-        several = {1, most_threads} if most_threads else {torch_threads()}
-        numbers = [1] if weight_bytes <= SMALL else sorted(several)
-        runners = {threads: self.runner(path, seconds, threads) for threads in numbers}
+        choices = [1] if weight_bytes <= SMALL else sorted(numbers)
+        runners = {threads: self.runner(path, seconds, threads) for threads in choices}
         if len(runners) == 1:
-            return runners[numbers[0]]
+            return runners[choices[0]]
         rounds = {threads: small_round([runner], self.vocabulary) for threads, runner in runners.items()}
-        tried = timed(lambda threads: rounds[threads](), numbers)
+        tried = timed(lambda threads: rounds[threads](), choices)
         best = runners[fastest(tried)]
         best.rollback(0)
         best.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}

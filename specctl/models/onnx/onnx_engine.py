@@ -7,17 +7,14 @@ from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import torch
-
 from specctl.errors import ModelError
 from specctl.models.onnx.kept_graph import CHAINS, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
-from specctl.models.passes.masks import attends_to_everything
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.rounding import ROUNDING, widths_apart
+from specctl.models.running.threads import torch_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,6 +81,7 @@ def release(model: "PreTrainedModel") -> None:
 def obstacle(model: "PreTrainedModel") -> str | None:
     """What of a model's configuration stands against its export, as the end of a sentence; None if nothing does."""
     import onnxruntime
+    import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = model.config.get_text_config(decoder=True)
@@ -110,6 +108,8 @@ def obstacle(model: "PreTrainedModel") -> str | None:
 
 def tree_graph_obstacle(model: "PreTrainedModel", quantize: str | None = None) -> str | None:
     """Why a model's graph cannot read trees, as the end of a sentence; None if it can."""
+    from specctl.models.passes.masks import attends_to_everything
+
     return no_tree_graph(attends_to_everything(model), next(model.parameters()).device.type, quantize)
 
 
@@ -160,7 +160,8 @@ def _built(
     if not keeps:  # before onnxruntime reads its own
         release(model)
     seconds = perf_counter() - began if made else 0.0
-    runner = opening.fastest(path, weight_bytes(model), settings.most_threads, seconds)
+    numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
+    runner = opening.fastest(path, weight_bytes(model), numbers, seconds)
     runner.facts = facts
     return runner
 
@@ -199,6 +200,7 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
 def _require_equal(runner: "OnnxRunner", model: "PreTrainedModel", vocabulary: int, quantize: str | None) -> None:
     """Raise `Unable` unless a graph computes what its model computes, in passes of every width."""
     from specctl.models.onnx.check import difference, limit
+    from specctl.models.running.rounding import ROUNDING, widths_apart
 
     try:
         found = difference(runner.passes, model, vocabulary, quantize)

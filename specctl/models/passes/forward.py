@@ -1,12 +1,15 @@
 """What a forward pass gives."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from specctl.models.passes.watching import States, joined_states
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Forward:
@@ -26,12 +29,12 @@ class Forward:
 
     def __init__(
         self,
-        logits: torch.Tensor | npt.NDArray[np.float32],
-        hidden: torch.Tensor | None = None,
+        logits: "torch.Tensor | npt.NDArray[np.float32]",
+        hidden: "torch.Tensor | None" = None,
         states: States | None = None,
     ) -> None:
-        self._logits = logits if isinstance(logits, torch.Tensor) else None
-        self.rows = None if isinstance(logits, torch.Tensor) else logits
+        self._logits = None if isinstance(logits, np.ndarray) else logits
+        self.rows = logits if isinstance(logits, np.ndarray) else None
         self.hidden = hidden
         self.states = states
 
@@ -40,16 +43,20 @@ class Forward:
         return Forward(self.logits[rows] if self.rows is None else self.rows[rows])
 
     @property
-    def logits(self) -> torch.Tensor:
+    def logits(self) -> "torch.Tensor":
         """``(keep, V)`` of the last ``keep`` tokens, in the model's dtype, V the pair's shared vocabulary."""
         if self._logits is None:
             assert self.rows is not None, "one of both was given"
+            import torch
+
             self._logits = torch.from_numpy(self.rows)
         return self._logits
 
 
 def joined(parts: Sequence[Forward]) -> Forward:
     """The rows of several passes as one."""
+    import torch
+
     hidden = [part.hidden for part in parts if part.hidden is not None]
     return Forward(
         torch.cat([part.logits for part in parts]),

@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
-from specctl.models.passes.host_device import without_gradients
+from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.runner import Runner
@@ -256,7 +256,7 @@ def small_round(runners: Sequence[Runner], vocabulary: int) -> Callable[[], None
     """
     tokens = ordinary_tokens(CONTEXT + WIDTH, vocabulary)
 
-    @without_gradients
+    @in_inference_mode
     def run() -> None:
         for runner, widths in zip(runners, [(1, WIDTH), *[(1,)] * (len(runners) - 1)], strict=True):
             if runner.length < CONTEXT:
