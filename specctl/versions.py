@@ -17,14 +17,15 @@ def versions() -> dict[str, str]:
         "specctl": specctl.__version__,
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
-        "cuda": _cuda() or "none",
+        "cuda": torch_builds()["cuda"] or "none",
     }
 
 
-def _cuda() -> str | None:
-    """The version of CUDA that torch was built for, as its module ``torch.version`` says."""
+def torch_builds() -> dict[str, str | None]:
+    """The version of each kind of accelerator's library that torch was built with, None without it, as
+    ``torch.version`` says."""
     found = find_spec("torch")
     assert found is not None, "specctl requires it"
     assert found.origin is not None, "it is a package with files"
-    cuda: str | None = run_path(str(Path(found.origin).with_name("version.py"))).get("cuda")
-    return cuda
+    told = run_path(str(Path(found.origin).with_name("version.py")))
+    return {kind: told.get(kind) for kind in ("cuda", "hip", "xpu")}

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.engine_times import EAGER, ONNX, Times
+from specctl.models.placing.accelerator import may_be_there
 
 DATA = Path(__file__).parents[1] / "data"
 HEAVY = ["torch", "transformers", "accelerate", "onnx", "onnx_ir", "onnxscript", "safetensors", "scipy", "matplotlib"]
@@ -81,6 +82,7 @@ def run(
 def generated(folder: Path, *flags: str, given: str | None = None) -> tuple[str, list[str]]:
     """What `specctl generate` prints with the graphs of the models in a folder."""
     models = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+    models += ["--set", "target.device=cpu", "--set", "draft.device=cpu"]
     # The default policy goes by the clock, and where drafts end says which numbers are drawn.
     settings = ["--policy", "constant:draft_length=3", "-n", "24"]
     return run(PROGRAM, "generate", *models, *settings, *flags, cache=folder / "cache", given=given)
@@ -113,7 +115,11 @@ def test_neither_do_records(folder: Path) -> None:
 
 
 def test_opening_and_running_graphs_takes_no_torch(folder: Path) -> None:
-    settings = [f"{name}.model={folder / name}" for name in ("target", "draft")]
+    settings = [
+        f"{name}.{key}={value}"
+        for name in ("target", "draft")
+        for key, value in (("model", folder / name), ("device", "cpu"))
+    ]
     text, heavy = run(OPENING, *settings, "engine=onnx", cache=folder / "cache")
     assert heavy == []
     assert json.loads(text) == [1, "cpu"]
@@ -136,6 +142,7 @@ def test_what_is_read_from_files_takes_neither(command: str) -> None:
     assert text
 
 
+@pytest.mark.skipif(may_be_there(), reason="torch is asked for the memory of accelerators")
 def test_neither_does_a_diagnosis_of_models_that_are_not_here(tmp_path: Path) -> None:
     settings = [flag for name in ("target", "draft") for flag in ("--set", f"{name}.model={tmp_path / name}")]
     text, heavy = run(PROGRAM, "doctor", *settings, status=ModelError.exit_code)
