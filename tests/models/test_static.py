@@ -12,8 +12,9 @@ from toys import FAMILIES, Replays, random_head, random_model, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from specctl.decoding.reading import Reader, packed_signals
-from specctl.decoding.sampling import Sampling, uniforms
+from specctl.decoding.rows.draws import uniforms
+from specctl.decoding.rows.reading import Reader, packed_signals
+from specctl.decoding.sampling import Sampling
 from specctl.models.passes.fixed_buffers import PIECE
 from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.acceptance_head import AcceptanceHead

@@ -64,6 +64,7 @@ class Readback:
         free = self._free[len(values)]
         slot = free.pop() if free else _Slot.of(len(values))
         slot.numbers.copy_(values, non_blocking=True)
+
         slot.copied.record(torch.cuda.current_stream(self._device))
         return Ticket(order, slot)
 

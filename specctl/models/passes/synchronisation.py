@@ -35,7 +35,7 @@ def sent(
     Args:
         numbers: ``(N,)``, or a tensor of any shape, whose dtype stays.
         device: where to.
-        dtype: of the numbers that are no tensor; by default int64.
+        dtype: of the numbers that are no tensor; int64 by default.
     """
     import torch
 
