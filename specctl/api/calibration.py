@@ -19,7 +19,7 @@ from specctl.observing.progress import SILENT, Progress
 from specctl.outputs import write_whole
 from specctl.profile import ResolvedProfile
 from specctl.prompts.suites import EMBEDDED, Suite, load_records, load_suite, sample, suite_names
-from specctl.replay.collecting import collect_traces
+from specctl.replay.recording.collecting import collect_traces
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from specctl.models.predictors.head_checkpoint import CONFIG, KIND_SIGNALS, loca
 from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
 from specctl.profile.lookup_policies import require_models
 from specctl.profile.schema import DraftTable, Profile
-from specctl.replay.recording import require_recordable
+from specctl.replay.play import require_recordable
 from specctl.replay.trace_files import TraceHeader
 
 

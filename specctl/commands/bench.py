@@ -97,7 +97,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="PEER=FOLDER",
-            help="The pair's models in the peer's own format, as python -m tools.peer_models writes them; repeatable.",
+            help="The pair's models in the peer's own format; python -m specctl.peers.convert writes them; repeatable.",
         ),
     ] = None,
     peer_program: Annotated[

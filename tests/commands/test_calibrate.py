@@ -18,7 +18,7 @@ from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
-from specctl.replay import metering as costs
+from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 
 PROMPTS = [

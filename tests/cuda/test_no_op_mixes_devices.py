@@ -28,8 +28,8 @@ from specctl.policies import POLICIES, Setting
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
-from specctl.replay import metering
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording import metering
+from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.training.drafts.lessons import Teacher
 from specctl.training.predictors.draft_states import ModelStates
 from specctl.training.predictors.examples import Example

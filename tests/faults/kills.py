@@ -25,7 +25,7 @@ import torch
 
 from specctl import __main__ as entry
 from specctl.commands import app  # noqa: F401 - imported once here, and not by every run
-from specctl.replay import collecting, metering
+from specctl.replay.recording import collecting, metering
 from specctl.training import collected, saved_state, subjects  # noqa: F401
 from tests.checkpoints import llama_config, save_model
 

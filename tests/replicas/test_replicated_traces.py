@@ -8,8 +8,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.outputs import Outputs
 from specctl.profile import parse_policy, resolve
 from specctl.prompts.suites import load_records
-from specctl.replay import collecting, metering
-from specctl.replay.collecting import collect_traces
+from specctl.replay.recording import collecting, metering
+from specctl.replay.recording.collecting import collect_traces
 from specctl.replay.trace_files import read_traces
 from specctl.replicas.job import Job
 from specctl.replicas.replica import Lost

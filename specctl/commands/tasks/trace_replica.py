@@ -14,7 +14,7 @@ REPLICA = "specctl.commands.tasks.trace_replica:replica"
 
 
 def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int, foreign_head: bool) -> "Answer":
-    """A replica for `specctl.replay.collecting.collect_traces`.
+    """A replica for `specctl.replay.recording.collecting.collect_traces`.
 
     Args:
         number: from 0; no replica says what the command has said already.
@@ -28,6 +28,6 @@ def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int
     named = [list(heads)] if heads else None
     pair = load(profile, console, heads=named, foreign_head=foreign_head, quiet=True)
 
-    from specctl.replay.collecting import replica_of
+    from specctl.replay.recording.collecting import replica_of
 
     return replica_of(pair, profile, depth)

@@ -6,10 +6,10 @@ import torch
 
 from specctl.decoding.along import read_along
 from specctl.decoding.draft_tokens import DraftTokens
+from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.token_columns import token_columns
 from specctl.models.running.runner import Forward, Runner
-from specctl.replay.coupling import draw_draft_tokens
+from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.training.predictors import example_rounds as rounds
 from specctl.training.predictors.example_rounds import SIGNALS_END, RoundTokens
 

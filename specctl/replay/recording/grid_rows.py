@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.replay.recording.tails import Tail
 from specctl.replay.steps import DraftSteps, draft_steps
-from specctl.replay.tails import Tail
 
 
 @dataclass(slots=True, eq=False)

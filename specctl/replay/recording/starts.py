@@ -14,7 +14,7 @@ from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.passes.watching import States
 from specctl.models.predictors.foresight import foresight_of
 from specctl.models.running.runner import Forward, Runner, StateReader
-from specctl.replay.detours import Detours
+from specctl.replay.recording.detours import Detours
 
 TOKENS = 128
 """Tokens of the blocks in one pass, whose logits are held at once."""

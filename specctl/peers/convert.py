@@ -1,6 +1,6 @@
 """Converts a pair's models for the engines that `specctl bench --peer` runs in processes of their own.
 
-    python -m tools.peer_models onnxruntime-genai --target embedded:target --draft embedded:draft FOLDER
+    python -m specctl.peers.convert onnxruntime-genai --target embedded:target --draft embedded:draft FOLDER
     specctl bench --peer onnxruntime-genai --peer-models onnxruntime-genai=FOLDER
 
 The engines' own exporters do the work, in the Python that ``--python`` names:
@@ -25,7 +25,7 @@ from specctl.profile.embedded import model_path
 from specctl.profile.model_names import short_name
 
 EMBEDDED = "embedded:"
-ANY_TOKENIZER = Path(__file__).with_name("gguf_of_any_tokenizer.py")
+ANY_TOKENIZER = Path(__file__).with_name("programs") / "gguf_of_any_tokenizer.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def convert(peer: str, arguments: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for command in commands:
         if subprocess.run(command, check=False).returncode:
-            raise SpecctlError(f"the exporter failed: {' '.join(command)}", "what it needs is in the tool's --help")
+            raise SpecctlError(f"the exporter failed: {' '.join(command)}", "what it needs is in --help")
     target, draft = short_name(arguments.target), arguments.draft and short_name(arguments.draft)
     write_manifest(folder, Converted(peer, target, draft, arguments.weights, cache, _exporter(peer, arguments)))
 
@@ -169,7 +169,9 @@ def _exporter(peer: str, arguments: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.peer_models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m specctl.peers.convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("peer", choices=EXPORTERS)
     parser.add_argument("folder", help="for the converted models; new or empty")

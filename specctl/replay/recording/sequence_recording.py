@@ -6,19 +6,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.decoding.token_columns import NOTHING, token_columns
-from specctl.errors import UsageError
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import NOTHING, token_columns
+from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
-from specctl.replay.block_recording import BlockReading
-from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid_recording import read_grid
+from specctl.replay.play import require_recordable
 from specctl.replay.recorded import Recorded, recorded_by_place
+from specctl.replay.recording.block_recording import BlockReading
+from specctl.replay.recording.coupling import draw_draft_tokens
+from specctl.replay.recording.grid_recording import read_grid
 from specctl.replay.steps import DraftSteps, draft_steps
 
 
@@ -51,7 +53,7 @@ def read_sequence(
         tops: for draft models, whether steps get ``top_probs`` although no DISCO head reads them.
 
     Raises:
-        UsageError: the pair cannot be recorded, see `require_recordable`.
+        UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
     """
     require_recordable(len(pair.drafts), any(isinstance(draft, StateReader) for draft in pair.drafts))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
@@ -70,19 +72,6 @@ def read_sequence(
 def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
     """How replayed draft tokens are verified: as in live runs, but in a hierarchy one by one."""
     return "block" if sampling.in_blocks and drafts == 1 else "token"
-
-
-def require_recordable(drafts: int, has_draft_head: bool) -> None:
-    """Raise UsageError for a draft head below another draft.
-
-    Its round depends on the states that this draft had read when the round began, and so on the rounds before.
-    """
-    if drafts > 1 and has_draft_head:
-        raise UsageError(
-            "a draft head below another draft cannot be replayed: what it drafts depends on what that draft had read "
-            "when the round began, which a trace does not hold",
-            "leave one of the two out, or compare settings live with `specctl bench`",
-        )
 
 
 @dataclass(frozen=True, slots=True)

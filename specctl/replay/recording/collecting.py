@@ -25,8 +25,8 @@ from specctl.policies import POLICIES, Signal
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite, SuitePrompt
 from specctl.records import Completion
-from specctl.replay.metering import PASSES, measure
-from specctl.replay.recording import read_sequence, verification_replayed
+from specctl.replay.recording.metering import PASSES, measure
+from specctl.replay.recording.sequence_recording import read_sequence, verification_replayed
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
 from specctl.replay.traces import Trace
 from specctl.replicas.job import Answer

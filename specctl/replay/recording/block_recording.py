@@ -6,18 +6,20 @@ from dataclasses import dataclass, field
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.decoding.token_columns import NOTHING, token_columns, token_row
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import NOTHING, token_columns, token_row
+from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.chances import BlockChances, RoundChances
-from specctl.replay.detours import Detours
 from specctl.replay.recorded import Recorded
+from specctl.replay.recording.block_coupling import draw_in_blocks
+from specctl.replay.recording.detours import Detours
+from specctl.replay.recording.tails import HELD, Tail
 from specctl.replay.steps import DraftSteps, draft_steps
-from specctl.replay.tails import HELD, Tail
 
 
 @dataclass(slots=True)

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specctl.decoding.sampling import Sampling, sibling
-from specctl.decoding.token_columns import token_row
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import token_row
+from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_coupling import draw_unkept
+from specctl.replay.recording.block_coupling import draw_unkept
 
 HELD = 512
 """Distributions of the draft that are held at once, while it goes on alone."""
@@ -23,7 +24,7 @@ class Tail:
         eos: ids behind which no token can follow.
         tokens: those that stand, at least one.
         values: of each `DISTRIBUTION_SIGNALS`, then each head's prediction.
-        weights, passing: of each, see `specctl.replay.block_coupling.InBlocks`.
+        weights, passing: of each, see `specctl.replay.recording.block_coupling.InBlocks`.
         drafted: tokens behind them.
         drafted_values: of each of these.
         logits: ``(V,)`` of each of these.

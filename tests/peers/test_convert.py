@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specctl.peers import convert as converter
 from specctl.peers.converted import MANIFEST, read_manifest
-from tools import peer_models
 
 PYTHON = f"""#!{sys.executable}
 import sys
@@ -30,8 +30,8 @@ def python(tmp_path) -> Path:
 
 
 def convert(monkeypatch, *arguments) -> None:
-    monkeypatch.setattr(sys, "argv", ["peer_models", *map(str, arguments)])
-    peer_models.main()
+    monkeypatch.setattr(sys, "argv", ["convert", *map(str, arguments)])
+    converter.main()
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,20 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.decoding.token_columns import token_columns
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.chances import BlockChances
-from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.grid_rows import Row
 from specctl.replay.recorded import Recorded, recorded_by_start
-from specctl.replay.starts import ReadText, Starts, starts_of
-from specctl.replay.tails import HELD
+from specctl.replay.recording.block_coupling import draw_in_blocks
+from specctl.replay.recording.coupling import draw_draft_tokens
+from specctl.replay.recording.grid_rows import Row
+from specctl.replay.recording.starts import ReadText, Starts, starts_of
+from specctl.replay.recording.tails import HELD
 
 
 def read_grid(

@@ -10,7 +10,7 @@ from specctl.models.running.pair import Pair
 from specctl.observing.findings import SignalBound
 from specctl.replay.bound import LONGEST, play_best
 from specctl.replay.costs import CostTable
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.replay.traces import Trace
 
 
