@@ -65,7 +65,7 @@ class Subject(ABC, Generic[Item, Models]):
 
     def __init__(self, profile: Profile) -> None:
         if (draft := profile.draft) is not None:
-            policy = PolicyTable(name="constant") if draft.policy.setting.needs_head else draft.policy
+            policy = PolicyTable(name="constant") if draft.policy.setting.needs_predictor else draft.policy
             draft = draft.model_copy(update={"policy": policy, "head": None, "draft": None})
         self.profile = profile.model_copy(update={"draft": draft})
 
@@ -114,7 +114,7 @@ class Subject(ABC, Generic[Item, Models]):
     def load(self, progress: Progress) -> Pair:
         with progress.doing("loading") as say:
             return load_pair(
-                self.profile, with_heads=False, measured=False, progress=lambda what: say(f"loading {what}")
+                self.profile, with_predictors=False, measured=False, progress=lambda what: say(f"loading {what}")
             )
 
     def is_finished(self, output: Path) -> bool:

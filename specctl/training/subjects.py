@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from specctl.models.predictors.head_checkpoint import Kind
+from specctl.models.predictors.predictor_checkpoint import Kind
 from specctl.observing.progress import SILENT
 from specctl.profile.schema import Profile
 from specctl.replicas.job import Answer

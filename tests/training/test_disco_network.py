@@ -14,7 +14,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
-from specctl.models.predictors.disco_head import disco_head_from
+from specctl.models.predictors.disco_predictor import disco_predictor_from
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, Setting
 from specctl.records import Round
@@ -47,17 +47,17 @@ def test_it_learns_what_can_be_learned(tmp_path: Path) -> None:
     data = examples(80)
     networks = trained(tmp_path / "state", data)
     (found,) = evaluate(LAWS, networks, RECIPES, Split(data, examples(20, seed=1)), 0)
-    assert found.head.auroc is not None
-    assert found.head.auroc > 0.9
+    assert found.predictor.auroc is not None
+    assert found.predictor.auroc > 0.9
     assert found.beaten_by == []
-    assert all(found.head.kl < 0.8 * single.kl for single in found.signals.values())
+    assert all(found.predictor.kl < 0.8 * single.kl for single in found.signals.values())
 
 
 def test_what_is_saved_computes_what_was_trained(tmp_path: Path) -> None:
     data = examples(10)
     (network,) = trained(tmp_path / "state", data)
     assert isinstance(network, DiscoNetwork)
-    head = disco_head_from(network.weights())
+    head = disco_predictor_from(network.weights())
     with torch.inference_mode():
         expected = network(features_of(data)).sigmoid()
     for row, probability in zip(features_of(data).tolist()[:50], expected.tolist(), strict=False):

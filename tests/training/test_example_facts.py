@@ -11,7 +11,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.stored_weights import files_hash
 from specctl.models.head_files.network_files import Verifier, write_head
-from specctl.models.predictors.head_checkpoint import HeadCheckpoint, mismatch
+from specctl.models.predictors.predictor_checkpoint import PredictorCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
@@ -48,8 +48,8 @@ def test_a_draft_head_is_known_by_its_weights(layout: str, tmp_path: Path) -> No
     assert found["draft_sha256"] == files_hash([weights])
     assert profile.draft is not None
     draft = locate(profile.draft, "draft")
-    assert mismatch(HeadCheckpoint("a", tmp_path, {"draft_sha256": found["draft_sha256"]}), draft) is None
-    assert mismatch(HeadCheckpoint("a", tmp_path, {"draft_sha256": "0"}), draft) is not None
+    assert mismatch(PredictorCheckpoint("a", tmp_path, {"draft_sha256": found["draft_sha256"]}), draft) is None
+    assert mismatch(PredictorCheckpoint("a", tmp_path, {"draft_sha256": "0"}), draft) is not None
 
 
 def test_so_is_one_in_its_targets_files() -> None:

@@ -18,7 +18,7 @@ from specctl.models.draft_heads.block_runner import BlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.markov import MarkovKind
-from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner, StateReader
 from specctl.policies import NONE, Setting
@@ -32,7 +32,7 @@ NO_EOS: frozenset[int] = frozenset()
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
 
 
-class Spy(AcceptanceHead):
+class Spy(StatePredictor):
     """Accepts everything and keeps the states that it was shown."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def test_examples_are_what_a_live_run_shows_an_acceptance_head(kind: str, one_by
     pair = replace(many, drafts=(Unfused(many.drafts[0]),))
     setting = Setting.of({"name": "specdec++", "threshold": 1.0, "max_draft": LONGEST})
     played = live(pair, setting, GREEDY)
-    spy = pair.heads[0]
+    spy = pair.predictors[0]
     assert isinstance(spy, Spy)
     tokens: list[int] = []
     labels: list[float] = []

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from toys import random_head, random_model, seeded
+from toys import random_model, random_predictor, seeded
 
 from specctl.statistics.soft_logistic import fit_logistic
 from specctl.training.epochs import Schedule, Training
@@ -71,12 +71,12 @@ def split() -> Split:
 
 def test_a_signal_that_tells_all_beats_a_head_that_knows_nothing() -> None:
     recipes = [PredictorRecipe(1, 1.0), PredictorRecipe(1, 3.0)]
-    heads = [random_head(32, reads_signals=False, seed=seed) for seed in (0, 1)]
+    heads = [random_predictor(32, reads_signals=False, seed=seed) for seed in (0, 1)]
     plain, weighted = evaluate(ModelStates(random_model("llama")), heads, recipes, split(), 0)
     assert plain.prompts == 10
     assert 60 <= plain.tokens < 100
     assert plain.signals["entropy"].kl == pytest.approx(0, abs=1e-6)
-    assert plain.signals["entropy"].kl < plain.signals["top_prob"].kl < plain.head.kl
+    assert plain.signals["entropy"].kl < plain.signals["top_prob"].kl < plain.predictor.kl
     assert "entropy" in plain.beaten_by
     assert weighted.signals["entropy"].kl == plain.signals["entropy"].kl
     assert weighted.signals["entropy"].loss != plain.signals["entropy"].loss
@@ -103,11 +103,11 @@ def test_a_head_on_a_draft_head_learns_from_stored_states(tmp_path: Path) -> Non
     Training(learner, Schedule(epochs=30, batch_size=16, lr=0.05), len(data.train), tmp_path / "state").run()
     (found,) = evaluate(states, learner.networks, [recipe], data, 0)
     assert found.tokens == sum(len(example.proposals) for example in data.dev)
-    assert found.head.kl < 0.05
+    assert found.predictor.kl < 0.05
     assert found.beaten_by == []
-    assert found.head.kl < found.signals["entropy"].kl / 4
-    assert found.head.auroc is not None
-    assert found.head.auroc > 0.8
+    assert found.predictor.kl < found.signals["entropy"].kl / 4
+    assert found.predictor.auroc is not None
+    assert found.predictor.auroc > 0.8
 
 
 def evaluation(recipe: PredictorRecipe, head: Score) -> Evaluation:

@@ -1,1 +1,1 @@
-"""Training acceptance heads (SpecDec++, DISCO): collecting examples, training, evaluation and reports."""
+"""Training predictors (SpecDec++, DISCO): collecting examples, training, evaluation and reports."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import relu
 
-from specctl.models.predictors.disco_head import FEATURES
+from specctl.models.predictors.disco_predictor import FEATURES
 from specctl.training.predictors.examples import Example
 
 WIDTH = 16
@@ -15,7 +15,7 @@ WIDTH = 16
 
 
 class DiscoNetwork(nn.Module):
-    """The two layers of a `DiscoHead`, which read features of mean 0 and variance 1.
+    """The two layers of a `DiscoPredictor`, which read features of mean 0 and variance 1.
 
     Args:
         features: ``(N, 12)`` of the training examples, which the mean and the spread are taken of.
@@ -36,14 +36,14 @@ class DiscoNetwork(nn.Module):
         """Logits of the acceptance probability, ``(N,)``.
 
         Args:
-            features: ``(N, 12)``, as `DiscoHead` reads them.
+            features: ``(N, 12)``, as `DiscoPredictor` reads them.
             signals: not read: the features hold them.
         """
         logits: torch.Tensor = self.output(relu(self.hidden((features - self.mean) / self.spread))).squeeze(-1)
         return logits
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights of a `DiscoHead`, which reads the features as they are."""
+        """The weights of a `DiscoPredictor`, which reads the features as they are."""
         weight = self.hidden.weight.detach() / self.spread  # (16, 12)
         return {
             "hidden.weight": weight,

@@ -1,4 +1,4 @@
-"""The rounds in which a draft drafts along an answer, with what acceptance heads read in them.
+"""The rounds in which a draft drafts along an answer, with what predictors read in them.
 
 What a draft head drafts at a position depends on where the round began, and so do its hidden states. They come from
 passes over its verifier's states, so they are kept rather than computed again.
@@ -31,7 +31,7 @@ class RoundTokens:
     Attributes:
         drawn: N tokens, in each round up to its first rejected token, this one included.
         hidden: ``(N, H)`` in the draft's dtype, the hidden state after the draft has read each token: what an
-            acceptance head reads in the step after the one that drew it. None where laws are read.
+            predictor reads in the step after the one that drew it. None where laws are read.
         top_probs: ``(N, 10)`` float32, the largest probabilities of the distribution behind each token, for DISCO;
             else None.
         index: ``(N,)`` int32, the number of each token in its round, from 1.

@@ -48,7 +48,7 @@ class Evaluation:
         recipe: how the head was trained.
         tokens, prompts: number of tokens and prompts in the evaluation.
         accepted: mean acceptance probability P.
-        head: the score of the head.
+        predictor: the score of the head.
         signals: the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the head's
             rejection weight, for the other scores with weight 1.
         reliability: mean P by predicted acceptance.
@@ -58,7 +58,7 @@ class Evaluation:
     tokens: int
     prompts: int
     accepted: float
-    head: Score
+    predictor: Score
     signals: dict[str, Score]
     reliability: list[Bin]
 
@@ -69,7 +69,7 @@ class Evaluation:
             "tokens": self.tokens,
             "prompts": self.prompts,
             "accepted": self.accepted,
-            "head": asdict(self.head),
+            "head": asdict(self.predictor),
             "signals": {name: asdict(found) for name, found in self.signals.items()},
         }
 
@@ -92,12 +92,12 @@ class Evaluation:
         def value(score: Score) -> float:
             return score.kl if plain else score.loss
 
-        return [name for name, score in self.signals.items() if value(score) <= value(self.head)]
+        return [name for name, score in self.signals.items() if value(score) <= value(self.predictor)]
 
 
 def evaluate(
     draft: DraftStates,
-    heads: Sequence[Trained],
+    predictors: Sequence[Trained],
     recipes: Sequence[PredictorRecipe],
     split: Split[Example],
     seed: int,
@@ -111,21 +111,21 @@ def evaluate(
 
     Args:
         draft: gives the hidden states of the draft that the heads were trained on.
-        heads: the heads, in the order of the recipes.
+        predictors: the heads, in the order of the recipes.
         recipes: how the heads were trained.
         split: heads and curves are evaluated on its development examples; curves are fitted to its training examples.
         seed: seed of the mix.
         after_batch: called after each batch of 32 examples.
     """
     mixed = draft.mix(split.dev, f"evaluation/{seed}")
-    logits: list[list[torch.Tensor]] = [[] for _ in heads]
+    logits: list[list[torch.Tensor]] = [[] for _ in predictors]
     for first in range(0, len(mixed), SEQUENCES_AT_ONCE):
         with torch.inference_mode():
             batch = slice(first, first + SEQUENCES_AT_ONCE)
             hidden = draft.of(split.dev[batch], mixed[batch])
             seen = signals(split.dev[batch], mixed[batch]).to(hidden.device)
-            for found, head in zip(logits, heads, strict=True):
-                found.append(head(hidden, seen).cpu())
+            for found, predictor in zip(logits, predictors, strict=True):
+                found.append(predictor(hidden, seen).cpu())
         after_batch()
     drafted = [item.drafted for item in mixed]
     truth = _column(split.dev, "acceptance", drafted)
@@ -139,7 +139,7 @@ def evaluate(
                 tokens=len(truth),
                 prompts=len({example.number for example in split.dev}),
                 accepted=float(truth.mean()),
-                head=score(predicted, truth, recipe.reject_weight),
+                predictor=score(predicted, truth, recipe.reject_weight),
                 signals=curves.scores(recipe.reject_weight),
                 reliability=reliability(expit(predicted), truth),
             )

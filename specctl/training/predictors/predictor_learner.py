@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from specctl.models.predictors.acceptance_head import AcceptanceHead
+from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.training.epochs import Learner
 from specctl.training.predictors.disco_network import DiscoNetwork, new_network
 from specctl.training.predictors.draft_states import DraftStates
 from specctl.training.predictors.examples import Example
 from specctl.training.predictors.mixing import Mixed, acceptance, signals
 
-Trained = AcceptanceHead | DiscoNetwork
+Trained = StatePredictor | DiscoNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ class PredictorLearner(Learner):
             weighted_loss(network(hidden, seen), accepted, recipe.reject_weight).backward()  # type: ignore[no-untyped-call]
 
 
-def new_predictor(hidden_size: int, recipe: PredictorRecipe, seed: int) -> AcceptanceHead:
+def new_predictor(hidden_size: int, recipe: PredictorRecipe, seed: int) -> StatePredictor:
     """An untrained predictor; the same seed and depth always give the same weights."""
     assert recipe.depth is not None, "a predictor that reads hidden states"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.Random(f"head/{seed}/{recipe.depth}").getrandbits(63))
-        return AcceptanceHead(hidden_size, recipe.depth, reads_signals=recipe.signals)
+        return StatePredictor(hidden_size, recipe.depth, reads_signals=recipe.signals)

@@ -27,7 +27,7 @@ def predictor_tables(evaluation: Evaluation) -> list[Table]:
     """Tables of one head: scores of the head and of single signals, the verdict, and the head's reliability."""
     weight = evaluation.recipe.reject_weight
     depth = "" if evaluation.recipe.depth is None else f"depth {evaluation.recipe.depth}, "
-    scores = {_HEAD: evaluation.head, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
+    scores = {_HEAD: evaluation.predictor, **{SIGNAL_NAMES[name]: found for name, found in evaluation.signals.items()}}
     rows = tuple((name, *_cells(found)) for name, found in scores.items())
     return [
         Table(
@@ -54,7 +54,7 @@ def predictor_tables(evaluation: Evaluation) -> list[Table]:
 
 def sweep_tables(evaluations: Sequence[Evaluation]) -> list[Table]:
     """All heads of a sweep: KL as in SpecDec++'s Table 3, then every score."""
-    kl = {(e.recipe.depth, e.recipe.reject_weight): e.head.kl for e in evaluations}
+    kl = {(e.recipe.depth, e.recipe.reject_weight): e.predictor.kl for e in evaluations}
     plain = next(e.signals for e in evaluations if e.recipe.reject_weight == 1)
     signals = ", ".join(f"{SIGNAL_NAMES[name]} {found.kl:.4f}" for name, found in plain.items())
     return [
@@ -153,5 +153,5 @@ def _cells(found: Score) -> tuple[str, ...]:
 
 def _sweep_row(evaluation: Evaluation) -> tuple[str, ...]:
     best = min(evaluation.signals, key=lambda name: evaluation.signals[name].loss)
-    _, loss, ece, area = _cells(evaluation.head)
+    _, loss, ece, area = _cells(evaluation.predictor)
     return evaluation.recipe.name, loss, f"{evaluation.signals[best].loss:.4f}", SIGNAL_NAMES[best], ece, area

@@ -20,7 +20,7 @@ from specctl.models.files.stored_weights import files_hash, stored_weights
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.loading.model import load_model
 from specctl.models.loading.profile_models import find_head
-from specctl.models.predictors.head_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_head, save_weights
+from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND, WEIGHTS, Kind, save_predictor, save_weights
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import StateReader
 from specctl.observing.progress import Progress
@@ -171,7 +171,7 @@ class Predictors(Subject[Example, DraftStates]):
             if isinstance(network, DiscoNetwork):  # the last file says that all is written
                 save_weights(folder, network.weights(), {KIND: "disco", **config}, card)
             else:
-                save_head(folder, network, config, card)
+                save_predictor(folder, network, config, card)
             progress.say(f"wrote {folder}")
         documents = [evaluation.document for evaluation in evaluations]
         if len(recipes) > 1:

@@ -1,4 +1,4 @@
-"""Acceptance heads on disk: finding one, checking that it belongs to a draft, reading and writing its files."""
+"""Predictors on disk: finding one, checking that it belongs to a draft, reading and writing its files."""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from specctl.models.files.loading_failures import explained
 from specctl.models.files.stored_weights import files_hash, stored_weights
 from specctl.nesting import too_deep
 from specctl.outputs import naming, write_whole
-from specctl.profile.embedded import head_path
+from specctl.profile.embedded import predictor_path
 from specctl.profile.schema import PolicyTable
 
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.predictors.acceptance_head import AcceptanceHead
-    from specctl.models.predictors.trained_heads import TrainedHead
+    from specctl.models.predictors.state_predictor import StatePredictor
+    from specctl.models.predictors.trained_predictors import TrainedPredictor
 
 Kind = Literal["specdec++", "disco"]
 """What a head was trained for: the policy that reads it, by whose paper it is made."""
@@ -37,7 +37,7 @@ _EMBEDDED = "embedded:"
 
 
 @dataclass(frozen=True, slots=True)
-class HeadCheckpoint:
+class PredictorCheckpoint:
     """The files of a head.
 
     Attributes:
@@ -72,7 +72,7 @@ class HeadCheckpoint:
     def draft_model(self) -> str:
         return str(self.config.get("draft_model", "a draft that its config.json does not name"))
 
-    def load(self, hidden_size: int) -> "TrainedHead":
+    def load(self, hidden_size: int) -> "TrainedPredictor":
         """Read the weights.
 
         Args:
@@ -84,8 +84,8 @@ class HeadCheckpoint:
         import torch
         from safetensors import SafetensorError, safe_open
 
-        from specctl.models.predictors.acceptance_head import head_from, head_from_published
-        from specctl.models.predictors.disco_head import disco_head_from
+        from specctl.models.predictors.disco_predictor import disco_predictor_from
+        from specctl.models.predictors.state_predictor import predictor_from, predictor_from_published
 
         path = self.folder / (PUBLISHED_WEIGHTS if self.published else WEIGHTS)
         weights: dict[str, torch.Tensor] = {}
@@ -105,25 +105,25 @@ class HeadCheckpoint:
                 raise ModelError(f"{self}: weights in {path} are {kind}, first {name}.", "Copy or train it again.")
         try:
             if self.kind == "disco":
-                return disco_head_from(weights)
+                return disco_predictor_from(weights)
             if self.published:
-                head = head_from_published(weights, int(self.config.get("num_layers", 0)))
+                predictor = predictor_from_published(weights, int(self.config.get("num_layers", 0)))
             else:
-                head = head_from(weights, reads_signals=self.config.get("reads_signals") is True)
+                predictor = predictor_from(weights, reads_signals=self.config.get("reads_signals") is True)
         except (ModelError, TypeError, ValueError) as error:
             raise ModelError(f"{self}: {error}.", "Copy or train it again.") from error
-        if head.hidden_size != hidden_size:
+        if predictor.hidden_size != hidden_size:
             raise ModelError(
-                f"{self} needs hidden states of {head.hidden_size} numbers; the draft's have {hidden_size}.",
+                f"{self} needs hidden states of {predictor.hidden_size} numbers; the draft's have {hidden_size}.",
                 f"It was trained on {self.draft_model}. {_REMAKE}",
             )
-        return head
+        return predictor
 
 
 _REMAKE = "Make one for this pair with `specctl train-head`."
 
 
-def locate_head(name: str) -> HeadCheckpoint:
+def locate_predictor(name: str) -> PredictorCheckpoint:
     """Find a head by ``embedded:NAME``, folder, or hub id; from the hub, its files are downloaded.
 
     Raises:
@@ -153,16 +153,17 @@ def locate_head(name: str) -> HeadCheckpoint:
             f"The acceptance head {name!r} is of the kind {kind!r}; this specctl knows {' and '.join(KINDS)}.",
             "Update specctl, or train the head again.",
         )
-    return HeadCheckpoint(name, folder, config)
+    return PredictorCheckpoint(name, folder, config)
 
 
-def require_kind(head: HeadCheckpoint, policy: PolicyTable) -> None:
+def require_kind(predictor: PredictorCheckpoint, policy: PolicyTable) -> None:
     """Raise ModelError if a policy reads the predictions of the other kind of head."""
     needed = [kind for kind, signal in KIND_SIGNALS.items() if signal in policy.setting.signals]
-    if needed and head.kind not in needed:
+    if needed and predictor.kind not in needed:
         raise ModelError(
-            f"{head} is of the kind {head.kind}, and the policy {policy.name} reads one of the kind {needed[0]}.",
-            f"Train one with `specctl train-head --kind {needed[0]}`, or draft with the policy {head.kind}.",
+            f"{predictor} is of the kind {predictor.kind}, and the policy {policy.name} reads one of the kind "
+            f"{needed[0]}.",
+            f"Train one with `specctl train-head --kind {needed[0]}`, or draft with the policy {predictor.kind}.",
         )
 
 
@@ -178,7 +179,7 @@ def on_hub(name: str) -> bool:
 
 def _folder(name: str) -> Path:
     if name.startswith(_EMBEDDED):
-        return head_path(name.removeprefix(_EMBEDDED))
+        return predictor_path(name.removeprefix(_EMBEDDED))
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -191,22 +192,22 @@ def _folder(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED_WEIGHTS, CONFIG, CARD]))
 
 
-def mismatch(head: HeadCheckpoint, draft: Checkpoint) -> str | None:
+def mismatch(predictor: PredictorCheckpoint, draft: Checkpoint) -> str | None:
     """Why a head does not belong to a draft, or None; a head without a hash of its draft's weights always passes."""
-    if head.draft_sha256 is None or head.draft_sha256 == files_hash(stored_weights(draft)):
+    if predictor.draft_sha256 is None or predictor.draft_sha256 == files_hash(stored_weights(draft)):
         return None
-    return f"{head} was trained on other weights ({head.draft_model}) than the draft has ({draft.name!r})"
+    return f"{predictor} was trained on other weights ({predictor.draft_model}) than the draft has ({draft.name!r})"
 
 
-def save_head(folder: Path, head: "AcceptanceHead", config: dict[str, Any], card: str) -> None:
+def save_predictor(folder: Path, predictor: "StatePredictor", config: dict[str, Any], card: str) -> None:
     """Write the files of a head on hidden states; see `save_weights`."""
     shape = {
         KIND: "specdec++",
-        "hidden_size": head.hidden_size,
-        "depth": head.depth,
-        "reads_signals": head.reads_signals,
+        "hidden_size": predictor.hidden_size,
+        "depth": predictor.depth,
+        "reads_signals": predictor.reads_signals,
     }
-    save_weights(folder, head.state_dict(), {**shape, **config}, card)
+    save_weights(folder, predictor.state_dict(), {**shape, **config}, card)
 
 
 def save_weights(folder: Path, weights: "Mapping[str, torch.Tensor]", config: dict[str, Any], card: str) -> None:

@@ -12,7 +12,7 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 Weights = Mapping[str, torch.Tensor]
 
 
-class AcceptanceHead(nn.Module):
+class StatePredictor(nn.Module):
     """D residual blocks x + SiLU(W x + b), then one logit (SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715).
 
     Its weights are float32 whatever the draft's dtype. The blocks start as the identity. Beyond the paper, the last
@@ -62,7 +62,7 @@ class AcceptanceHead(nn.Module):
         return self.forward(hidden, signals).sigmoid()
 
 
-def head_from(weights: Weights, *, reads_signals: bool = False) -> AcceptanceHead:
+def predictor_from(weights: Weights, *, reads_signals: bool = False) -> StatePredictor:
     """A head from its own weights (``blocks.I.weight``, ``output.weight`` and biases).
 
     Raises:
@@ -71,14 +71,14 @@ def head_from(weights: Weights, *, reads_signals: bool = False) -> AcceptanceHea
     try:
         depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
         width = weights["output.weight"].shape[1] - reads_signals * len(DISTRIBUTION_SIGNALS)
-        head = AcceptanceHead(width, depth, reads_signals=reads_signals)
-        head.load_state_dict({name: weight.float() for name, weight in weights.items()})
+        predictor = StatePredictor(width, depth, reads_signals=reads_signals)
+        predictor.load_state_dict({name: weight.float() for name, weight in weights.items()})
     except (KeyError, IndexError, RuntimeError) as error:
         raise ModelError(f"the weights are not those of an acceptance head ({str(error).splitlines()[0]})") from error
-    return head.eval()
+    return predictor.eval()
 
 
-def head_from_published(weights: Weights, depth: int) -> AcceptanceHead:
+def predictor_from_published(weights: Weights, depth: int) -> StatePredictor:
     """A head from the layout of SpecDec++'s released checkpoints, its two classes made one logit.
 
     There the head is one Sequential: blocks ``model.0.linear`` to ``model.(D-1).linear``, then the classifier
@@ -100,4 +100,4 @@ def head_from_published(weights: Weights, depth: int) -> AcceptanceHead:
     except (KeyError, StopIteration, ValueError) as error:
         first = min(weights, default="none")
         raise ModelError(f"the weights are not those of a SpecDec++ head of depth {depth} (first: {first})") from error
-    return head_from(converted)
+    return predictor_from(converted)

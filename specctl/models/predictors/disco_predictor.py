@@ -20,7 +20,7 @@ _STEEPEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoHead:
+class DiscoPredictor:
     """A network of two layers, sigmoid(w . relu(W x + b) + c) (DISCO: Mamou and others 2024, arXiv 2405.04304).
 
     It is computed on the host, from numbers that reach it with the token: a few hundred multiplications take less time
@@ -55,7 +55,7 @@ class DiscoHead:
         return 1 / (1 + exp(-max(-_STEEPEST, min(_STEEPEST, logit))))
 
 
-def disco_head_from(weights: Mapping[str, "torch.Tensor"]) -> DiscoHead:
+def disco_predictor_from(weights: Mapping[str, "torch.Tensor"]) -> DiscoPredictor:
     """A head from its stored weights: ``hidden.weight`` ``(H, 12)``, ``output.weight`` ``(1, H)`` and their biases.
 
     Raises:
@@ -72,7 +72,7 @@ def disco_head_from(weights: Mapping[str, "torch.Tensor"]) -> DiscoHead:
     if shapes != wanted or not width:
         first = next((name for name in [*wanted, *sorted(shapes)] if shapes.get(name) != wanted.get(name)), "none")
         raise ModelError(f"the weights are not those of a DISCO head (first: {first} {list(shapes.get(first, ()))})")
-    return DiscoHead(
+    return DiscoPredictor(
         tuple(map(tuple, weights["hidden.weight"].double().tolist())),
         tuple(weights["hidden.bias"].double().tolist()),
         tuple(weights["output.weight"][0].double().tolist()),
