@@ -35,7 +35,7 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge, verified_round
 from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.verdict import Verdict
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed, StartedStep
 from specctl.policies.rules.constant import Constant

@@ -39,9 +39,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows_of import rows_of
-from specctl.decoding.rows.verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError

@@ -21,7 +21,7 @@ from traced import live, pair_of, shape, trace_of
 from specctl.decoding import round as one_round
 from specctl.decoding.rows import host_rows
 from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.verdict import Verdict
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.running.eager import EagerRunner
