@@ -10,7 +10,7 @@ from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.terms import terms_of
 from specctl.models.files.vocabulary import check_vocabulary
-from specctl.models.loading.model import load_tokenizer, model_tables
+from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.onnx.onnx_engine import require_onnxruntime
@@ -77,7 +77,7 @@ def diagnose(profile: Profile) -> Diagnosis:
             report.problems.append(Problem("engine", error.message, error.hint))
     free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-    tables = model_tables(profile)
+    tables = loading_order(model_tables(profile))
     for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model, without_files=not table.has_files)
         report.models.insert(0, facts)
@@ -93,7 +93,7 @@ def diagnose(profile: Profile) -> Diagnosis:
                 facts.licence, facts.gated = terms_of(head.checkpoint)
                 from specctl.doctor.draft_head_diagnosis import examine_draft_head
 
-                facts.draft_head = head.kind.value
+                facts.draft_head = head.kind
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
             checkpoint = locate(table, key)

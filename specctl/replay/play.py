@@ -164,8 +164,8 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
 
     In greedy decoding the rounds are identical to live ones: the target's text is fixed, so a round depends only on
     where it starts and when the policy stops. When sampling, the rounds have the distribution of a live run; for drafts
-    verified as blocks `specctl.replay.block_coupling` says why. Where tokens are verified one by one, at every position
-    the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
+    verified as blocks `specctl.replay.recording.block_coupling` says why. Where tokens are verified one by one, at
+    every position the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
     min(1, q(x) / p(x)), y = x and y is accepted; otherwise y is drawn from max(q - p, 0) and rejected. This is the
     joint distribution of drafting y, accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0)
     after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
