@@ -82,6 +82,7 @@ def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2-svip")
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy_pair(family, frozenset())
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
