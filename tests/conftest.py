@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from durations import Durations, budgets
-from tiers import sort_into_tiers
+from tiers import LOST, sort_into_tiers
 
 # Before torch is imported, and for every process that a test starts: two workers of pytest-xdist on two cores would
 # otherwise fight with four threads.
@@ -27,7 +27,7 @@ gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--durations-to", type=Path, help="a file that gets the CPU seconds of each module")
+    parser.addoption("--durations-to", type=Path, help="a file that gets the CPU seconds of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    sort_into_tiers(items, whole=not any("::" in argument for argument in config.args))
+    config.stash[LOST] = sort_into_tiers(items)
     if hasattr(config, "workerinput"):  # the longest modules first, so that none is left over at the end
         allowed = budgets()
         items.sort(key=lambda item: -allowed.get(item.nodeid.partition("::")[0], 0.0))

@@ -27,6 +27,8 @@ LEAST = 2.0
 """Seconds of CPU that no module is asked to save."""
 TOO_MUCH = 1.5
 """What a module may take of its budget."""
+SHOWN = 40
+"""Tests that are listed."""
 ENOUGH = 20
 """Modules with a budget that tell how fast the machine is."""
 
@@ -55,30 +57,33 @@ class Durations:
     """A pytest plugin that adds up what tests took; a module's fixtures are paid by the test that comes first.
 
     Attributes:
-        file: gets seconds by module, if any.
-        taken: CPU seconds of each module.
-        tests: how many tests there were.
+        file: gets seconds by test, if any.
+        taken: CPU seconds of each test.
     """
 
     file: Path | None
-    taken: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    tests: int = 0
+    taken: dict[str, float] = field(default_factory=dict)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown" and not report.skipped:
-            self.tests += 1
-            self.taken[report.nodeid.partition("::")[0]] += sum(
-                float(str(seconds)) for name, seconds in report.user_properties if name == "cpu"
-            )
+            spent = [float(str(seconds)) for name, seconds in report.user_properties if name == "cpu"]
+            self.taken[report.nodeid] = sum(spent)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(f"{self.tests} tests took {sum(self.taken.values()):.0f} s of CPU")
+        terminalreporter.write_line(f"{len(self.taken)} tests took {sum(self.taken.values()):.0f} s of CPU")
         if self.file:
             self.file.write_text(json.dumps(self.taken), encoding="utf-8")
 
 
+def by_module(tests: Mapping[str, float]) -> dict[str, float]:
+    found = defaultdict[str, float](float)
+    for test, seconds in tests.items():
+        found[test.partition("::")[0]] += seconds
+    return dict(found)
+
+
 def first_tier(*modules: str, workers: str = "auto") -> dict[str, float]:
-    """What the first tier's tests of these modules, or of all, took; ends the program if one failed."""
+    """What the first tier's tests of these modules, or all of them, took; ends the program if one failed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "taken.json")
         spread = [] if modules else ["-n", workers, "--dist", "loadscope", "--no-loadscope-reorder"]
@@ -93,7 +98,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="make the budgets what the modules take now")
     parser.add_argument("--workers", default="auto", help="test processes")
     options = parser.parse_args()
-    taken = first_tier(workers=options.workers)
+    tests = first_tier(workers=options.workers)
+    print(f"{sum(tests.values()):.0f} s of CPU, of which the dearest tests took:")
+    for test, seconds in sorted(tests.items(), key=lambda entry: -entry[1])[:SHOWN]:
+        print(f"{seconds:6.1f} s  {test}")
+    taken = by_module(tests)
     if options.write:
         kept = {module: round(seconds, 1) for module, seconds in sorted(taken.items()) if seconds >= LEAST / 4}
         FILE.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
@@ -102,7 +111,7 @@ def main() -> None:
     dear = too_dear(taken, allowed)
     for module in dear:
         for _ in range(2):
-            taken[module] = min(taken[module], first_tier(module)[module])
+            taken[module] = min(taken[module], by_module(first_tier(module))[module])
     for module, seconds in too_dear(taken, allowed).items():
         print(f"{module} takes {seconds:.1f} s of CPU and may take {TOO_MUCH} times {allowed.get(module, LEAST)} s")
     sys.exit(bool(too_dear(taken, allowed)))

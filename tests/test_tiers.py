@@ -2,7 +2,7 @@
 
 import pytest
 from durations import ENOUGH, LEAST, budgets, too_dear
-from tiers import OTHERS, named
+from tiers import LOST, OTHERS, named
 
 from specctl.policies import POLICIES
 
@@ -18,6 +18,12 @@ def test_names_of_cases_are_told_apart() -> None:
     assert not named("test_x[svip-cost-optimal-constant]", OTHERS)
     assert named("llama-svip-2", ("llama", "svip-2", "svip")) == {"llama", "svip-2", "svip"}
     assert not named("llama2-svip-24", ("llama", "svip-2"))
+
+
+def test_representatives_are_cases(request: pytest.FixtureRequest) -> None:
+    """Of the modules that were collected; a test that was asked for by its name may lack its other cases."""
+    if not any("::" in argument for argument in request.config.args):
+        assert not request.config.stash[LOST]
 
 
 SECONDS = 330

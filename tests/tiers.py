@@ -15,14 +15,15 @@ def named(case: str, names: tuple[str, ...]) -> set[str]:
     return {name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", case)}
 
 
-def sort_into_tiers(items: list[pytest.Item], *, whole: bool) -> None:
-    """Mark cases by the markers of their tests; ``whole`` says that all cases of each test are there.
+LOST = pytest.StashKey[dict[str, set[str]]]()
+"""By test, names of representatives that none of its cases has."""
+
+
+def sort_into_tiers(items: list[pytest.Item]) -> dict[str, set[str]]:
+    """Mark cases by the markers of their tests, and return what `LOST` says of them.
 
     ``crossed``: cases with a policy of `OTHERS` are ``exhaustive``. ``representatives(*names)``: cases with none of
     these names in their parameters are ``slow``.
-
-    Raises:
-        pytest.UsageError: no case of a whole test has the name of one of its representatives.
     """
     missing = dict[str, set[str]]()
     for item in items:
@@ -34,5 +35,4 @@ def sort_into_tiers(items: list[pytest.Item], *, whole: bool) -> None:
             missing[test] = missing.get(test, set(marker.args)) - found
             if not found:
                 item.add_marker("slow")
-    if whole and (lost := {test: names for test, names in missing.items() if names}):
-        raise pytest.UsageError(f"no cases of these representatives: {lost}")
+    return {test: names for test, names in missing.items() if names}

@@ -525,6 +525,7 @@ GREEDY = ("-n", "6", "--engine", "eager")
     ],
 )
 @pytest.mark.usefixtures("left")
+@pytest.mark.representatives("changed0", "changed3")
 def test_the_results_of_another_run_are_not_continued(specctl, monkeypatch, changed, differing):
     from specctl.commands import generate
 
@@ -548,6 +549,7 @@ def test_another_run_goes_on_anyway_and_is_then_the_one_that_made_the_results(sp
     assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "7", "--resume").code == 0
 
 
+@pytest.mark.slow
 def test_what_decides_no_text_may_change(specctl, left):
     """Greedy text does not depend on the draft, nor on how passes run, nor on where the models are."""
     policy = ["--policy", "constant", "--threads", "1", "--workers", "1"]

@@ -21,6 +21,8 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.head_files.block_writing import write_block
 from specctl.models.head_files.eagle_writing import write_eagle3
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = 2 * PROMPTS_PER_SHARD
 SHAPE = LayerShape(hidden_size=12, intermediate_size=24, heads=2, kv_heads=1, head_dim=6)
 TRAINING = ["--depth", "1", "--reject-weight", "1", "--lr", "0.01", "--epochs", "4", "--batch-size", "8", "-q"]

@@ -144,6 +144,7 @@ def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.representatives("graph-chain", "graph-block")
 def test_draft_heads(cuda: Devices, engine: str, make: Callable[[], Any], text: list[int]) -> None:
     (target,) = models(cuda, "cuda:0", engine=engine)
     settings = EngineSettings(engine=engine, notice=unexpected)  # type: ignore[arg-type]
@@ -171,6 +172,7 @@ def test_drafting_in_parallel(cuda: Devices, text: list[int]) -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED, BLOCKS], ids=["greedy", "sampled", "in blocks"])
+@pytest.mark.representatives("in blocks", "greedy")
 def test_recording_for_replay(cuda: Devices, sampling: Sampling) -> None:
     """Branches that share a cache, and predictions along them."""
     head = cuda.move(random_head(32, spread=0.15), "cuda:1")

@@ -377,6 +377,7 @@ def fewest_passes(trace: Trace) -> int:
     return passes
 
 
+@pytest.mark.slow
 def test_the_oracle_takes_the_fewest_passes_that_there_can_be() -> None:
     pair, _ = greedy("toy")
     saved = 0

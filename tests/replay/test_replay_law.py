@@ -292,6 +292,7 @@ HIERARCHIES: dict[str, tuple[list[Part], str]] = {
 
 
 @pytest.mark.parametrize("name", HIERARCHIES)
+@pytest.mark.representatives("full", "SpecDec++ over SVIP", "cost-optimal twice")
 def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
     parts, stop = HIERARCHIES[name]
     stops = set()
