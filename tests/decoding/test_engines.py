@@ -123,6 +123,7 @@ OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.slow
 def test_deterministic_greedy_output_is_the_same_whatever_the_policy_in_bfloat16(engine: str) -> None:
     changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", f"engine={engine}", "deterministic=true"]
     profile = resolve("embedded", overrides=[*changes, "sampling.max_new_tokens=64"]).profile
