@@ -54,6 +54,7 @@ def generated(folder: Path, *flags: str, given: str | None = None) -> tuple[str,
 
 
 @pytest.mark.parametrize("flags", [["the th"], ["the th", "-t", "1", "--seed", "5", "--stop", "q"]])
+@pytest.mark.representatives("flags0")
 def test_a_text_from_graphs_that_are_there_takes_no_transformers(folder: Path, flags: list[str]) -> None:
     text, heavy = generated(folder, *flags)
     assert heavy == []

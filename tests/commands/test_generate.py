@@ -674,6 +674,7 @@ def interrupted_at(monkeypatch, turn):
     "sampling", [[], ["-t", "1", "--seed", "3", "--rounds", "--token-ids"]], ids=["greedy", "drawn"]
 )
 @pytest.mark.parametrize("first", [[], [RECORDS[0]]], ids=["first record", "second record"])
+@pytest.mark.representatives("first record-greedy", "second record-drawn")
 def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sampling, first):
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path / "in.jsonl", *first, {"id": "talk", "turns": TALK}, RECORDS[1])
@@ -700,6 +701,7 @@ def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sam
 
 
 @pytest.mark.parametrize("changed", ["turns", "settings", "damaged", "torn", "run file"])
+@pytest.mark.representatives("turns")
 def test_turns_of_another_record_or_run_are_asked_again(specctl, tmp_path, monkeypatch, changed):
     monkeypatch.chdir(tmp_path)
     turns, path = TALK, Path("out.jsonl.turns.jsonl")

@@ -230,6 +230,7 @@ def test_sampling_draws_as_in_a_fresh_session() -> None:
     assert kept.session.generate(prompt, table).tokens == fresh.session.generate(prompt, table).tokens
 
 
+@pytest.mark.slow
 def test_deterministic_turns_are_the_same_whatever_the_policy_in_bfloat16() -> None:
     changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", "deterministic=true", "sampling.max_new_tokens=40"]
     profile = resolve("embedded", overrides=changes).profile

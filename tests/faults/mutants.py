@@ -2,14 +2,13 @@
 
 python -m tests.faults.mutants --count 2
 
-A fault is tried with the tests that call the function it is in, those of the mirrored folder first. Which tests call
-what is found out once for each test module. Results are kept: a run that was interrupted goes on, and faults that no
-test has seen are tried again.
+A fault is tried with the test modules that import its module, those of the mirrored folder first, then with those that
+import what imports it. Results are kept: a run that was interrupted goes on, and faults that no test has seen are tried
+again.
 """
 
 import argparse
 import ast
-import hashlib
 import json
 import os
 import random
@@ -20,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -87,50 +86,19 @@ def near(module: str, seconds: float, budgets: dict[str, float]) -> list[str]:
 
 @dataclass(eq=False)
 class Watch:
-    """A pytest plugin: keeps to the tests it is given and notes what fails, and which functions a test calls.
+    """A pytest plugin that notes the first test, or module that was collected, that failed."""
 
-    Attributes:
-        only: names of tests that may run; None for all.
-        package: a folder whose functions' calls are noted; None for none.
-        failed: the first test, or module that was collected, that failed.
-        called: the functions each test called.
-        prepared: the functions that fixtures of each test module called.
-    """
-
-    only: frozenset[str] | None = None
-    package: str | None = None
     failed: str | None = None
-    called: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    prepared: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _noted: set[str] = field(default_factory=set)
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        if self.only is not None:
-            items[:] = [item for item in items if item.nodeid in self.only]
 
     def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self.failed = self.failed or report.nodeid
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._noted = self.prepared[nodeid.partition("::")[0]]
-        if self.package:
-            sys.settrace(self._trace)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self, item: Any) -> None:
-        self._noted = self.called[item.nodeid]
+        self._note(report)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        self._note(report)
+
+    def _note(self, report: Any) -> None:
         if report.failed:
             self.failed = self.failed or report.nodeid
-        if report.when == "teardown":
-            sys.settrace(None)
-
-    def _trace(self, frame: Any, _event: str, _argument: object) -> None:
-        code = frame.f_code
-        if self.package and code.co_filename.startswith(self.package):
-            self._noted.add(f"{code.co_filename.removeprefix(self.package)}:{code.co_qualname}")
 
 
 def in_fork(work: Callable[[], Any], cpu: float, log: Path) -> Any:
@@ -172,24 +140,59 @@ def in_fork(work: Callable[[], Any], cpu: float, log: Path) -> Any:
 
 @dataclass(eq=False)
 class Trial:
-    """A copy of the project into which faults are put, and what is known about its tests.
+    """A copy of the project into which faults are put.
 
     Attributes:
         copy: folder of the copy.
-        kept: folder of what earlier runs found out.
+        log: gets what the tests of the last fault wrote.
         seconds: CPU that the test modules which are tried with one fault may take together.
         budgets: CPU seconds of each test module.
     """
 
     copy: Path
-    kept: Path
+    log: Path
     seconds: float
     budgets: dict[str, float]
     _puts: int = 0
-    _failing: set[str] = field(default_factory=set)
+    _clean: dict[str, bool] = field(default_factory=dict)
 
-    def tests(self, *modules: str, watch: Watch, options: Sequence[str] = ()) -> int:
-        """Run test modules of the copy in this process, a fork."""
+    def seen_by(self, fault: CodeFault) -> str | None:
+        """The first test that fails with this fault in; what it means that none could say so; or None."""
+        path = self.copy / PACKAGE / fault.module
+        source = path.read_text(encoding="utf-8")
+        modules = near(fault.module, self.seconds, self.budgets)
+        while modules := [module for module in modules if self._clean.get(module, True)]:
+            self._put(path, fault.put_into(source))
+            try:
+                failed = self._first_failure(modules)
+            finally:
+                self._put(path, source)
+            module = (failed or "").partition("::")[0]
+            if module not in modules:
+                return failed
+            if module not in self._clean:
+                self._clean[module] = self._first_failure([module]) is None
+            if self._clean[module]:
+                return failed
+            print(f"{module} fails without a fault and is left out")
+        return None
+
+    def _first_failure(self, modules: Sequence[str]) -> str | None:
+        """The first test of these modules that fails, what else tells that something is wrong, or None."""
+
+        def run() -> Any:
+            watch = Watch()
+            return [self._tests(modules, watch), watch.failed]
+
+        cpu = 60 + 5 * sum(self.budgets.get(module, 1.0) for module in modules)
+        ended = in_fork(run, cpu, self.log)
+        if ended is None:
+            return "hangs or is killed"
+        status, failed = ended
+        return failed or (None if status in (0, 5) else f"pytest ends with {status}")
+
+    def _tests(self, modules: Sequence[str], watch: Watch) -> int:
+        """Run test modules of the copy in this process, a fork, up to the first that fails."""
         os.chdir(self.copy)
         os.environ["PYTHONPATH"] = str(self.copy)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest rewrites each module once
@@ -197,64 +200,8 @@ class Trial:
         for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "tools", PACKAGE)]:
             del sys.modules[name]
         sys.path[:] = [str(self.copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
-        quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        return int(pytest.main([*quiet, *options, *modules], plugins=[watch]))
-
-    def calls(self, test: str) -> dict[str, list[str]] | None:
-        """The functions that each test of a module calls, or None where the module fails without any fault."""
-        if test in self._failing:
-            return None
-        text = (self.copy / test).read_bytes()
-        file = self.kept / "calls" / f"{Path(test).stem}-{hashlib.sha256(text).hexdigest()[:16]}.json"
-        if not file.exists():
-
-            def run() -> Any:
-                watch = Watch(package=f"{self.copy / PACKAGE}/")
-                if self.tests(test, watch=watch) not in (0, 5):
-                    return {"failed": watch.failed}
-                return {name: sorted(called | watch.prepared[name.partition("::")[0]])
-                        for name, called in watch.called.items()}  # fmt: skip
-
-            found = in_fork(run, 20 * self.budgets.get(test, 1.0) + 120, self.kept / "calls.log")
-            if found is None or "failed" in found:
-                print(f"{test} fails without a fault ({found and found['failed']}) and is left out")
-                self._failing.add(test)
-                return None
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(found), encoding="utf-8")
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else None
-
-    def seen_by(self, fault: CodeFault) -> str | None:
-        """The first test that fails with this fault in; what it means that none could say so; or None."""
-        modules = near(fault.module, self.seconds, self.budgets)
-        wanted = f"{fault.module}:{fault.function}"
-        only = {
-            test
-            for module in modules
-            for test, called in (self.calls(module) or {}).items()
-            if any(name.startswith(wanted) for name in called)
-        }
-        modules = [module for module in modules if any(test.startswith(module + "::") for test in only)]
-        if not modules:
-            return None
-        path = self.copy / PACKAGE / fault.module
-        source = path.read_text(encoding="utf-8")
-        self._put(path, fault.put_into(source))
-        try:
-            watch = Watch(only=frozenset(only))
-
-            def run() -> Any:
-                return [self.tests(*modules, watch=watch, options=["-x"]), watch.failed]
-
-            cpu = 60 + 5 * sum(self.budgets.get(module, 1.0) for module in modules)
-            ended = in_fork(run, cpu, self.kept / "last.log")
-        finally:
-            self._put(path, source)
-        if ended is None:
-            return "hangs or is killed"
-        status, failed = ended
-        return failed or (None if status in (0, 5) else f"pytest ends with {status}")
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        return int(pytest.main([*options, *modules], plugins=[watch]))
 
     def _put(self, path: Path, source: str) -> None:
         """Write a module. Its time is one that no compiled file of it was made from."""
@@ -304,7 +251,7 @@ def main() -> None:
     counts: Counter[str] = Counter()
     unseen = []
     with tempfile.TemporaryDirectory() as folder, results.open("a", encoding="utf-8") as file:
-        trial = Trial(copied(Path(folder)), options.kept, options.seconds, budgets())
+        trial = Trial(copied(Path(folder)), options.kept / "last.log", options.seconds, budgets())
         for number, fault in enumerate(faults, 1):
             key = fault.key((ROOT / PACKAGE / fault.module).read_text(encoding="utf-8"))
             if key not in seen:

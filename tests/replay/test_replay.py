@@ -91,6 +91,7 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+@pytest.mark.representatives("llama")
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only the draft proposes."""
     _, whole = greedy_pair(family, frozenset())

@@ -185,6 +185,7 @@ def test_so_are_those_of_four_models() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+@pytest.mark.slow
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only a draft proposes."""
     _, whole = greedy(family, 2)

@@ -173,6 +173,7 @@ DROPPING = ("max-confidence", {"threshold": 0.6, "adapt": False, "keep_trigger":
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), [*POLICIES_ALONE, DROPPING], ids=str)
+@pytest.mark.representatives("svip")
 def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in IN_BLOCKS:
