@@ -212,6 +212,7 @@ INTERRUPTED = {
 }
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_torch_makes_another_error(tmp_path):
     bodies = [body for body, *_ in INTERRUPTED.values()]
     found = forked(tmp_path, READ_BY_TORCH, "sys.argv = ['specctl', 'probe']\nmain()", bodies)

@@ -178,6 +178,7 @@ def test_seeds(specctl):
     assert len({say(seed) for seed in range(4)}) > 1
 
 
+@pytest.mark.slow
 def test_both_ways_to_verify_write_a_text_and_only_greedy_decoding_writes_the_same(specctl):
     def text(*more):
         return specctl(PROMPT, "-n", "24", "--policy", "constant:draft_length=5", *more).stdout
@@ -541,6 +542,7 @@ def test_the_results_of_another_run_are_not_continued(specctl, monkeypatch, chan
 
 
 @pytest.mark.usefixtures("left")
+@pytest.mark.slow
 def test_another_run_goes_on_anyway_and_is_then_the_one_that_made_the_results(specctl):
     ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "7", "--resume", "--anyway")
     assert ran.code == 0
@@ -563,6 +565,7 @@ def test_what_decides_no_text_may_change(specctl, left):
 
 
 @pytest.mark.usefixtures("left")
+@pytest.mark.slow
 def test_a_sampled_text_depends_on_its_draft(specctl):
     drawn = ["-i", "in.jsonl", "-o", "drawn.jsonl", *GREEDY, "-t", "1"]
     assert specctl(*drawn, "-q").code == 0
@@ -609,6 +612,7 @@ def test_a_record_with_another_prompt_is_refused_by_line(specctl, monkeypatch):
 
 
 @pytest.mark.usefixtures("left")
+@pytest.mark.slow
 def test_what_is_left_beside_removed_results_is_replaced(specctl):
     Path("out.jsonl").unlink()
     assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "3", "-q").code == 0

@@ -76,6 +76,7 @@ def text() -> list[int]:
 
 
 @pytest.mark.parametrize("devices", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")], ids="-".join)
+@pytest.mark.representatives("cuda:0-cuda:1")
 def test_pairs(cuda: Devices, devices: tuple[str, str], text: list[int]) -> None:
     sampled = []
     for engine in ("eager", "static", "graph"):
@@ -100,6 +101,7 @@ def test_a_disco_head(cuda: Devices, text: list[int]) -> None:
 
 
 @pytest.mark.parametrize("draft_on", ["cuda:0", "cuda:2"])
+@pytest.mark.representatives("cuda:2")
 def test_a_target_that_is_spread(cuda: Devices, draft_on: str, text: list[int]) -> None:
     target = EagerRunner(spread(cuda, random_model("llama"), "cuda:0", "cuda:1"), VOCABULARY)
     draft = EagerRunner(on(cuda, noisy_copy("llama"), draft_on), VOCABULARY)
@@ -125,6 +127,7 @@ def test_a_draft_that_is_spread_gives_its_head_one_state(cuda: Devices, text: li
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
+@pytest.mark.representatives("sampled")
 def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None:
     target, middle, lowest = models(cuda, "cuda:0", "cuda:1", "cuda:2")
     head = cuda.move(random_head(32, spread=0.15), "cuda:1")
@@ -134,6 +137,7 @@ def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.representatives("graph-sampled", "eager-greedy")
 def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
     target, draft = models(cuda, "cuda:0", "cuda:1", engine=engine)
     tree = TreeDrafter(tree_runner(draft), Constant(2), TreeSize(tokens=6, beams=2))
