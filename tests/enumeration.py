@@ -24,7 +24,7 @@ from specctl.decoding import round as one_round
 from specctl.decoding.host import Floats
 from specctl.profile.schema import Verification
 from specctl.records import Round
-from specctl.replay import block_coupling, block_recording, coupling, grid_recording, recording
+from specctl.replay.recording import block_coupling, block_recording, coupling, grid_recording, sequence_recording
 
 Outcome = TypeVar("Outcome")
 DRAFTING, VERIFYING = 1.0, 3.0
@@ -124,10 +124,10 @@ def doors(chance: Chance) -> Iterator[None]:
         patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),
-        patch.object(recording, "draw", draw),
+        patch.object(sequence_recording, "draw", draw),
         patch.object(grid_recording, "draw", draw),
         patch.object(block_recording, "draw", draw),
-        patch.object(recording, "draw_draft_tokens", coins.draw_draft_tokens),
+        patch.object(sequence_recording, "draw_draft_tokens", coins.draw_draft_tokens),
         patch.object(grid_recording, "draw_draft_tokens", coins.draw_draft_tokens),
         patch.object(block_coupling, "draw_draft_tokens", coins.draw_draft_tokens),
         patch.object(block_coupling, "verify", coins.verify),

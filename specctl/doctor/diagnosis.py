@@ -11,7 +11,7 @@ from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.terms import terms_of
 from specctl.models.files.vocabulary import check_vocabulary
-from specctl.models.loading.model import load_tokenizer, model_tables
+from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.onnx.onnx_engine import require_onnxruntime
@@ -79,7 +79,7 @@ def diagnose(profile: Profile) -> Diagnosis:
             report.problems.append(Problem("engine", error.message, error.hint))
     free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-    tables = model_tables(profile)
+    tables = loading_order(model_tables(profile))
     for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model, without_files=not table.has_files)
         report.models.insert(0, facts)
@@ -93,7 +93,7 @@ def diagnose(profile: Profile) -> Diagnosis:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
                 facts.found = _found(head.checkpoint)
                 facts.licence, facts.gated = terms_of(head.checkpoint)
-                facts.draft_head = head.kind.value
+                facts.draft_head = head.kind
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
             checkpoint = locate(table, key)

@@ -11,7 +11,7 @@ from specctl.decoding.token_columns import token_columns
 from specctl.heads import rounds
 from specctl.heads.rounds import SIGNALS_END, RoundTokens
 from specctl.models.running.runner import Forward, Runner
-from specctl.replay.coupling import draw_draft_tokens
+from specctl.replay.recording.coupling import draw_draft_tokens
 
 
 def read_model_rounds(

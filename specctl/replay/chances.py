@@ -4,7 +4,7 @@ Both kinds say what they know of a round by where it begins, how many of its tok
 branch that follows these: see `specctl.replay.recorded.Recorded`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from specctl.decoding.block_chances import kept_in_turn
@@ -20,8 +20,8 @@ class TokenChances:
     """
 
     in_blocks: ClassVar[Literal[False]] = False
-    along: list[float] = field(default_factory=list)
-    branches: list[list[float]] = field(default_factory=list)
+    along: list[float]
+    branches: list[list[float]]
 
     def of_round(self, start: int, shared: int, branch: int | None, count: int) -> tuple[float, ...]:
         """Of the tokens of a draft of ``count``, so far as they are judged."""

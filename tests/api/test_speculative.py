@@ -183,7 +183,7 @@ def test_where_the_draft_can_hold_no_more_the_target_goes_on_alone():
     draft = random_model("llama", layers=1, seed=1)
     fast = speculative(draft, "constant")
     written("llama", custom_generate=fast)
-    fast._target._levels[0].runner.context = 10
+    fast._target._drafts[0].context = 10
     assert written("llama", custom_generate=fast).equal(written("llama"))
     assert any(round_.steps for round_ in fast.rounds)
     assert not any(round_.steps for round_ in fast.rounds[-10:])

@@ -13,12 +13,12 @@ from toy_heads import random_eagle3
 
 from specctl.errors import UsageError
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
-from specctl.replay import metering as costs
+from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 
 PROMPTS = [
@@ -376,7 +376,7 @@ def stacked(folder, *middles):
     """A profile with an EAGLE-3 head below the middle models named, of which the lowest is the embedded one."""
     shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
     head = random_eagle3(layers=(1, 2, 3), states=128, vocabulary=4096, shape=shape)
-    write_eagle3(folder / "head", head, verifier="embedded:mid")
+    write_head(folder / "head", head, Verifier("embedded:mid"))
     tables = [f'[{".".join(["draft"] * (1 + place))}]\nmodel = "{name}"\n' for place, name in enumerate(middles)]
     lowest = ".".join(["draft"] * (1 + len(middles)))
     path = folder / "stacked.toml"
@@ -390,7 +390,7 @@ def stacked(folder, *middles):
 
 @pytest.mark.parametrize("middles", [1, 2])
 def test_a_draft_head_below_a_draft_is_refused_before_a_model_is_loaded(middles, tmp_path, monkeypatch):
-    for name in ("calibrating", "calibrate_several"):
+    for name in ("calibrate", "tasks.several_calibrations"):
         monkeypatch.setattr(f"specctl.commands.{name}.load", lambda *_, **__: pytest.fail("a model was loaded"))
     path = stacked(tmp_path, *["embedded:mid"] * middles)
     for arguments in (["-p", path], ["-p", "embedded", "--against", path]):

@@ -33,8 +33,8 @@ from specctl.policies import POLICIES, Setting
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
-from specctl.replay import metering
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording import metering
+from specctl.replay.recording.sequence_recording import read_sequence
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
 BLOCKS = Sampling(1.0, verification="block")

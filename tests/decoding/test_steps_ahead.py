@@ -46,7 +46,7 @@ from specctl.policies import POLICIES, StoppingPolicy, never_stops
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.records import Round, StopReason
-from specctl.replay.metering import Asked
+from specctl.replay.recording.metering import Asked
 
 pytestmark = pytest.mark.crossed
 

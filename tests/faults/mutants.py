@@ -184,7 +184,7 @@ class Trial:
             watch = Watch()
             return [self._tests(modules, watch), watch.failed]
 
-        cpu = 60 + 5 * sum(self.budgets.get(module, 1.0) for module in modules)
+        cpu = 20 + 4 * sum(self.budgets.get(module, 1.0) for module in modules)
         ended = in_fork(run, cpu, self.log)
         if ended is None:
             return "hangs or is killed"

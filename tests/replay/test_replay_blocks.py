@@ -24,11 +24,11 @@ from specctl.models.running.runner import Forward
 from specctl.outputs import Outputs
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
-from specctl.replay import tails
 from specctl.replay.bound import best_stopping
 from specctl.replay.costs import CostTable
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
+from specctl.replay.recording import tails
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 
@@ -131,7 +131,7 @@ def test_what_the_draft_drafts_alone_may_be_read_in_parts(monkeypatch: pytest.Mo
     whole = recorded(pair, 1)
     monkeypatch.setattr(tails, "HELD", 1)
     for module in ("block_recording", "grid_recording"):
-        monkeypatch.setattr(f"specctl.replay.{module}.HELD", 1)
+        monkeypatch.setattr(f"specctl.replay.recording.{module}.HELD", 1)
     parts = recorded(pair, 1)
     assert (parts.draft.accepted_runs, parts.draft.tails) == (whole.draft.accepted_runs, whole.draft.tails)
     assert list(map(len, parts.draft.branches)) == list(map(len, whole.draft.branches))

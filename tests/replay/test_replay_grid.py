@@ -40,13 +40,13 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import StopReason
-from specctl.replay import starts
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.chances import TokenChances
 from specctl.replay.costs import CostTable
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
 from specctl.replay.recorded import Recorded, recorded_by_place
+from specctl.replay.recording import starts
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 

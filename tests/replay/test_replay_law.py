@@ -22,9 +22,9 @@ from traced import pair_of, trace_of
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
 from specctl.records import Round, StopReason
-from specctl.replay import block_coupling, block_recording, grid_recording, tails
-from specctl.replay.block_coupling import InBlocks, Unkept
 from specctl.replay.play import Player, play
+from specctl.replay.recording import block_coupling, block_recording, grid_recording, tails
+from specctl.replay.recording.block_coupling import InBlocks, Unkept
 from specctl.replay.traces import Trace
 
 pytestmark = pytest.mark.crossed
@@ -307,7 +307,7 @@ def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the comparisons above might see nothing."""
-    from specctl.replay import coupling
+    from specctl.replay.recording import coupling
 
     right = coupling.draw_draft_tokens
 

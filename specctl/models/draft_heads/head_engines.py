@@ -1,5 +1,6 @@
 """The runner for a draft head and an engine setting."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,12 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
 from specctl.models.running.engines import EngineSettings, compiler_for, engine_on
 from specctl.models.running.runner import Runner
+
+RUNNERS: dict[type, tuple[Callable[..., Runner], Callable[..., Runner]]] = {
+    ChainHead: (HeadRunner, GraphHeadRunner),
+    BlockHead: (BlockRunner, GraphBlockRunner),
+}
+"""By family: the runner over fixed buffers, and the one that captures its passes."""
 
 
 def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, settings: EngineSettings) -> Runner:
@@ -20,6 +27,7 @@ def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, s
         name: the head's, in messages.
         settings: which engine, and whether to compile.
     """
+    plain, captured = next(runners for family, runners in RUNNERS.items() if isinstance(head, family))
     device = next(head.parameters()).device
     settings = replace(settings, engine=engine_on(device, settings.engine))
     compiler = None if settings.engine == "eager" else compiler_for(device, name, settings)
@@ -28,9 +36,5 @@ def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, s
 
         compiled = compiler if settings.compile is True else None
         said: dict[str, Any] = {"name": name, "notice": settings.notice, "progress": settings.progress}
-        if isinstance(head, BlockHead):
-            return GraphBlockRunner(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
-        return GraphHeadRunner(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
-    if isinstance(head, BlockHead):
-        return BlockRunner(head, vocabulary, compiler=compiler)
-    return HeadRunner(head, vocabulary, compiler=compiler)
+        return captured(head, vocabulary, CudaCapture(device), compiler=compiled, **said)
+    return plain(head, vocabulary, compiler=compiler)
