@@ -63,12 +63,17 @@ def near(module: str, seconds: float, budgets: dict[str, float]) -> list[str]:
              for path in (ROOT / PACKAGE).rglob("*.py")}  # fmt: skip
     reached = {f"{PACKAGE}.{module}".removesuffix(".py").replace("/", ".")}
     tests = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
-    home, distances = ("tests/" + module).rpartition("/")[0], dict[str, int]()
+    folders = (ROOT / "tests" / module).parents  # the nearest that there is mirrors the module's own
+    home = next(folder for folder in folders if folder.is_dir()).relative_to(ROOT).as_posix()
+    distances = dict[str, int]()
     for distance in range(FAREST + 1):
         for path in tests:
             if dotted_imports(path) & reached:
                 distances.setdefault(path.relative_to(ROOT).as_posix(), distance)
         reached |= {name for name, path in names.items() if dotted_imports(path) & reached}
+
+    for path in sorted((ROOT / home).glob("test_*.py")):  # rooms may import their modules by their names
+        distances.setdefault(path.relative_to(ROOT).as_posix(), FAREST + 1)
 
     def order(test: str) -> tuple[bool, int, bool, float]:
         at_home = test.startswith(home + "/")
