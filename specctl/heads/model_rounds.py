@@ -6,8 +6,8 @@ import torch
 
 from specctl.decoding.along import read_along
 from specctl.decoding.draft_tokens import DraftTokens
+from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.token_columns import token_columns
 from specctl.heads import rounds
 from specctl.heads.rounds import SIGNALS_END, RoundTokens
 from specctl.models.running.runner import Forward, Runner

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from specctl.decoding.draft_tokens import DraftTokens
-from specctl.decoding.sampling import Sampling, sibling
-from specctl.decoding.token_columns import token_columns
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import draw_draft_tokens

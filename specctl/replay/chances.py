@@ -7,7 +7,7 @@ branch that follows these: see `specctl.replay.recorded.Recorded`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from specctl.decoding.block_chances import kept_in_turn
+from specctl.decoding.rows.verdict import kept_in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TokenChances:
 
 @dataclass(frozen=True, slots=True)
 class BlockChances:
-    """Of n draft tokens in a row from the first of their round on; `specctl.decoding.acceptance.passing` has w and h.
+    """Of n draft tokens in a row from the first of their round on; `rows.host_verdict.passing` has w and h.
 
     Attributes:
         weights: w_1 to w_n: given the first i tokens alone, the probability that these or more are kept.

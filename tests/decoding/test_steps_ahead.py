@@ -27,12 +27,14 @@ from toys import (
     toy_head,
 )
 
-from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
 from specctl.decoding.loop import decode
-from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling, Uniforms
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import Uniforms
+from specctl.decoding.rows.reading import Reader
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Reach, StartedStep, StepsAhead
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape

@@ -12,10 +12,11 @@ from toys import FAMILIES, Replays, random_head, random_model, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from specctl.decoding.reading import Reader, packed_signals
-from specctl.decoding.sampling import Sampling, uniforms
+from specctl.decoding.rows.draws import uniforms
+from specctl.decoding.rows.reading import Reader, packed_signals
+from specctl.decoding.sampling import Sampling
 from specctl.models.passes.fixed_buffers import PIECE
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner

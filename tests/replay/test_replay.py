@@ -18,10 +18,11 @@ from toys import (
 )
 from traced import live, pair_of, shape, trace_of
 
-from specctl.decoding import drafters, reading
 from specctl.decoding import round as one_round
+from specctl.decoding.rows import host_rows
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.verdict import Verdict
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.verification import Verdict
 from specctl.errors import UsageError
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
@@ -176,7 +177,7 @@ class FromTrace:
         self._index += 1
         return self._trace.draft.step(self._start, self._index).token
 
-    def judge(self, block: drafters.Draft, *_: object) -> tuple[Verdict, None]:
+    def judge(self, block: Draft, *_: object) -> tuple[Verdict, None]:
         accepted = min(len(block.tokens), self._trace.draft.accepted_runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
@@ -199,7 +200,7 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         with monkeypatch.context() as patched:
-            patched.setattr(reading, "picked", chance.draw)
+            patched.setattr(host_rows, "picked", chance.draw)
             patched.setattr(one_round, "judge", chance.judge)
             assert found == [
                 shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, LENGTH, PLAIN)

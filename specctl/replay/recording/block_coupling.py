@@ -1,6 +1,6 @@
 """Draft tokens of a text that is already written, verified as a block: one by one, though a block is judged whole.
 
-Block verification keeps i tokens or more with probability w_i, given the first i (`specctl.decoding.acceptance`). What
+Block verification keeps i tokens or more with probability w_i, given the first i (`rows.host_verdict`). What
 has been drafted and kept is the text, so given the next token x of the text, the draft's next token
 
 - is x and kept too with probability min(w_i p(x), q(x)) / (w_i p(x)), and w_(i+1) = min(w_i p(x) / q(x), 1);
@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import torch
 
-from specctl.decoding.host import TINY
-from specctl.decoding.verification import verify
+from specctl.decoding.rows.host_laws import TINY
+from specctl.decoding.rows.rows_of import verify
 from specctl.replay.recording.coupling import draw_draft_tokens
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from specctl.decoding.host import TINY
-from specctl.decoding.sampling import draw
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.host_laws import TINY
 
 
 def draw_draft_tokens(

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.decoding.token_columns import token_columns
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.runner import Forward, Runner, StateReader
 from specctl.policies import DISTRIBUTION_SIGNALS

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.sampling import Sampling, draw, sibling
-from specctl.decoding.token_columns import NOTHING, token_columns
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import NOTHING, token_columns
+from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair

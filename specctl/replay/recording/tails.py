@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specctl.decoding.sampling import Sampling, sibling
-from specctl.decoding.token_columns import token_row
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import token_row
+from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.block_coupling import draw_unkept
 

@@ -12,7 +12,7 @@ from toys import Replays
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.reading import Reader
+from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
+from specctl.models.passes.forward import Numbers
 from specctl.records import DraftStep, Round, StopReason
 
 
@@ -27,12 +26,12 @@ class Draft:
     """
 
     tokens: list[int]
-    probs: torch.Tensor | None
+    probs: Numbers | None
     steps: tuple[DraftStep, ...]
     stop: StopReason | None
     threshold: float | None = None
     inner: tuple[Round, ...] = ()
-    laws: torch.Tensor | None = None
+    laws: Numbers | None = None
     leaves: tuple[tuple[int, ...], ...] = ()
     parents: tuple[int, ...] | None = None
 
@@ -40,7 +39,7 @@ class Draft:
     def of(
         cls,
         steps: Sequence[DraftStep],
-        laws: torch.Tensor | None,
+        laws: Numbers | None,
         stop: StopReason,
         threshold: float | None,
         inner: Sequence[Round] = (),

@@ -1,7 +1,6 @@
-"""How many tokens of a draft are kept: decided token by token, or for the draft as a block.
+"""How many tokens of a draft are kept, and the verifier's own token after them, by numpy: exactness rests on this.
 
-Each rule exists twice: by numpy where the numbers are in the processor's own memory, and by tensor operations that
-never wait for a device. Below, p and q are the verifier's and the draft's probabilities.
+`device_verdict` has the same by torch. Below, p and q are the verifier's and the draft's probabilities.
 """
 
 from collections.abc import Sequence
@@ -9,10 +8,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from specctl.decoding.block_chances import kept_in_turn
-from specctl.decoding.host import TINY, Floats
+from specctl.decoding.rows.host_laws import TINY, Floats, picked
+from specctl.decoding.rows.verdict import Verdict, kept_in_turn, require_numbers, verdict_of
+from specctl.profile.schema import Verification
+from specctl.records import ExtraToken
 
 
 class Kept(NamedTuple):
@@ -29,12 +29,37 @@ class Kept(NamedTuple):
     chances: Sequence[float]
 
 
-class KeptOnDevice(NamedTuple):
-    """`Kept` where nothing has been read yet: int64 ``(1,)``, float32 ``(1,)``, floats ``(K,)``."""
+def verified(
+    tokens: Sequence[int], draft: Floats, target: Floats, numbers: Sequence[float], verification: Verification = "token"
+) -> Verdict:
+    """`Rows.verify` where nothing waits for a device, so that token by token only the extra token's row is read whole.
 
-    accepted: torch.Tensor
-    weight: torch.Tensor
-    chances: torch.Tensor
+    Args:
+        tokens: K ids, drawn from ``draft``.
+        draft: ``(K, V)``, the very distributions the tokens were drawn from.
+        target: ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft that is kept as a whole.
+        numbers: K + 1 of them, uniform in [0, 1): a coin for each token, and the extra token's draw.
+        verification: which of the two rules.
+
+    Raises:
+        RecordError: ``target`` holds NaN.
+    """
+    count = len(tokens)
+    require_numbers(float(target.sum()))  # NaN if a single number is
+    *coins, last = numbers
+    if not count:
+        return Verdict(0, picked(target[0], last), ExtraToken.BONUS, ())
+    places = np.arange(count)
+    of_tokens = target[places, tokens], draft[places, tokens]  # (K,) each
+    block = verification == "block"
+    kept = by_block(*of_tokens, draft, target, coins) if block else by_token(*of_tokens, coins)
+    if kept.accepted == len(target):
+        return verdict_of(count, None, kept.chances)
+    row = target[kept.accepted]  # (V,)
+    if kept.accepted < count:
+        residual = np.maximum(row * np.float32(kept.weight) - draft[kept.accepted], 0)
+        row = residual if residual.any() else row
+    return verdict_of(kept.accepted, picked(row, last), kept.chances)
 
 
 def by_token(target_of: Floats, draft_of: Floats, coins: Sequence[float]) -> Kept:
@@ -93,33 +118,3 @@ def passing(
             surplus = float(np.maximum(above, 0, out=above).sum())
             chances[place - 1] = surplus / (surplus + (1 - weight))
     return weights, chances
-
-
-def by_token_on_device(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tensor) -> KeptOnDevice:
-    """`by_token` by tensor operations alone."""
-    kept = (target_of >= draft_of) | (coins * draft_of < target_of)
-    chances = (target_of / draft_of.clamp_min(TINY)).clamp_max(1)
-    return KeptOnDevice(kept.int().cumprod(0).sum(0, keepdim=True), torch.ones_like(target_of[:1]), chances)
-
-
-def by_block_on_device(
-    target_of: torch.Tensor,
-    draft_of: torch.Tensor,
-    draft_probs: torch.Tensor,
-    target_probs: torch.Tensor,
-    coins: torch.Tensor,
-) -> KeptOnDevice:
-    """`by_block` by tensor operations alone: log w_i is a walk held below 0, S_i - max(S_0, ..., S_i)."""
-    logs = (target_of.double() / draft_of.double().clamp_min(TINY)).log()
-    walk = torch.cat([logs.new_zeros(1), logs.cumsum(0)])  # (K + 1,); -inf from a token on that cannot be kept
-    weights = (walk - walk.cummax(0).values).exp()
-    inner = weights[1:-1]  # (K - 1,)
-    above = (inner.float()[:, None] * target_probs[1 : len(coins)] - draft_probs[1:]).clamp_min(0)  # (K - 1, V)
-    surplus = above.sum(-1)
-    chances = torch.where(inner < 1, surplus / (surplus + (1 - inner)).clamp_min(TINY), 1.0)
-    chances = torch.cat([chances, weights[-1:]])  # (K,)
-    numbers = torch.arange(1, len(coins) + 1, device=coins.device)
-    accepted = ((coins < chances) * numbers).amax(0, keepdim=True)
-    at_least = 1 - (1 - chances).flip(0).cumprod(0).flip(0)  # (K,)
-    each = at_least / torch.cat([at_least.new_ones(1), at_least[:-1]]).clamp_min(TINY)
-    return KeptOnDevice(accepted, weights[accepted].float(), each)

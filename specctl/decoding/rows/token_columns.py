@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from specctl.decoding.sampling import read_signals, read_top_probs
+from specctl.decoding.rows.rows_of import rows_of
+from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.predictors.trained_heads import TrainedHead, disco_heads, state_heads
-from specctl.models.running.runner import Forward
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 NOTHING = (0.0,) * len(DISTRIBUTION_SIGNALS)
@@ -38,7 +38,8 @@ def token_columns(
         is a DISCO head, the `specctl.policies.TOP_PROBS` largest probabilities.
     """
     heads = heads or {}
-    found = list(read_signals(forward.logits, chosen).values())
+    rows = rows_of(forward)
+    found = [_tensor(column) for column in rows.signals(chosen, frozenset(DISTRIBUTION_SIGNALS)).values()]
     if reading := state_heads(heads).values():
         if previous is None:
             found += [torch.ones_like(found[0])] * len(reading)
@@ -50,7 +51,7 @@ def token_columns(
             before = torch.cat([before[None], own[:-1]]) if before.ndim == 1 else before
             found += [head.accept_prob(forward.hidden, before) for head in reading]
     if tops or disco_heads(heads):
-        found += read_top_probs(forward.logits).unbind(-1)
+        found += _tensor(rows.top_probs()).unbind(-1)
     return torch.stack(found, dim=1)
 
 
@@ -58,3 +59,7 @@ def token_row(logits: torch.Tensor, token: int) -> list[float]:
     """`DISTRIBUTION_SIGNALS` of a token behind these logits ``(V,)``."""
     row: list[float] = token_columns(Forward(logits[None]), torch.tensor([token], device=logits.device))[0].tolist()
     return row
+
+
+def _tensor(column: Numbers) -> torch.Tensor:
+    return column if isinstance(column, torch.Tensor) else torch.from_numpy(column)

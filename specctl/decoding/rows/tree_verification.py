@@ -7,16 +7,14 @@ followed where it leads; so here the draw comes first, and every emitted token i
 """
 
 from collections.abc import Callable, Set
-from typing import NamedTuple
 
-import torch
-
-from specctl.decoding.drafters import Draft
-from specctl.decoding.host import array, best_of, on_host, picked
-from specctl.decoding.sampling import Sampling, pick, uniforms
-from specctl.decoding.verification import Verdict, require_numbers
-from specctl.models.passes.synchronisation import sent
-from specctl.models.running.runner import Forward
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import DrawGenerator
+from specctl.decoding.rows.rows import Look
+from specctl.decoding.rows.rows_of import rows_of
+from specctl.decoding.rows.verdict import Verdict, require_numbers
+from specctl.decoding.sampling import Sampling
+from specctl.models.passes.forward import Forward
 from specctl.records import ExtraToken
 
 
@@ -49,20 +47,13 @@ class DraftTree:
         return tuple(self.depths.count(depth) for depth in range(1, count + 1))
 
 
-class Look(NamedTuple):
-    """A verifier's own next token after one of a tree's, and the probability that the tree has it; None if greedy."""
-
-    token: int
-    chance: float | None
-
-
 def verify_tree(
     tree: DraftTree,
     levels: int,
     forward: Forward,
     sampling: Sampling,
     eos: Set[int],
-    generator: torch.Generator | None,
+    generator: DrawGenerator | None,
 ) -> tuple[Verdict, list[int]]:
     """The verdict on a tree, and the numbers of the tokens that stay, the root's first.
 
@@ -75,7 +66,7 @@ def verify_tree(
         forward: the verifier's, with logits ``(N + 1, V)``.
         sampling: how tokens are drawn.
         eos: ids that end the sequence; nothing is looked for below one.
-        generator: of the logits' device.
+        generator: for the logits' device.
 
     Raises:
         RecordError: the logits hold NaN.
@@ -99,51 +90,12 @@ def verify_tree(
 
 
 def _greedy(forward: Forward) -> Callable[[int], Look]:
-    choices, values = best_of(forward)
+    choices, values = rows_of(forward).best()
     require_numbers(*values)
     return lambda number: Look(choices[number], None)
 
 
 def _drawn(
-    tree: DraftTree, forward: Forward, sampling: Sampling, generator: torch.Generator | None
+    tree: DraftTree, forward: Forward, sampling: Sampling, generator: DrawGenerator | None
 ) -> Callable[[int], Look]:
-    """A draw from the verifier's law at each token; one number for each depth, since one token of it is looked at."""
-    numbers = uniforms((max(tree.depths) + 1,), forward.logits.device, generator)
-    here = on_host(forward.logits)
-    return (
-        _drawn_on_host(tree, forward, sampling, numbers) if here else drawn_on_device(tree, forward, sampling, numbers)
-    )
-
-
-def _drawn_on_host(
-    tree: DraftTree, forward: Forward, sampling: Sampling, numbers: torch.Tensor
-) -> Callable[[int], Look]:
-    """Where nothing waits for a device only the rows on the path are processed."""
-
-    def look(number: int) -> Look:
-        row = array(sampling.probs(forward.part(slice(number, number + 1)).logits))[0]  # (V,)
-        require_numbers(float(row.sum()))
-        chance = float(row[[*tree.children[number]]].sum())
-        return Look(picked(row, float(numbers[tree.depths[number]])), min(chance, 1.0))
-
-    return look
-
-
-def drawn_on_device(
-    tree: DraftTree, forward: Forward, sampling: Sampling, numbers: torch.Tensor
-) -> Callable[[int], Look]:
-    """The same for all tokens at once, in a single transfer."""
-    probs = sampling.probs(forward.logits)  # (N + 1, V)
-    device = probs.device
-    draws = pick(probs, numbers[sent(tree.depths, device)])  # (N + 1,)
-    rows, ids = (sent(some, device) for some in (tree.parents, tree.tokens[1:]))
-    # float64 holds ids and probabilities alike
-    everything = torch.cat([probs.sum().double()[None], draws.double(), probs[rows, ids].double()]).tolist()
-    total, found, reached = everything[0], everything[1 : 1 + len(draws)], everything[1 + len(draws) :]
-    require_numbers(total)
-
-    def look(number: int) -> Look:
-        chance = sum(reached[below - 1] for below in tree.children[number].values())
-        return Look(int(found[number]), min(chance, 1.0))
-
-    return look
+    return rows_of(forward).look(tree, sampling, generator)
