@@ -20,6 +20,8 @@ from specctl.learning.data_shards import INDEX
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.head_files.network_files import Verifier, write_head
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = 2 * PROMPTS_PER_SHARD
 SHAPE = LayerShape(hidden_size=12, intermediate_size=24, heads=2, kv_heads=1, head_dim=6)
 TRAINING = ["--depth", "1", "--reject-weight", "1", "--lr", "0.01", "--epochs", "4", "--batch-size", "8", "-q"]

@@ -118,6 +118,7 @@ REMEMBERING: list[Case | Hierarchy] = [
 
 
 @pytest.mark.parametrize("case", REMEMBERING, ids=str)
+@pytest.mark.representatives("cost-optimal: defaults; T=1")
 def test_what_is_carried_over_leaves_the_law_of_the_next_sequence(case: Case | Hierarchy) -> None:
     """Two sequences, one after the other: each is as probable as if it stood alone, whatever the other."""
     made: list[Drafter] = []

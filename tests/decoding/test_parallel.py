@@ -176,6 +176,7 @@ def test_what_a_seed_gives_does_not_depend_on_who_is_quicker() -> None:
 @pytest.mark.parametrize("block", [1, 3, 8])
 @pytest.mark.parametrize("draft", ["smaller", "noisy copy"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2-noisy copy-3")
 def test_tokens_are_those_of_generate(family: str, draft: str, block: int) -> None:
     target, drafting = EagerRunner(random_model(family), 64), drafter(block, EagerRunner(drafts(family)[draft], 64))
     with torch.inference_mode():

@@ -36,6 +36,7 @@ def weights(of: Training) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.representatives("eagle3", "dflash")
 def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_path: Path) -> None:
     target = chain_target()
     answers = greedy_answers(target, 28)
@@ -55,6 +56,7 @@ def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_pa
 
 @pytest.mark.parametrize("kind", COURSES)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.representatives("muon-eagle3", "adamw-dflash")
 def test_an_interrupted_training_ends_as_if_nothing_had_happened(
     kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
