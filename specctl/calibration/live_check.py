@@ -10,8 +10,6 @@ from specctl.models.running.pair import Pair
 from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE, Header, Run, RunSet
-from specctl.observing.round_robin import RoundRobin
-from specctl.observing.run_facts import gather
 from specctl.observing.speedup import evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
@@ -101,6 +99,9 @@ def run_candidates(
         drafts: names of the pair's drafts.
         progress: receives a count of runs.
     """
+    from specctl.observing.round_robin import RoundRobin
+    from specctl.observing.run_facts import gather
+
     header = Header(
         **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),
         candidates=candidates.all,

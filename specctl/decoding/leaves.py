@@ -13,7 +13,7 @@ from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.policies.leaf_rule import LeafRule
 from specctl.records import Round

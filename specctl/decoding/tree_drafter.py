@@ -9,7 +9,7 @@ from specctl.decoding.rows.reading import AcceptancePredictor, step_of
 from specctl.decoding.rows.rows import Beams
 from specctl.decoding.rows.rows_of import numbers_on, rows_of
 from specctl.models.passes.forward import Forward
-from specctl.models.passes.masks import LARGEST_TREE
+from specctl.models.passes.tree_sight import LARGEST_TREE
 from specctl.models.predictors.disco_head import DiscoHead
 from specctl.models.running.tree_runner import TreeRunner, tree_runner
 from specctl.policies import Signal, StoppingPolicy, draft_phase

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specctl.doctor.draft_head_diagnosis import examine_draft_head
 from specctl.doctor.model_facts import ModelFacts
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
@@ -26,7 +25,6 @@ from specctl.models.placing.working_room import working_bytes
 from specctl.models.predictors.head_checkpoint import locate_head, mismatch, on_hub, require_kind
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
-from specctl.models.running.token_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
 from specctl.printable import gib
@@ -93,6 +91,8 @@ def diagnose(profile: Profile) -> Diagnosis:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
                 facts.found = _found(head.checkpoint)
                 facts.licence, facts.gated = terms_of(head.checkpoint)
+                from specctl.doctor.draft_head_diagnosis import examine_draft_head
+
                 facts.draft_head = head.kind
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
@@ -136,6 +136,8 @@ def _examine(
     facts.eos_ids = _eos_ids(checkpoint, text)
     need = weighed(checkpoint, table, free, profile.engine)
     if facts.key == "target" and profile.generation_config:
+        from specctl.models.running.token_rules import rules_in
+
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
         facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
-from specctl.models.onnx.automatic import LARGEST, LONG_RUN, PACKAGES
+from specctl.models.onnx.automatic import LONG_RUN
+from specctl.models.onnx.engine_times import LARGEST, packages_there
 from specctl.models.running import engines
 from specctl.models.running.engines import EngineSettings, engine_on
 from specctl.models.running.static import obstacle
@@ -68,8 +68,7 @@ def head_choice(settings: EngineSettings, devices: Sequence[str]) -> EngineChoic
 
 
 def _automatic(kind: str, weights: int, quantised: str | None, why: str | None) -> EngineChoice:
-    there = all(find_spec(package) is not None for package in PACKAGES)
-    if kind == "cpu" and there and quantised is None and weights <= LARGEST:
+    if kind == "cpu" and packages_there() and quantised is None and weights <= LARGEST:
         long = f"onnx in runs of {LONG_RUN:,} tokens or more, or if its graph was made before"
         return EngineChoice(ONNX_IF_FASTER, f"auto: the faster here; {long}")
     if why is not None:

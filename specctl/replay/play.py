@@ -207,15 +207,6 @@ def _active(players: Sequence[Player]) -> Sequence[Player]:
     return players[: next(idle, len(players))]
 
 
-def replayable(setting: Setting, *, sampled: bool) -> bool:
-    """Whether replayed rounds have the distribution of live ones.
-
-    They do not when sampling with a middle draft that drops the token at which its policy stops (``keep_trigger =
-    false``): a live run then draws the lower draft's tokens behind it a second time, and a trace contains one draw.
-    """
-    return not sampled or all(level.all_values.get("keep_trigger", True) for level in setting.levels[:-1])
-
-
 def require_recordable(drafts: int, has_draft_head: bool) -> None:
     """Raise UsageError for a draft head below another draft.
 
@@ -227,6 +218,15 @@ def require_recordable(drafts: int, has_draft_head: bool) -> None:
             "when the round began, which a trace does not hold",
             "leave one of the two out, or compare settings live with `specctl bench`",
         )
+
+
+def replayable(setting: Setting, *, sampled: bool) -> bool:
+    """Whether replayed rounds have the distribution of live ones.
+
+    They do not when sampling with a middle draft that drops the token at which its policy stops (``keep_trigger =
+    false``): a live run then draws the lower draft's tokens behind it a second time, and a trace contains one draw.
+    """
+    return not sampled or all(level.all_values.get("keep_trigger", True) for level in setting.levels[:-1])
 
 
 def rounds(policy: StoppingPolicy, trace: Trace, eos: Set[int], clock: Clock | None = None) -> Iterator[Round]:

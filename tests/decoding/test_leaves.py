@@ -43,7 +43,7 @@ from specctl.decoding.rows.device_rows import DeviceRows
 from specctl.decoding.rows.draft import Draft
 from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair

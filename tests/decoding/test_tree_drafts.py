@@ -65,7 +65,7 @@ from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
 from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
-from specctl.models.passes.masks import LARGEST_TREE, WIDEST
+from specctl.models.passes.tree_sight import LARGEST_TREE, WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner

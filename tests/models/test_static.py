@@ -16,7 +16,7 @@ from specctl.decoding.rows.draws import uniforms
 from specctl.decoding.rows.reading import Reader, packed_signals
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.fixed_buffers import PIECE
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner

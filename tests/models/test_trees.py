@@ -14,8 +14,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.errors import ModelError
 from specctl.models.passes.compilation import Compiler, missing_compiler
-from specctl.models.passes.masks import WIDEST, seen_in_tree
 from specctl.models.passes.tree_paths import path_to
+from specctl.models.passes.tree_sight import WIDEST, TreeSight
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -307,6 +307,11 @@ def test_a_runner_that_reads_chains_says_so() -> None:
 
 
 def test_who_sees_whom() -> None:
-    assert seen_in_tree([0, 1, 0]).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    assert TreeSight().grown([0, 1, 0], 0).astype(int).tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 1, 0],
+        [1, 0, 0, 1],
+    ]
     assert path_to([0, 1, 0], 2) == [0, 1, 2]
     assert path_to([0, 1, 0], 0) == [0]

@@ -114,14 +114,17 @@ def show_calibration(
 
     from specctl.calibration.calibrated import draft_table
     from specctl.calibration.calibration_tables import as_document, calibration_tables, verdict
-    from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
     from specctl.files import write_line
     from specctl.reporting.console import print_tables
 
     facts, found = command_facts(decision.traces), decision.found
     shown = calibration_tables(decision)
     document = {"provenance": facts, **as_document(decision)}
+    exported = []
     if exports is not None:
+        from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
+
+        exported = [text_of(one) for one in exports.found]
         shown += export_tables(exports)
         document["exports"] = export_document(exports)
         found.warnings.extend(export_warnings(exports))
@@ -133,8 +136,8 @@ def show_calibration(
         if output is None:
             drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
             write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
-        for one in exports.found if exports is not None else []:
-            write_out("\n" + text_of(one))
+        for text in exported:
+            write_out(f"\n{text}")
     for warning in found.warnings:
         warn(warning)
     if output is not None:

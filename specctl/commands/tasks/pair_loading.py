@@ -109,7 +109,7 @@ def _kept(
 ) -> "Pair | None":
     """The profile's pair, if graphs are there for all its models and no head is wanted."""
     levels = profile.draft.levels if profile.draft is not None else ()
-    if engines.engine != "onnx" or (with_heads and any(level.head is not None for level in levels)):
+    if engines.engine not in ("onnx", "auto") or (with_heads and any(level.head is not None for level in levels)):
         return None
     from specctl.models.loading.kept_pair import kept_pair
 

@@ -9,9 +9,10 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.witnessed_rows import WitnessedRows
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.passes.masks import WIDEST, TreeSight, placed_in_tree, tree_rows
+from specctl.models.passes.masks import placed_in_tree, tree_rows
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.tree_sight import WIDEST, TreeSight
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Forward

@@ -1,34 +1,24 @@
 """The onnxruntime runner where nobody asked for it: it is there, and faster."""
 
-import json
-import os
-import platform
 from collections.abc import Callable
-from importlib.util import find_spec
-from math import isfinite
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import PreTrainedModel
 
+from specctl.models.onnx.engine_times import EAGER, LARGEST, ONNX, Times, packages_there
 from specctl.models.onnx.onnx_engine import build_onnx_runner, obstacle, reads_trees
 from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.threads import small_round, timed
+from specctl.models.running.threads import small_round, timed, torch_threads
 
 if TYPE_CHECKING:
     from specctl.models.onnx.onnx_runner import OnnxRunner
 
-PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 LONG_RUN = 2_000
 """Exporting a small model, which takes as long as some hundred to a thousand tokens do, pays from this many on."""
-LARGEST = 1 << 29
-"""Bytes of weights up to which a model is exported unasked, and hashed whenever it is loaded to find its graph."""
-EAGER, ONNX = "eager", "onnx"
 
 
 def automatic_runner(
@@ -53,7 +43,7 @@ def automatic_runner(
     Returns:
         None where torch is to run the model.
     """
-    if any(find_spec(package) is None for package in PACKAGES):
+    if not packages_there():
         return None
     if model.device.type != "cpu" or weight_bytes(model) > LARGEST or obstacle(model):
         return None
@@ -62,8 +52,8 @@ def automatic_runner(
         return None  # before all weights are hashed
     known_files = files()
     key = key_of(model, None, trees=reads_trees(model, settings), files=known_files)
-    times = Times(store.folder / f"{key}.times.json")
-    known = times.here()
+    times, threads = Times(store.times(key)), torch_threads()
+    known = times.here(threads)
     if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):
         return None  # slower, or unable: then nothing is noted
     if not long and store.find(key) is None:
@@ -71,7 +61,7 @@ def automatic_runner(
     runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
     if known is None:
         known = {} if runner is None else milliseconds(model, runner, vocabulary)
-        times.note(known)
+        times.note(known, threads)
     return runner if runner is not None and known[ONNX] < known[EAGER] else None
 
 
@@ -84,39 +74,3 @@ def milliseconds(model: PreTrainedModel, runner: "OnnxRunner", vocabulary: int) 
     seconds = timed(lambda engine: rounds[engine](), list(rounds))
     runner.rollback(0)
     return {engine: round(median(found) * 1e3, 4) for engine, found in seconds.items()}
-
-
-class Times:
-    """A file with the times of engines by machine and number of threads. What cannot be read or written is not there.
-
-    Args:
-        path: of the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._place = f"{platform.node()}, {torch.get_num_threads()} threads"
-
-    def _all(self) -> dict[str, dict[str, float]]:
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {str(place): {str(k): float(v) for k, v in times.items()} for place, times in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return {}
-
-    def here(self) -> dict[str, float] | None:
-        """Milliseconds by engine, measured on this machine with as many threads; None if nothing is known."""
-        found = self._all().get(self._place)
-        if found is None or (found and {EAGER, ONNX} - found.keys()) or not all(map(isfinite, found.values())):
-            return None
-        return found
-
-    def note(self, times: dict[str, float]) -> None:
-        """Keep the times of this machine with as many threads; empty if onnxruntime cannot run the model."""
-        new = self._path.with_name(f".{self._path.name}-{os.getpid()}")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(self._all() | {self._place: times}), encoding="utf-8")
-            new.replace(self._path)
-        except OSError:
-            new.unlink(missing_ok=True)

@@ -158,6 +158,10 @@ class Store:
         """The file beside a graph in which `Kept` is told of its model."""
         return self.folder / f"{key}.model.json"
 
+    def times(self, key: str) -> Path:
+        """The file beside a graph in which `Times` are told."""
+        return self.folder / f"{key}.times.json"
+
     def remove(self, key: str) -> None:
         """Forget a graph."""
         shutil.rmtree(self.folder / key, ignore_errors=True)

@@ -59,10 +59,11 @@ class Readback:
         order, self._sent = self._sent, self._sent + 1
         if self._device.type != "cuda":
             return Ticket(order, numbers=tuple(values.tolist()))
+        import torch
+
         free = self._free[len(values)]
         slot = free.pop() if free else _Slot.of(len(values))
         slot.numbers.copy_(values, non_blocking=True)
-        import torch
 
         slot.copied.record(torch.cuda.current_stream(self._device))
         return Ticket(order, slot)

@@ -1,12 +1,13 @@
 """What reads a token's numbers within the pass that makes its logits."""
 
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from specctl.models.predictors.foresight import Foresee
 
-Token = int | torch.Tensor
+if TYPE_CHECKING:
+    import torch
+
+Token: TypeAlias = "int | torch.Tensor"
 """An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""
 
 
@@ -22,12 +23,12 @@ class TokenReader(Protocol):
 
     def __call__(
         self,
-        logits: torch.Tensor,
-        uniform: torch.Tensor | None,
-        hidden: torch.Tensor | None = None,
-        previous: torch.Tensor | None = None,
+        logits: "torch.Tensor",
+        uniform: "torch.Tensor | None",
+        hidden: "torch.Tensor | None" = None,
+        previous: "torch.Tensor | None" = None,
         foresee: Foresee | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
         """The numbers ``(F,)`` float64, the id drawn first of all, and the distribution ``(V,)`` if it is needed later.
 
         Args:

@@ -1,11 +1,12 @@
 """Draft heads that predict whether a token will be accepted before the token is drawn."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-Foresee = Callable[[torch.Tensor], torch.Tensor]
+Foresee = Callable[["torch.Tensor"], "torch.Tensor"]
 """For a token ``()`` drawn from the last pass's logits, the predicted probability ``()`` float32 that the token drafted
 after it is accepted if all before it are; 0 where no token can follow."""
 
@@ -21,7 +22,7 @@ class Foreseeing(Protocol):
     @property
     def foresees(self) -> bool: ...
 
-    def next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
+    def next_accept_prob(self, token: "torch.Tensor") -> "torch.Tensor":
         """A `Foresee` for the last pass."""
 
 

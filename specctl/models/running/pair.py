@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.predictors.trained_heads import TrainedHead
@@ -13,7 +11,7 @@ from specctl.models.running.engines import preparing_seconds
 from specctl.models.running.lookup_runner import LookupRunner
 from specctl.models.running.registered_runner import RegisteredRunner
 from specctl.models.running.runner import Runner, StateReader
-from specctl.models.running.threads import Threads
+from specctl.models.running.threads import Threads, torch_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,7 +57,7 @@ class Pair:
     @property
     def thread_count(self) -> int:
         """With how many threads the target's passes on the CPU run."""
-        return torch.get_num_threads() if self.threads is None else self.threads.number
+        return torch_threads() if self.threads is None else self.threads.number
 
     @property
     def heads(self) -> tuple[TrainedHead | None, ...]:

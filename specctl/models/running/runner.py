@@ -1,14 +1,15 @@
 """What runs one model over one sequence, and what some such runners can do besides."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from specctl.models.passes.forward import Forward as Forward
 from specctl.models.passes.forward import joined as joined
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.watching import States
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Runner(Protocol):
@@ -27,7 +28,7 @@ class Runner(Protocol):
     def context(self) -> int: ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> "torch.device": ...
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Run ``tokens`` after the cached prefix and cache them; gives logits of the last ``keep`` of them only."""
@@ -106,8 +107,8 @@ class FusedRunner(Runner, Protocol):
         tokens: Sequence[Token],
         reader: TokenReader,
         uniform: float | None,
-        previous: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        previous: "torch.Tensor | None" = None,
+    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
         """Extend by tokens and read the last of them in the same pass.
 
         Args:

@@ -9,9 +9,10 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
-from specctl.models.passes.masks import WIDEST, TreeSight, additive, mask_obstacle, placed_in_tree, tree_rows
+from specctl.models.passes.masks import additive, mask_obstacle, placed_in_tree, tree_rows
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.tree_sight import WIDEST, TreeSight
 from specctl.models.passes.watching import LayerWatch, States, joined_states
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length

@@ -14,7 +14,8 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx import automatic
-from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX
+from specctl.models.onnx.automatic import LONG_RUN
+from specctl.models.onnx.engine_times import EAGER, ONNX
 from specctl.models.running.engines import EngineSettings, engine_name
 from specctl.models.running.pair import Pair
 from specctl.models.running.tree_runner import tree_obstacle
