@@ -23,11 +23,11 @@ from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
 from specctl.decoding.rows import device_rows, device_verdict, host_rows, host_verdict
 from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import HostGenerator
 from specctl.decoding.rows.host_laws import Floats
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows import Rows, array
-from specctl.decoding.rows.verdict import Verdict
 from specctl.models.passes.forward import Numbers
 from specctl.profile.schema import Verification
 from specctl.records import Round

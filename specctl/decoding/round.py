@@ -10,10 +10,10 @@ from typing import NamedTuple
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.leaves import LeafTree
 from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict, require_numbers, verify_greedy
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.rows_of import rows_of
 from specctl.decoding.rows.tree_verification import DraftTree, verify_tree
-from specctl.decoding.rows.verdict import Verdict, require_numbers, verify_greedy
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.passes.preparation_time import working_seconds

@@ -7,7 +7,7 @@ branch that follows these: see `specctl.replay.recorded.Recorded`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from specctl.decoding.rows.verdict import kept_in_turn
+from specctl.decoding.rows.draft_verdict import kept_in_turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ PENALTY, DECAY = RepetitionPenaltyLogitsProcessor(1.6), ExponentialDecayLengthPe
 
 @pytest.mark.parametrize("rules", [[PENALTY], [DECAY], [DECAY, PENALTY]], ids=["penalty", "decay", "both"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.representatives("llama")
 def test_a_normalization_stays_where_a_rule_behind_it_sees_it(family, rules):
     """Rules that depend on a score's sign or size are others after a shift."""
     fast = speculative(noisy_copy(family), "constant:draft_length=3")

@@ -40,6 +40,7 @@ def on(profile: str, *overrides: str, oracle: bool = False) -> RunnablePapers:
         ),
     ],
 )
+@pytest.mark.representatives("embedded-hsddw", "embedded-eagle3", "embedded-lookup")
 def test_what_a_pair_cannot_run_is_left_out(profile: str, overrides: Sequence[str], left_out: set[str]) -> None:
     found = on(profile, *overrides)
     assert set(found.left_out) == left_out

@@ -10,6 +10,8 @@ from specctl.errors import UsageError
 from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     {"id": "kite", "prompt": "Tom had a red kite. One windy day"},
     {"id": "talk", "turns": ["Who are you?", "And then?"]},

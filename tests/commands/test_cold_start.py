@@ -96,6 +96,7 @@ def generated(folder: Path, *flags: str, given: str | None = None) -> tuple[str,
     ],
     ids=["greedy", "sampled", "auto, in a chat", "sampled, in a chat"],
 )
+@pytest.mark.representatives("greedy", "auto, in a chat")
 def test_a_text_from_graphs_that_are_there_takes_neither_torch_nor_transformers(folder: Path, flags: list[str]) -> None:
     text, heavy = generated(folder, *flags)
     assert heavy == []

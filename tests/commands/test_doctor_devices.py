@@ -20,7 +20,8 @@ from specctl.doctor import diagnosis
 from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
 from specctl.doctor.diagnosis import diagnose
 from specctl.doctor.engine_choice import ONNX_IF_FASTER, EngineChoice, engine_choice
-from specctl.models.onnx.automatic import LARGEST, PACKAGES
+from specctl.models.onnx.automatic import LARGEST
+from specctl.models.onnx.engine_times import PACKAGES
 from specctl.models.placing import cards
 from specctl.models.placing.cards import Card, Graphics, parsed
 from specctl.models.placing.memory import DeviceMemory

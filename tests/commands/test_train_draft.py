@@ -83,6 +83,7 @@ SMALL["glide"] = ["--depth", "2", "--steps", "3"]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "eagle3"])
+@pytest.mark.representatives("dflash")
 def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole: tuple[Path, Any]) -> None:
     more = ["--answers", str(whole[0] / "answers"), "--epochs", "1"]
     size = SMALL.get(kind, [])
@@ -93,6 +94,7 @@ def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole:
 
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.representatives("eagle3", "dflash")
 def test_generate_drafts_with_it_and_writes_what_the_target_writes(folder: Path, kind: str) -> None:
     if not (folder / kind / "config.json").exists():
         answers = str(folder / "eagle3" / "answers")

@@ -21,6 +21,8 @@ from specctl.training.material import INDEX
 from specctl.training.predictors import predictor_workshop
 from specctl.training.predictors.examples import ExampleFolder
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = 2 * PROMPTS_PER_SHARD
 SHAPE = LayerShape(hidden_size=12, intermediate_size=24, heads=2, kv_heads=1, head_dim=6)
 TRAINING = ["--depth", "1", "--reject-weight", "1", "--lr", "0.01", "--epochs", "4", "--batch-size", "8", "-q"]

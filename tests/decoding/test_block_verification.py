@@ -22,10 +22,10 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.rows import device_rows, device_verdict, host_verdict, rows_of
 from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.host_laws import Floats
 from specctl.decoding.rows.host_verdict import Kept, by_block, by_token, passing
 from specctl.decoding.rows.rows_of import verify
-from specctl.decoding.rows.verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair

@@ -342,6 +342,7 @@ def test_forward_passes_carry_only_what_is_new() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2")
 def test_greedy_tokens_are_the_targets_on_real_caches(family: str) -> None:
     """Sliding windows and rollback at two levels, past the window."""
     target = EagerRunner(random_model(family), 64)

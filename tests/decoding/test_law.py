@@ -35,7 +35,7 @@ from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge, verified_round
 from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.verdict import Verdict
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed, StartedStep
 from specctl.policies.rules.constant import Constant
@@ -118,6 +118,7 @@ REMEMBERING: list[Case | Hierarchy] = [
 
 
 @pytest.mark.parametrize("case", REMEMBERING, ids=str)
+@pytest.mark.representatives("cost-optimal: defaults; T=1")
 def test_what_is_carried_over_leaves_the_law_of_the_next_sequence(case: Case | Hierarchy) -> None:
     """Two sequences, one after the other: each is as probable as if it stood alone, whatever the other."""
     made: list[Drafter] = []

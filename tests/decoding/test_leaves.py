@@ -90,6 +90,9 @@ def wrong_by(make: Callable[[], Drafter], sampling: Sampling = PLAIN, **more: An
 @pytest.mark.parametrize(
     ("policy", "leaves"), [*((name, 1) for name in POLICIES_TESTED), *(("constant", leaves) for leaves in LEAVES[1:])]
 )
+@pytest.mark.representatives(
+    "svip drops its trigger-1", "cost-optimal-1", "constant-2", "constant-confidence", "constant-cost"
+)
 def test_output_has_the_law_of_the_target(policy: str, leaves: Leaves) -> None:
     """At the end of a sequence and at the limit too: all sequences of up to four tokens are looked at."""
     assert wrong_by(lambda: drafter(policy, leaves)) < EXACT
@@ -191,6 +194,7 @@ def rounds_of(make: Drafter, sampling: Sampling, target: Runner, limit: int = 40
 
 @pytest.mark.parametrize("sampling", [Sampling(), PLAIN, FILTERED], ids=["greedy", "T=1", "filtered"])
 @pytest.mark.parametrize("policy", POLICIES_TESTED)
+@pytest.mark.representatives("constant-greedy", "svip drops its trigger", "cost-optimal-T=1", "self-verify-filtered")
 def test_a_tree_without_leaves_is_the_chain(policy: str, sampling: Sampling) -> None:
     name, values = POLICIES_TESTED[policy]
     if name == "cost-optimal":
@@ -306,6 +310,7 @@ ENGINES: dict[str, Callable[[Any], Runner]] = {
 )
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
+@pytest.mark.representatives("llama-eager-ConstantLeaves", "qwen3-static-CostLeaves")
 def test_tokens_are_those_of_generate(family: str, engine: str, rule: LeafRule) -> None:
     leaves = 0
     for name in WITHOUT_FORESIGHT if (engine, family) == ("eager", "llama") else ("svip", "cost-optimal"):

@@ -22,7 +22,7 @@ from specctl.decoding.lookup import LookupDrafter, MatchRates
 from specctl.decoding.loop import decode
 from specctl.decoding.round import judge
 from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.verdict import Verdict
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError

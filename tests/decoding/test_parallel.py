@@ -39,9 +39,9 @@ from specctl.decoding.loop import decode
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.round import prefill
 from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows_of import rows_of
-from specctl.decoding.rows.verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.errors import ProfileError
@@ -176,6 +176,7 @@ def test_what_a_seed_gives_does_not_depend_on_who_is_quicker() -> None:
 @pytest.mark.parametrize("block", [1, 3, 8])
 @pytest.mark.parametrize("draft", ["smaller", "noisy copy"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2-noisy copy-3")
 def test_tokens_are_those_of_generate(family: str, draft: str, block: int) -> None:
     target, drafting = EagerRunner(random_model(family), 64), drafter(block, EagerRunner(drafts(family)[draft], 64))
     with torch.inference_mode():

@@ -136,6 +136,7 @@ def settings_of(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", DRAFTING)
+@pytest.mark.representatives("always")
 def test_rounds_with_the_same_seed_are_the_same(name: str, sampling: str, when: str) -> None:
     """Their tokens, signals and stops, what is cached after each draft, and what is drawn behind it."""
     unwanted = 0

@@ -11,8 +11,8 @@ from toys import seeded
 from specctl.decoding.rows import device_rows, rows_of
 from specctl.decoding.rows.device_laws import draw
 from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft_verdict import Verdict, verify_greedy
 from specctl.decoding.rows.rows_of import verify
-from specctl.decoding.rows.verdict import Verdict, verify_greedy
 from specctl.decoding.sampling import Sampling
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken

@@ -80,6 +80,7 @@ def test_a_sequence_up_to_the_last_place_of_the_context(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("given_tokens", "keep"), [(1, 0), (1, 1), (6, 0), (6, 1), (6, 6), (90, 3), (90, 90)])
+@pytest.mark.representatives("6-1", "90-3")
 def test_logits_and_hidden_states_of_the_last_tokens(engine: str, given_tokens: int, keep: int) -> None:
     model = random_model("llama")
     runner = ENGINES[engine](model)

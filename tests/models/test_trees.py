@@ -88,6 +88,7 @@ def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("family", READ)
 @given(prompt=st.integers(1, 40), rounds=st.lists(trees(), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(deadline=None, derandomize=True, max_examples=5)
+@pytest.mark.representatives("llama", "gpt2-eager")
 def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
     engine: str, family: str, prompt: int, rounds: list[tuple[list[int], list[int]]], seed: int
 ) -> None:
@@ -113,6 +114,7 @@ def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
 @pytest.mark.parametrize("family", READ)
 @given(prompt=st.integers(2, 40), pieces=st.lists(trees(), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(deadline=None, derandomize=True, max_examples=3)
+@pytest.mark.representatives("llama", "gpt2-static", "phi3-eager")
 def test_a_tree_that_grows_pass_by_pass_is_the_tree_of_one_pass(
     engine: str, family: str, rooted: bool, prompt: int, pieces: list[tuple[list[int], list[int]]], seed: int
 ) -> None:

@@ -15,8 +15,8 @@ import torch
 from block_in_fractions import in_fractions
 from enumeration import law_of, walk
 
+from specctl.decoding.rows.draft_verdict import kept_in_turn
 from specctl.decoding.rows.host_verdict import passing
-from specctl.decoding.rows.verdict import kept_in_turn
 from specctl.replay.chances import BlockChances
 from specctl.replay.recording import block_coupling
 

@@ -21,7 +21,7 @@ from traced import live, pair_of, shape, trace_of
 from specctl.decoding import round as one_round
 from specctl.decoding.rows import host_rows
 from specctl.decoding.rows.draft import Draft
-from specctl.decoding.rows.verdict import Verdict
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.running.eager import EagerRunner
@@ -83,6 +83,7 @@ def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2-svip")
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy_pair(family, frozenset())
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
@@ -91,6 +92,7 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+@pytest.mark.representatives("llama")
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only the draft proposes."""
     _, whole = greedy_pair(family, frozenset())

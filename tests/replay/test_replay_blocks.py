@@ -14,9 +14,9 @@ from traced import live, pair_of, shape, trace_of
 from specctl.decoding import round as one_round
 from specctl.decoding.rows import device_rows, host_rows
 from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict, kept_in_turn
 from specctl.decoding.rows.host_verdict import passing
 from specctl.decoding.rows.rows import array
-from specctl.decoding.rows.verdict import Verdict, kept_in_turn
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair

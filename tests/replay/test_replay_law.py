@@ -152,6 +152,7 @@ POLICIES_ALONE = [
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
+@pytest.mark.representatives("svip")
 def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in ALONE:
@@ -160,6 +161,7 @@ def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
+@pytest.mark.representatives("constant")
 def test_replayed_rounds_of_a_draft_head_have_the_law_of_live_ones(
     name: str, settings: dict[str, object], stop: str
 ) -> None:
@@ -173,6 +175,7 @@ DROPPING = ("max-confidence", {"threshold": 0.6, "adapt": False, "keep_trigger":
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), [*POLICIES_ALONE, DROPPING], ids=str)
+@pytest.mark.representatives("svip")
 def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in IN_BLOCKS:
@@ -236,6 +239,7 @@ CHANCE = [(HeadToy(1, 2, 4), PLAIN, 3000), (HeadToy(1, 3, 3), BLOCK, 1500), (Toy
 
 
 @pytest.mark.parametrize(("toy", "sampling", "count"), CHANCE, ids=str)
+@pytest.mark.slow
 def test_so_have_rounds_replayed_from_traces_as_chance_makes_them(toy: Toy, sampling: Sampling, count: int) -> None:
     """Above, a test draws for every start on its own; here the program does, with one coin for each position."""
     pair, parts = toy.pair(), [PAIRS]
@@ -292,6 +296,7 @@ HIERARCHIES: dict[str, tuple[list[Part], str]] = {
 
 
 @pytest.mark.parametrize("name", HIERARCHIES)
+@pytest.mark.representatives("full", "SpecDec++ over SVIP", "cost-optimal twice")
 def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
     parts, stop = HIERARCHIES[name]
     stops = set()

@@ -32,6 +32,7 @@ def in_a_round(head: ChainHead | BlockHead, lesson: Lesson, start: int, index: i
 
 @pytest.mark.parametrize("prompt", [1, 4])
 @pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.representatives("eagle1-1", "eagle3-4", "glide-4", "dspark-4")
 def test_the_rounds_of_a_text_are_those_of_decoding(kind: str, prompt: int) -> None:
     target = random_model("llama")
     head = spread_head(kind, target, tokens=DRAWN if kind == "eagle3" else None)

@@ -10,10 +10,10 @@ import torch
 from specctl.decoding.beams import IMPOSSIBLE
 from specctl.decoding.rows import device_verdict
 from specctl.decoding.rows.device_laws import pick, processed, read_signals, read_top_probs
+from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
 from specctl.decoding.rows.draws import DrawGenerator, uniforms
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.rows.rows import Beams, Look, places
-from specctl.decoding.rows.verdict import Verdict, require_numbers
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Numbers
 from specctl.models.passes.synchronisation import sent

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from specctl.decoding.rows.device_laws import pick
+from specctl.decoding.rows.draft_verdict import Verdict, require_numbers, verdict_of
 from specctl.decoding.rows.host_laws import TINY
-from specctl.decoding.rows.verdict import Verdict, require_numbers, verdict_of
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
 

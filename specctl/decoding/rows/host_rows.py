@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specctl.decoding.rows import host_verdict
+from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
 from specctl.decoding.rows.draws import DrawGenerator, host_numbers
 from specctl.decoding.rows.host_laws import Floats, Softmax, likeliest, picked, processed
 from specctl.decoding.rows.reading import Reader
 from specctl.decoding.rows.rows import Beams, Look, array, places
-from specctl.decoding.rows.verdict import Verdict, require_numbers
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Numbers
 from specctl.models.predictors.foresight import Foresee

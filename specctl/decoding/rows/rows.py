@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.reading import Reader
-from specctl.decoding.rows.verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Numbers
 from specctl.models.predictors.foresight import Foresee

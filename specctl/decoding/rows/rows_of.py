@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.host_rows import HostRows
 from specctl.decoding.rows.rows import Rows, array
-from specctl.decoding.rows.verdict import Verdict
 from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.predictors.foresight import Foresee
 from specctl.profile.schema import Verification

@@ -9,10 +9,10 @@ followed where it leads; so here the draw comes first, and every emitted token i
 from collections.abc import Callable, Set
 
 from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
 from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.rows.rows import Look
 from specctl.decoding.rows.rows_of import rows_of
-from specctl.decoding.rows.verdict import Verdict, require_numbers
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.records import ExtraToken

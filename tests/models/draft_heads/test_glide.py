@@ -236,6 +236,7 @@ def by_hand(head: GlideHead, model: PreTrainedModel, known: int, upto: int) -> t
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox", "gemma2"])
 @torch.no_grad()
+@pytest.mark.representatives("llama", "gemma2-2-5")
 def test_logits_are_the_papers_over_the_verifiers_own_cache(family: str, depth: int, known: int) -> None:
     """A token attends to the verifier's keys of all places before it that were known when its round began."""
     model = random_model(family)

@@ -97,6 +97,7 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
         {"draft.model": "embedded:draft"},
     ],
 )
+@pytest.mark.representatives("change0", "change3", "change6", "change9")
 def test_what_takes_the_models_loads_them(made: tuple[Profile, Path], change: dict[str, Any]) -> None:
     profile = made[0].model_dump()
     for key, value in change.items():
@@ -154,6 +155,7 @@ def gone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [one_weight, configuration, generation, vocabulary, adapter, gone])
+@pytest.mark.representatives("one_weight", "adapter", "gone")
 def test_other_files_are_another_model(profile: Profile, tmp_path: Path, change: Any) -> None:
     copy, folder = copied(profile, tmp_path / "copy")
     assert opened(copy) is not None
@@ -162,6 +164,7 @@ def test_other_files_are_another_model(profile: Profile, tmp_path: Path, change:
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "onnxruntime", "specctl", "onnx", "tokenizers"])
+@pytest.mark.representatives("specctl", "torch")
 def test_another_version_is_another_model(profile: Profile, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     from importlib.metadata import version
 
