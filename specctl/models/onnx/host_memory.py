@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ from specctl.models.passes.host_device import HOST
 if TYPE_CHECKING:
     import torch
 
-Buffer: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 Integers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 KINDS: dict[str, Any] = {"tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(int64)": np.int64}
 LINE = 64

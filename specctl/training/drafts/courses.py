@@ -184,13 +184,13 @@ COURSES = {
         Course(Recipe("mtp", steps=3), frozenset({"steps"}), _new_mtp, _loss_mtp),
         Course(
             Recipe("dflash", depth=5, steps=15, anchors=512, gamma=7.0),
-            frozenset({"depth", "steps", "anchors"}),
+            _BLOCK_FLAGS,
             _new_dflash,
             _loss_dflash,
         ),
         Course(
             Recipe("dspark", depth=5, steps=7, anchors=512, gamma=4.0, markov_rank=256),
-            frozenset({"depth", "steps", "anchors"}),
+            _BLOCK_FLAGS,
             _new_dspark,
             _loss_dspark,
         ),
