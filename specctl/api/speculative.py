@@ -21,9 +21,9 @@ from specctl.metrics import Metrics
 from specctl.models.loading.loaded_target import Level, draft_levels, form_of, in_memory, target_runners
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
-from specctl.models.running.lookup_runner import LookupRunner
+from specctl.models.running.ruled import RuledRunner
 from specctl.models.running.runner import Runner
-from specctl.models.running.token_rules import TokenRules, ruled
+from specctl.models.running.token_rules import TokenRules
 from specctl.policies import StoppingPolicy
 from specctl.records import Completion, FinishReason, Round
 
@@ -229,7 +229,7 @@ class _Target:
         self.forget()  # what a call left that ended in an exception
         self._turn += 1
         turn = self._turn
-        target = ruled(self.runner, request.rules) if request.rules.active else self.runner
+        target = RuledRunner(self.runner, request.rules) if request.rules.active else self.runner
         drafter = self._drafter(target, request.rules)
         room = min((level.runner.context for level in self._levels), default=0) - len(request.prompt)
         if room < 1:
@@ -256,9 +256,7 @@ class _Target:
         stages = [
             Stage(
                 # A lookup has no scores: what it copies against the rules the target rejects.
-                ruled(level.runner, rules)
-                if rules.active and not isinstance(level.runner, LookupRunner)
-                else level.runner,
+                RuledRunner(level.runner, rules) if rules.active and level.runner.index is None else level.runner,
                 policy,
                 setting.once,
                 head_of(level.heads, setting),

@@ -18,7 +18,7 @@ from specctl.decoding.sampling import Sampling, read_signals, read_top_probs, si
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_head import DiscoHead
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
 
@@ -62,7 +62,7 @@ class PreVerifiedDrafter:
         head: AcceptancePredictor | DiscoHead | None = None,
         laws: bool = False,
     ) -> None:
-        if isinstance(runner, StateReader):
+        if runner.reads_states:
             raise ValueError("a draft head cannot verify a draft in one pass")
         self.inner = inner
         self.runner = runner

@@ -27,7 +27,6 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.profile_models import find_head
 from specctl.models.predictors.head_checkpoint import KIND, Kind
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import StateReader
 from specctl.observing.prompt_answers import Answered
 from specctl.policies import Setting
 from specctl.profile.schema import DraftTable, Profile, SamplingTable
@@ -86,7 +85,7 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
     generator = draft_token_generator(target, completion.seed)
     laws = kind == "disco"
     rounds: RoundTokens | None = None
-    if isinstance(draft, StateReader):
+    if draft.reads_states:
         rounds = read_rounds(target, draft, *text, sampling, generator, pair.eos, laws=laws)
         if rounds is None:
             return None

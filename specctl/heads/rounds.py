@@ -12,7 +12,7 @@ import torch
 from specctl.decoding.draft_tokens import DraftTokens
 from specctl.decoding.sampling import Sampling, sibling
 from specctl.decoding.token_columns import token_columns
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.coupling import draw_draft_tokens
 from specctl.replay.starts import ReadText, starts_of
@@ -44,7 +44,7 @@ class RoundTokens:
 
 def read_rounds(
     target: Runner,
-    draft: StateReader,
+    draft: Runner,
     prompt: Sequence[int],
     answer: Sequence[int],
     sampling: Sampling,

@@ -8,7 +8,7 @@ import torch
 from specctl.decoding.sampling import Sampling, draw, sibling
 from specctl.decoding.token_columns import token_columns
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.block_coupling import draw_in_blocks
 from specctl.replay.chances import BlockChances
@@ -21,7 +21,7 @@ from specctl.replay.tails import HELD
 
 def read_grid(
     target: Runner,
-    draft: StateReader,
+    draft: Runner,
     heads: Mapping[str, TrainedHead],
     prompt: Sequence[int],
     text: Sequence[int],

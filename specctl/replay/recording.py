@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.models.predictors.trained_heads import TrainedHead, state_heads
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Forward, Runner, StateReader
+from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.block_recording import BlockReading
@@ -53,9 +53,9 @@ def read_sequence(
     Raises:
         UsageError: the pair cannot be recorded, see `require_recordable`.
     """
-    require_recordable(len(pair.drafts), any(isinstance(draft, StateReader) for draft in pair.drafts))
+    require_recordable(len(pair.drafts), any(draft.reads_states for draft in pair.drafts))
     sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
-    if isinstance(draft := pair.drafts[0], StateReader):
+    if (draft := pair.drafts[0]).layers:
         heads = pair.named_heads[0]
         return read_grid(pair.target, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos)
     for runner in pair.drafts:

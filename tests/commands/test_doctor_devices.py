@@ -24,7 +24,7 @@ from specctl.models.onnx.automatic import LARGEST, PACKAGES
 from specctl.models.placing import cards
 from specctl.models.placing.cards import Card, Graphics, parsed
 from specctl.models.placing.memory import DeviceMemory
-from specctl.models.running.engines import EngineSettings, build_runner, engine_name
+from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
 GIB = 1 << 30
@@ -229,7 +229,7 @@ def test_the_engine_is_the_one_that_is_built(family: str, engine: Any, compile_:
     model = random_model(family)
     settings = EngineSettings(engine=engine, compile=compile_)
     choice = engine_choice(model, settings, ["cpu"], LARGEST + 1, None)
-    assert choice.engine == engine_name(build_runner(model, 60, "it", settings))
+    assert choice.engine == build_runner(model, 60, "it", settings).engine
 
 
 @pytest.mark.parametrize("quantised", [None, "torchao"])

@@ -22,7 +22,7 @@ from specctl.models.draft_heads.head_runner import HeadRunner
 from specctl.models.draft_heads.markov import MarkovKind
 from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.running.pair import Pair
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.policies import NONE, Setting
 from specctl.records import Round
 
@@ -88,9 +88,9 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", LONGEST)
 
 
-def reader_of(pair: Pair) -> StateReader:
+def reader_of(pair: Pair) -> Runner:
     draft = pair.drafts[0]
-    assert isinstance(draft, StateReader)
+    assert draft.reads_states
     return draft
 
 

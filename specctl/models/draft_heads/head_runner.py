@@ -1,6 +1,6 @@
 """A chain head as a runner: it reads its verifier's states, and its own output where there are none yet."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 
 
-class HeadRunner(FixedBufferRunner):
-    """A `StateReader` over preallocated buffers, uncompiled or compiled.
+class HeadRunner(FixedBufferRunner, Runner):
+    """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
 
     The token at position p is read with the row of place p - 1. Tokens whose rows are known run in one pass; each
     token after them takes a pass of its own, over the row that the pass before it gave. The first token of a sequence
@@ -31,8 +31,9 @@ class HeadRunner(FixedBufferRunner):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
-    longest: int | None = None
-    no_trees: str | None = None
+    runs_model = False
+    verifies = False
+    no_trees = None
 
     def __init__(
         self, head: ChainHead, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -42,6 +43,7 @@ class HeadRunner(FixedBufferRunner):
             head.num_layers, vocabulary, head.context, weights.device, capacity=capacity, compiler=compiler
         )
         self._head = head
+        self.layers, self.state_size = head.layers, head.state_size
         self._rows = WitnessedRows(head.row_size, weights.device, weights.dtype)
         self._true = 0  # tokens read with rows of the verifier's states, all of them at the start of the sequence
         self._own = torch.zeros(1, head.row_size, device=weights.device, dtype=weights.dtype)  # (1, R)
@@ -55,14 +57,6 @@ class HeadRunner(FixedBufferRunner):
         return self._head
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        return self._head.layers
-
-    @property
-    def state_size(self) -> int:
-        return self._head.state_size
-
-    @property
     def witnessed(self) -> int:
         return self._rows.count
 
@@ -73,15 +67,10 @@ class HeadRunner(FixedBufferRunner):
             with torch.inference_mode():
                 self._rows.append(self._head.fuse(fresh))
 
-    def watch(self, layers: Iterable[int]) -> None:
-        """Raises IndexError: nothing reads a draft head's states."""
-        if set(layers):
-            raise IndexError("a draft head has no states that another could read")
-
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """As in `TreeRunner`, a level at a time: a token is read with the row that the head wrote after its parent."""
+        """As in `Runner`, a level at a time: a token is read with the row that the head wrote after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._reserve(self.length + len(tokens))
         rows = sent(tree_rows(self._sight.grown(parents, before)), self.device)
@@ -94,7 +83,7 @@ class HeadRunner(FixedBufferRunner):
         self.length += len(tokens)
         return Forward(logits, last)
 
-    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `TreeRunner`
+    def keep_path(self, path: Sequence[int]) -> None:  # noqa: ARG002 - the signature of `Runner`
         """Go back to what was read with rows of the verifier's states."""
         self.rollback(self._true)
 
@@ -126,7 +115,7 @@ class HeadRunner(FixedBufferRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `FusedRunner`; the last token in a pass of its own if the row for it is not known before."""
+        """As in `Runner`; the last token in a pass of its own if the row for it is not known before."""
         if len(tokens) > max(1, self._known):
             self.extend([int(token) for token in tokens[:-1]], keep=0)
             tokens = tokens[-1:]

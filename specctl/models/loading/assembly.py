@@ -28,9 +28,10 @@ from specctl.models.predictors.trained_heads import TrainedHead
 from specctl.models.running.engines import EngineSettings, fixed_width
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rounding import require_one_function
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.ruled import RuledRunner
+from specctl.models.running.runner import Runner
 from specctl.models.running.threads import choose, share_of
-from specctl.models.running.token_rules import TokenRules, ruled
+from specctl.models.running.token_rules import TokenRules
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -144,13 +145,13 @@ def load_pair(
     if checks:
         runners[0] = checked_runner(runners[0], bare, target, found[-1], vocabulary)
     for runner, upper in zip(runners[1:], above, strict=True):
-        if isinstance(runner, StateReader):
+        if runner.reads_states:
             runners[0 if upper is None else upper + 1].watch(runner.layers)
     eos = eos_ids(target.model, tokenizer)
     if profile.generation_config and target.model.generation_config is not None:
         rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:
-            runners = [ruled(runner, own) for runner, own in zip(runners, rules, strict=True)]
+            runners = [RuledRunner(runner, own) for runner, own in zip(runners, rules, strict=True)]
     named: list[dict[str, TrainedHead]] = []
     for one, draft, runner, names in zip(found[-2::-1], networks[1:], runners[1:], wanted, strict=True):
         loading: dict[str, TrainedHead] = {}

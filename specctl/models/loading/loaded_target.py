@@ -23,7 +23,7 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, checked
 from specctl.models.running.padded_vocabulary import NarrowRunner
 from specctl.models.running.rounding import require_one_function
-from specctl.models.running.runner import Runner, StateReader
+from specctl.models.running.runner import Runner
 from specctl.profile.schema import DraftTable, ModelTable
 
 EAGER = EngineSettings(engine="eager")
@@ -118,7 +118,6 @@ def draft_levels(draft: DraftTable, given: PreTrainedModel | None, target: Loade
             from specctl.models.draft_heads.head_engines import build_head_runner
 
             own = build_head_runner(head.head, target.vocabulary, head.name, EAGER)
-            assert isinstance(own, StateReader), "a draft head reads states"
             above_runner.watch(own.layers)
             levels.append(Level(own, _heads(table, found.checkpoint, head.hidden_size, None)))
             continue

@@ -36,7 +36,7 @@ class Opening:
 
         return NARROWEST
 
-    def runner(self, path: Path, seconds: float = 0.0, threads: int = 1) -> OnnxRunner:
+    def runner(self, path: Path, seconds: float | None = None, threads: int = 1) -> OnnxRunner:
         """A runner with a number of threads.
 
         Args:

@@ -145,7 +145,7 @@ def reads_trees(model: "PreTrainedModel", settings: EngineSettings) -> bool:
 
 
 def open_fastest(
-    opening: "Opening", path: Path, weight_bytes: int, most_threads: int | None, seconds: float = 0.0
+    opening: "Opening", path: Path, weight_bytes: int, most_threads: int | None, seconds: float | None = None
 ) -> "OnnxRunner":
     """The runner of a graph whose number of threads takes the least time; the others are forgotten.
 
@@ -210,7 +210,7 @@ def _built(
         path = _unkept(key, write)
     if not keeps:  # before onnxruntime reads its own
         release(model)
-    seconds = perf_counter() - began if made else 0.0
+    seconds = perf_counter() - began if made else None
     runner = open_fastest(opening, path, weight_bytes(model), settings.most_threads, seconds)
     runner.facts = facts
     return runner

@@ -52,6 +52,7 @@ class FixedBufferRunner(ABC):
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
+    length = 0
     _slack = 0  # slots beyond a sequence's end that a pass may write to
 
     def __init__(
@@ -65,7 +66,6 @@ class FixedBufferRunner(ABC):
         compiler: Compiler | None = None,
     ) -> None:
         self.vocabulary = vocabulary
-        self.length = 0
         self.context = context
         self.device = device
         self._compiler = compiler
@@ -82,14 +82,9 @@ class FixedBufferRunner(ABC):
         return "static" if self._compiler is None else "static, compiled"
 
     @property
-    def preparing_seconds(self) -> float:
-        """Wall time spent on compiling so far."""
-        return 0.0 if self._compiler is None else self._compiler.seconds
-
-    @property
-    def prepares(self) -> bool:
-        """Whether the first pass of each kind is compiled."""
-        return self._compiler is not None
+    def preparing_seconds(self) -> float | None:
+        """Wall time spent on compiling so far; None if passes are not compiled."""
+        return None if self._compiler is None else self._compiler.seconds
 
     @property
     def widest_read(self) -> int:
@@ -99,7 +94,7 @@ class FixedBufferRunner(ABC):
     @property
     def specialises(self) -> bool:
         """Whether every reader has a pass of its own compiled or captured."""
-        return self.prepares
+        return self.preparing_seconds is not None
 
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)

@@ -35,5 +35,5 @@ class TokenReader(Protocol):
             uniform: ``()`` float64, a draw's randomness.
             hidden: ``(D,)``.
             previous: ``(S,)``, what an earlier call found and this one reads.
-            foresee: of a `Foreseeing` runner.
+            foresee: `Runner.foresee` of a draft head that predicts acceptance.
         """

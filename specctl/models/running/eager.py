@@ -15,13 +15,14 @@ from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
+from specctl.models.running.runner import Runner
 
 REREAD = 16
 """The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
 through a pass of their own, after which the state is saved."""
 
 
-class EagerRunner:
+class EagerRunner(Runner):
     """Any causal LM of transformers, over a cache that grows with the sequence.
 
     A recurrent state cannot go back token by token: a rollback restores the last state saved before that point, and
@@ -33,6 +34,7 @@ class EagerRunner:
     """
 
     engine = "eager"
+    length = 0
 
     def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
         step_through_blocks(model)

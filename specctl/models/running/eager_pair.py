@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from specctl.models.running.engines import eager_twin, engine_name
-from specctl.models.running.pair import Pair, runs_model
+from specctl.models.running.engines import eager_twin
+from specctl.models.running.pair import Pair
 
 
 def is_eager(pair: Pair) -> bool:
     """Whether the target and the drafts with a model of their own run eagerly already."""
-    return all(engine_name(runner) == "eager" for runner in (pair.target, *filter(runs_model, pair.drafts)))
+    return all(runner.engine == "eager" for runner in (pair.target, *pair.drafts) if runner.runs_model)
 
 
 def eager_pair(pair: Pair) -> Pair:
@@ -25,6 +25,6 @@ def eager_pair(pair: Pair) -> Pair:
         pair,
         target=eager_twin(pair.target, target, pair.vocabulary),
         drafts=tuple(
-            eager_twin(draft, next(models), pair.vocabulary) if runs_model(draft) else draft for draft in pair.drafts
+            eager_twin(draft, next(models), pair.vocabulary) if draft.runs_model else draft for draft in pair.drafts
         ),
     )

@@ -9,9 +9,7 @@ from specctl.models.passes.masks import attends_to_everything
 from specctl.models.passes.weights import device_of
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
-from specctl.models.running.lookup_runner import LookupRunner
-from specctl.models.running.ruled import RuledRunner
-from specctl.models.running.runner import PreparedRunner, Runner
+from specctl.models.running.runner import Runner
 from specctl.profile.schema import Engine, Profile
 
 if TYPE_CHECKING:
@@ -158,34 +156,18 @@ def eager_twin(runner: Runner, model: "PreTrainedModel", vocabulary: int) -> Run
         model: with its weights.
         vocabulary: the pair's shared vocabulary.
     """
-    if isinstance(runner, RuledRunner):
-        return RuledRunner(eager_twin(runner.runner, model, vocabulary), runner.rules)
-    if isinstance(runner, FixedWidthRunner):
-        return FixedWidthRunner(eager_twin(runner.runner, model, vocabulary), runner.width)
-    if isinstance(runner, CheckedRunner):
-        return eager_twin(runner.runner, model, vocabulary)
-    return eager(model, vocabulary)
-
-
-def engine_name(runner: Runner) -> str:
-    """A runner's engine, for reports."""
-    if isinstance(runner, FixedWidthRunner):
-        return f"{engine_name(runner.runner)}, blocks of {runner.width}"
-    if isinstance(runner, CheckedRunner | RuledRunner):
-        return engine_name(runner.runner)
-    name: str = getattr(runner, "engine", type(runner).__name__)
-    return name
+    return runner.same_around(eager(model, vocabulary))
 
 
 def engine_report(runner: Runner, asked: Engine) -> str:
-    """`engine_name`, and what ``auto`` would have been on CUDA if that had been measured.
+    """A runner's engine, and what ``auto`` would have been on CUDA if that had been measured.
 
     Args:
         runner: any.
         asked: the profile's engine.
     """
-    name = engine_name(runner)
-    if asked != "auto" or GRAPHS_MEASURED or runner.device.type != "cuda" or name.startswith("graph"):
+    name = runner.engine
+    if asked != "auto" or GRAPHS_MEASURED or runner.device.type != "cuda" or runner.captures:
         return name
     return name if _captures_nothing(runner) else f"{name} ({UNMEASURED})"
 
@@ -195,16 +177,8 @@ def _captures_nothing(runner: Runner) -> bool:
     from specctl.models.running.eager import EagerRunner
     from specctl.models.running.static import obstacle
 
-    while isinstance(runner, FixedWidthRunner | CheckedRunner | RuledRunner):
-        runner = runner.runner
-    return isinstance(runner, LookupRunner) or (isinstance(runner, EagerRunner) and bool(obstacle(runner.model)))
-
-
-def preparing_seconds(runner: Runner) -> float | None:
-    """Wall time that a runner has spent compiling or capturing; None if it does neither."""
-    if isinstance(runner, FixedWidthRunner | CheckedRunner | RuledRunner):
-        return preparing_seconds(runner.runner)
-    return runner.preparing_seconds if isinstance(runner, PreparedRunner) and runner.prepares else None
+    bare = runner.bare
+    return isinstance(bare, EagerRunner) and bool(obstacle(bare.model))
 
 
 def compiler_for(device: "torch.device", name: str, settings: EngineSettings) -> "Compiler | None":

@@ -69,6 +69,7 @@ class Capturing(FixedBufferRunner):
         progress: called with what is being captured.
     """
 
+    captures = True
     _slack = WIDEST
 
     def __init__(
@@ -95,23 +96,19 @@ class Capturing(FixedBufferRunner):
         return super().engine.replace("static", "graph")
 
     @property
-    def preparing_seconds(self) -> float:
-        """Wall time spent on compiling and capturing so far."""
-        return self._seconds
-
-    @property
-    def prepares(self) -> bool:
-        return self._capture is not None
+    def preparing_seconds(self) -> float | None:
+        """Wall time spent on compiling and capturing so far; None from when a pass could not be captured."""
+        return None if self._capture is None else self._seconds
 
     @property
     def widest_read(self) -> int:
         """Passes of more tokens than one are read too, as long as none of them is padded."""
-        return max(super().widest_read, UNPADDED if self.prepares else 1)
+        return max(super().widest_read, 1 if self._capture is None else UNPADDED)
 
     @property
     def runs_ahead(self) -> bool:
         """Whether the next draft step may be started before the last one's numbers are read: a replay is one call."""
-        return self.prepares
+        return self._capture is not None
 
     def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
         if self._capture is None or not self._layers[0].is_initialized:

@@ -1,13 +1,13 @@
 """A drafter of another distribution, which predicts the next token from the text alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from specctl.errors import ModelError
 from specctl.models.running.context import ENDLESS
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 from specctl.plugins import DRAFTER, DRAFTERS, PluginError
 
 
@@ -25,7 +25,7 @@ class NextTokens(Protocol):
         """
 
 
-class RegisteredRunner:
+class RegisteredRunner(Runner):
     """A `Runner` of a registered drafter: keeps the text for it, and checks what it gives.
 
     Args:
@@ -38,6 +38,7 @@ class RegisteredRunner:
     """
 
     engine = "registered drafter"
+    runs_model = False
     no_trees = "a registered drafter reads one text"
 
     def __init__(self, name: str, vocabulary: int) -> None:
@@ -77,8 +78,3 @@ class RegisteredRunner:
 
     def rollback(self, length: int) -> None:
         del self._text[length:]
-
-    def watch(self, layers: Iterable[int]) -> None:
-        """Raises IndexError, for it has no layers."""
-        for layer in layers:
-            raise IndexError(f"{self._what} has no layer {layer}")

@@ -15,7 +15,7 @@ from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.watching import LayerWatch, States, joined_states
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
-from specctl.models.running.runner import Forward
+from specctl.models.running.runner import Forward, Runner
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
@@ -28,7 +28,7 @@ def obstacle(model: PreTrainedModel) -> str | None:
     return mask_obstacle(model)
 
 
-class StaticRunner(FixedBufferRunner):
+class StaticRunner(FixedBufferRunner, Runner):
     """A `Runner` over preallocated buffers.
 
     Args:
@@ -37,6 +37,8 @@ class StaticRunner(FixedBufferRunner):
         capacity: tokens to make room for at first.
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
+
+    no_trees = None
 
     def __init__(
         self, model: PreTrainedModel, vocabulary: int, *, capacity: int = SPARE, compiler: Compiler | None = None
@@ -78,7 +80,6 @@ class StaticRunner(FixedBufferRunner):
         uniform: float | None,
         previous: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in `FusedRunner`."""
         self._reserve(self.length + len(tokens))
         with torch.inference_mode():
             values, probs, _ = self._run(PassKind(width_of(tokens), reader.hidden, reader), tokens, uniform, previous)
@@ -87,10 +88,6 @@ class StaticRunner(FixedBufferRunner):
 
     def watch(self, layers: Iterable[int]) -> None:
         self._watch.watch(layers)
-
-    @property
-    def no_trees(self) -> str | None:
-        return None
 
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False

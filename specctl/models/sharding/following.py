@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from specctl.errors import ModelError
 from specctl.models.running.engines import EngineSettings, build_runner
 from specctl.models.running.runner import Runner
-from specctl.models.running.tree_runner import tree_runner
 from specctl.models.sharding.message import KEEP_ALL, Message, Order
 
 
@@ -57,7 +56,7 @@ class Follower:
     def _run(self, message: Message) -> None:
         runner = self._runners[message.runner]
         if message.path:
-            tree_runner(runner).keep_path(message.path)
+            runner.keep_path(message.path)
         if message.rollback != KEEP_ALL:
             runner.rollback(message.rollback)
         if runner.length != message.length:
@@ -68,8 +67,6 @@ class Follower:
             case Order.EXTEND:
                 runner.extend(message.tokens, message.keep, hidden=message.hidden)
             case Order.EXTEND_TREE:
-                tree_runner(runner).extend_tree(
-                    message.tokens, message.parents, before=message.before, hidden=message.hidden
-                )
+                runner.extend_tree(message.tokens, message.parents, before=message.before, hidden=message.hidden)
             case _:
                 pass

@@ -19,9 +19,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import kept_pair
 from specctl.models.onnx.onnx_engine import CHAINS
 from specctl.models.onnx.store import cache_folder, key_of, key_of_files
-from specctl.models.running.engines import EngineSettings, engine_name
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
-from specctl.models.running.tree_runner import tree_obstacle
 from specctl.profile.model_table import LOOKUP
 from specctl.profile.schema import PolicyTable, Profile
 
@@ -73,9 +72,9 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
     for name in ("eos", "context", "vocabulary", "named_heads", "above", "verifiers"):
         assert getattr(pair, name) == getattr(loaded, name), name
     for mine, theirs in zip((pair.target, *pair.drafts), (loaded.target, *loaded.drafts), strict=True):
-        assert engine_name(mine) == engine_name(theirs) == "onnx"
+        assert mine.engine == theirs.engine == "onnx"
         assert mine.context == theirs.context
-        assert tree_obstacle(mine) == tree_obstacle(theirs) == CHAINS
+        assert mine.no_trees == theirs.no_trees == CHAINS
     for sampling in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "top_p": 0.9, "stop": ("th",)}):
         assert written(pair, profile, **sampling) == written(loaded, profile, **sampling)
 
@@ -218,8 +217,8 @@ def test_trees_are_read_by_a_graph_that_was_made_for_them(profile: Profile) -> N
     loaded = load_pair(profile, engines=settings, torch_weights=False)
     pair = opened(profile, trees=True)
     assert pair is not None
-    assert tree_obstacle(pair.target) is tree_obstacle(loaded.target) is None
-    assert tree_obstacle(pair.drafts[0]) == tree_obstacle(loaded.drafts[0]) == CHAINS
+    assert pair.target.no_trees is loaded.target.no_trees is None
+    assert pair.drafts[0].no_trees == loaded.drafts[0].no_trees == CHAINS
 
 
 def test_verification_of_one_width_and_drafts_without_files(profile: Profile) -> None:
@@ -235,7 +234,7 @@ def test_verification_of_one_width_and_drafts_without_files(profile: Profile) ->
         pair, loaded = opened(changed), load_pair(changed, with_heads=False, torch_weights=False)
         assert pair is not None
         runners = [(one.target, *one.drafts) for one in (pair, loaded)]
-        assert [engine_name(each) for each in runners[0]] == [engine_name(each) for each in runners[1]]
+        assert [each.engine for each in runners[0]] == [each.engine for each in runners[1]]
         assert (pair.above, pair.named_heads) == (loaded.above, loaded.named_heads)
         assert written(pair, changed) == written(loaded, changed)
 
