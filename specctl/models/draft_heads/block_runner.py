@@ -7,7 +7,7 @@ import torch
 
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.fixed_buffers import SPARE, FixedBufferRunner, PassKind, width_of
+from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
 from specctl.models.passes.masks import WIDEST
 from specctl.models.passes.token_reader import Token, TokenReader
 from specctl.models.passes.watching import States
@@ -16,7 +16,7 @@ from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Forward, Runner
 
 
-class BlockRunner(FixedBufferRunner, Runner):
+class BlockRunner(FixedBuffers, Runner):
     """A draft head's `Runner` over preallocated buffers, uncompiled or compiled.
 
     Tokens of places whose states were witnessed are not read: the keys and values of these places come from the states.
@@ -168,7 +168,7 @@ class BlockRunner(FixedBufferRunner, Runner):
         return self._logits[self._row], self._hidden[self._row]
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:  # noqa: ARG002 - all rows are wanted
-        """As in `FixedBufferRunner`: of a block's row with a reader, of places' rows, or of a block."""
+        """As in `FixedBuffers`: of a block's row with a reader, of places' rows, or of a block."""
         head, reader = self._head, kind.reader
         if reader is not None:
 

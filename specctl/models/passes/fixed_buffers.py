@@ -30,15 +30,17 @@ class PassKind:
         hidden: whether hidden states are wanted.
         reader: reads one token's pass within it; None for a pass that gives logits.
         rows: how many of its further arguments, from the first, have a row for each token.
+        tree: whether the first of them says which tokens of a tree each token sees.
     """
 
     width: int
     hidden: bool = False
     reader: TokenReader | None = None
     rows: int = 0
+    tree: bool = False
 
 
-class FixedBufferRunner(ABC):
+class FixedBuffers(ABC):
     """Preallocated buffers: a step writes in place, a rollback moves a counter, addresses stay.
 
     Addresses change only when a sequence outgrows the buffers.

@@ -10,7 +10,7 @@ from torch import nn
 
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.cuda_capture import Capture, prevents_capture, reason_of
-from specctl.models.passes.fixed_buffers import FixedBufferRunner, PassKind
+from specctl.models.passes.fixed_buffers import FixedBuffers, PassKind
 from specctl.models.passes.masks import WIDEST, aligned
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
@@ -51,7 +51,7 @@ class Captured:
     replay: Callable[[], Any]
 
 
-class Capturing(FixedBufferRunner):
+class Capturing(FixedBuffers):
     """A runner over fixed buffers that captures each class of pass when it first runs and replays it from then on.
 
     A class is a width and a span. The tokens of a pass are padded to the width: padding stands behind them, where
