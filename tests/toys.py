@@ -23,11 +23,11 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.decoding.sampling import Sampling
+from specctl.models.passes.token_reader import Foresee
 from specctl.models.passes.tree_paths import path_to
 from specctl.models.passes.watching import cut_states
 from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.predictors.disco_head import FEATURES, DiscoHead
-from specctl.models.predictors.foresight import Foresee
 from specctl.models.running.runner import Forward, Runner, joined
 from specctl.policies import POLICIES, StoppingPolicy
 from specctl.policies.base import Rule, Signal

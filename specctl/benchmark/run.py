@@ -11,7 +11,6 @@ import torch
 from specctl.benchmark.plan import Plan
 from specctl.benchmark.policy_bounds import find_bounds
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.models.running.eager_pair import is_eager
 from specctl.models.running.pair import Pair
 from specctl.observing.candidates import Field
 from specctl.observing.findings import Failed
@@ -116,7 +115,7 @@ def header_of(
         facts.versions[SCIKIT_LEARN] = scikit_learn()
     return Header(
         **asdict(facts),
-        candidates=[one for one in field.candidates if one.engine is None or not is_eager(pair)],
+        candidates=[one for one in field.candidates if one.engine is None or not pair.is_eager],
         repeats=plan.repeats,
         lengths=list(plan.lengths),
         oracle=plan.oracle,

@@ -9,8 +9,8 @@ import torch
 
 from specctl.decoding.host import Floats, Softmax, array, picked
 from specctl.decoding.sampling import Sampling, pick, read_signals, read_top_probs
+from specctl.models.passes.token_reader import Foresee
 from specctl.models.predictors.disco_head import DiscoHead
-from specctl.models.predictors.foresight import Foresee
 from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
 from specctl.records import DraftStep
 

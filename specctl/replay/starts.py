@@ -45,7 +45,7 @@ class Starts(Protocol):
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """What the draft predicts of the token after each of those ``(B,)`` drawn from the pass before.
 
-        See `specctl.models.predictors.foresight.Foresee`; ``(B,)``, or None if the draft does not predict it.
+        See `specctl.models.passes.token_reader.Foresee`; ``(B,)``, or None if the draft does not predict it.
         """
 
 

@@ -11,7 +11,7 @@ from toys import random_model
 
 from specctl.decoding.reading import Reader
 from specctl.decoding.sampling import Sampling
-from specctl.models.draft_heads.head_engines import build_head_runner
+from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import READERS, Capturing

@@ -21,7 +21,7 @@ from specctl.heads.draft_states import ModelStates
 from specctl.heads.examples import Example
 from specctl.heads.mixing import acceptance, signals
 from specctl.heads.training import weighted_loss
-from specctl.models.draft_heads.head_engines import build_head_runner
+from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.passes.last_states import last_hidden_states
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings

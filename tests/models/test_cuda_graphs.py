@@ -10,8 +10,9 @@ from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling, uniforms
 from specctl.models.passes.cuda_capture import CudaCapture
+from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.eager import EagerRunner
-from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.graph import GraphRunner
 from specctl.policies import DISTRIBUTION_SIGNALS, POLICIES
 

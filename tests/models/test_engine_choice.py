@@ -10,11 +10,11 @@ from toys import noisy_copy, random_model
 from specctl.errors import ModelError
 from specctl.models.passes import compilation
 from specctl.models.passes.compilation import Compiler, missing_compiler
+from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import (
     LONG_RUN,
     EngineSettings,
-    build_runner,
     fixed_width,
 )
 from specctl.models.running.static import StaticRunner

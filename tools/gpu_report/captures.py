@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
-from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.placing.engine_table import build_runner
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import Setting

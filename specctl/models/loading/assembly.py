@@ -16,10 +16,10 @@ from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, m
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.profile_models import find_all, load_found
 from specctl.models.loading.proportion import large_drafts
-from specctl.models.onnx.onnx_engine import require_onnxruntime
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.architecture import require_supported_rules
+from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_head import DiscoHead
@@ -78,8 +78,7 @@ def load_pair(
     """
     began = CoreTime.now()
     settings = engines or EngineSettings.of(profile)
-    if settings.engine == "onnx":
-        require_onnxruntime()
+    engine_named(settings.engine).require()
     tables = model_tables(profile)[-1:]
     if drafts is not None:
         # The target comes last: if it is spread over devices, it takes the remaining memory.
@@ -134,7 +133,7 @@ def load_pair(
             runners.append(runner)
             keep_known(model, runner, tokenizers[index], one.checkpoint)
         else:
-            from specctl.models.draft_heads.head_engines import build_head_runner
+            from specctl.models.loading.head_engines import build_head_runner
 
             runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
     target, bare = networks[0], runners[0]

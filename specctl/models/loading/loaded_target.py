@@ -115,7 +115,7 @@ def draft_levels(draft: DraftTable, given: PreTrainedModel | None, target: Loade
         if loaded_draft is None:
             # Draft heads go where the output layer of their verifier is.
             head = Found(found.checkpoint, table, None, None, found.head).load_head(above)
-            from specctl.models.draft_heads.head_engines import build_head_runner
+            from specctl.models.loading.head_engines import build_head_runner
 
             own = build_head_runner(head.head, target.vocabulary, head.name, EAGER)
             above_runner.watch(own.layers)

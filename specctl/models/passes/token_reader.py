@@ -1,10 +1,13 @@
 """What reads a token's numbers within the pass that makes its logits."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from specctl.models.predictors.foresight import Foresee
+Foresee = Callable[[torch.Tensor], torch.Tensor]
+"""For a token ``()`` drawn from the last pass's logits, the predicted probability ``()`` float32 that the token drafted
+after it is accepted if all before it are; 0 where no token can follow."""
 
 Token = int | torch.Tensor
 """An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""

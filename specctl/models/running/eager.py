@@ -49,7 +49,6 @@ class EagerRunner(Runner):
         self._last = LayerWatch(model)
         self._sight = TreeSight()
         self.holds_everything = attends_to_everything(model)
-        """Whether every layer keeps the whole sequence, which `masked_pass` requires."""
         self.no_trees = mask_obstacle(model)
         self.context = context_length(model) or ENDLESS
         # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
@@ -117,17 +116,6 @@ class EagerRunner(Runner):
     def masked_pass(
         self, tokens: Sequence[int], positions: torch.Tensor, seen: torch.Tensor, *, hidden: bool = False
     ) -> Forward:
-        """Cache tokens that see only some of those cached and of each other; a model that `holds_everything`.
-
-        Args:
-            tokens: T ids.
-            positions: ``(T,)``, their positions in the texts that they belong to.
-            seen: ``(T, S)`` bool, S the length afterwards.
-            hidden: whether hidden states are wanted.
-
-        Returns:
-            A row for each token.
-        """
         if hidden:
             self._last.watch([LAST])
         output = self._model(

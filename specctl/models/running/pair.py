@@ -84,6 +84,26 @@ class Pair:
         return frozenset(found)
 
     @property
+    def is_eager(self) -> bool:
+        """Whether the target and the drafts with a model of their own run eagerly."""
+        return all(runner.engine == "eager" for runner in (self.target, *self.drafts) if runner.runs_model)
+
+    def eagerly(self) -> "Pair":
+        """The same models with runners of the eager engine, over caches of their own; weights are shared.
+
+        Draft heads, lookups and registered drafters keep their runners. It has to be loaded with ``torch_weights``, and
+        of whole models.
+        """
+        from specctl.models.running.eager import EagerRunner
+
+        models = iter(self.models)
+
+        def eager(runner: Runner) -> Runner:
+            return runner.same_around(EagerRunner(next(models), self.vocabulary)) if runner.runs_model else runner
+
+        return replace(self, target=eager(self.target), drafts=tuple(eager(draft) for draft in self.drafts))
+
+    @property
     def preparing_seconds(self) -> float | None:
         """Wall time in seconds that the runners have spent on compiling or capturing; None if no runner does either."""
         spent = [seconds for runner in (self.target, *self.drafts) if (seconds := runner.preparing_seconds) is not None]

@@ -11,9 +11,8 @@ from specctl.models.passes.forward import joined as joined
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.token_reader import Token, TokenReader
+    from specctl.models.passes.token_reader import Foresee, Token, TokenReader
     from specctl.models.passes.watching import States
-    from specctl.models.predictors.foresight import Foresee
     from specctl.models.running.suffix_index import SuffixIndex
 
 
@@ -29,6 +28,7 @@ class Runner(ABC):
         verifies: whether it can read the tokens of a draft in one pass, and so stand above another one.
         captures: whether its passes are captured, which no other thread may disturb.
         no_trees: why `extend_tree` and `keep_path` cannot be called, as the end of a sentence; None if they can.
+        holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
         layers: of a draft head, the layers of its verifier whose states it reads; empty for every other runner.
         state_size: of a draft head D, the width of these states.
         longest: the most tokens that it can draft in a round; None for any number.
@@ -43,6 +43,7 @@ class Runner(ABC):
     verifies: bool = True
     captures: bool = False
     no_trees: str | None = "it reads tokens one after the other"
+    holds_everything: bool = False
     layers: tuple[int, ...] = ()
     state_size: int = 0
     longest: int | None = None
@@ -197,3 +198,19 @@ class Runner(ABC):
             path: numbers of tokens, from the root on, each the parent of the next.
         """
         raise NotImplementedError(self.no_trees)
+
+    def masked_pass(
+        self, tokens: Sequence[int], positions: "torch.Tensor", seen: "torch.Tensor", *, hidden: bool = False
+    ) -> Forward:
+        """Cache tokens that see only some of those cached and of each other.
+
+        Args:
+            tokens: T ids.
+            positions: ``(T,)``, their positions in the texts that they belong to.
+            seen: ``(T, S)`` bool, S the length afterwards.
+            hidden: whether hidden states are wanted.
+
+        Returns:
+            A row for each token.
+        """
+        raise NotImplementedError("it reads a sequence in its order")

@@ -13,16 +13,22 @@ from specctl.models.passes.masks import additive, mask_obstacle
 from specctl.models.passes.watching import LayerWatch, joined_states
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
+from specctl.models.running.engines import Where
 from specctl.models.running.fixed_buffer_runner import FixedBufferRunner, Found
 from specctl.models.running.runner import Forward
 
 
-def obstacle(model: PreTrainedModel) -> str | None:
-    """Why a model cannot run over fixed buffers, as the end of a sentence; None if it can."""
-    spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
-    if spread or len({parameter.device for parameter in model.parameters()}) > 1:
+def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
+    """Why a model cannot run over fixed buffers, as the end of a sentence; None if it can.
+
+    Args:
+        model: loaded, or its skeleton.
+        where: its weights are or will be; None for where those of a loaded model are.
+    """
+    where = where or Where.of(model)
+    if len(where.devices) > 1:
         return "it is spread over several devices"
-    if getattr(model, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES:
+    if where.quantised == QuantizationMethod.BITS_AND_BYTES.value:
         return "its weights are quantised with bitsandbytes"
     return mask_obstacle(model)
 

@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.running.engines import EngineSettings, build_runner
+from specctl.models.placing.engine_table import engine_named
+from specctl.models.running.engines import EngineSettings
 from specctl.models.running.runner import Runner
 from specctl.models.sharding.message import KEEP_ALL, Message, Order
 
@@ -51,7 +52,9 @@ class Follower:
     def _open(self, model: int, vocabulary: int, name: str, engine: Any, compile: bool, threads: int) -> None:  # noqa: A002 - the setting's name
         torch.set_num_threads(threads)
         settings = EngineSettings(engine, compile, in_step=True)
-        self._runners.append(build_runner(self._models[model], vocabulary, name, settings))
+        runner = engine_named(engine).build(self._models[model], vocabulary, name, settings)
+        assert runner is not None, "an engine that is tried runs whole models only"
+        self._runners.append(runner)
 
     def _run(self, message: Message) -> None:
         runner = self._runners[message.runner]

@@ -24,8 +24,8 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
+from specctl.models.placing.engine_table import ENGINES
 from specctl.models.placing.memory import DeviceMemory
-from specctl.models.placing.quantization import OWN_OF_ONNX
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.rounding import widths_apart
@@ -363,7 +363,7 @@ def test_a_model_without_products_to_round() -> None:
 def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
     from specctl.models.onnx.graph_quantization import BITS
 
-    assert tuple(BITS) == OWN_OF_ONNX
+    assert tuple(BITS) == ENGINES["onnx"].forms
 
 
 @needs_onnx
