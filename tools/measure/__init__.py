@@ -1,0 +1,1 @@
+"""The project's measurements: one command runs them all and writes docs/measurements.md."""

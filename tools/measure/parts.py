@@ -1,0 +1,217 @@
+"""What is measured: for each question the commands that answer it, and the columns of its table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Summary = Mapping[str, Any]
+"""What the JSON document of `specctl bench` says of one candidate under ``overall``."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes:
+        name: of its outputs, once in a part; heads its columns.
+        module: run as ``python -m MODULE``; a step of ``specctl`` whose first argument is ``bench`` gives a table's
+            columns, and any other's output is shown as it is printed.
+        arguments: of the command. ``{folder}`` stands for the part's folder, in which earlier steps left their files.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    module: str = "specctl"
+
+    @property
+    def is_bench(self) -> bool:
+        """Whether this is `specctl bench`, whose runs are kept one by one and whose document becomes a table."""
+        return self.module == "specctl" and self.arguments[0] == "bench"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One question.
+
+    Attributes:
+        name: on the command line.
+        question: the heading.
+        reading: what to know before the table is read; no figures, so that it stays true of every run.
+        steps: in the order in which they run.
+        columns: of the table of all steps that are benchmarks: for each of them, these.
+        kept: titles of the tables that are shown of steps that print text; all where empty.
+    """
+
+    name: str
+    question: str
+    reading: str
+    steps: tuple[Step, ...]
+    columns: tuple[str, ...] = ("speedup",)
+    kept: tuple[str, ...] = ()
+
+
+def _ratio(summary: Summary) -> str:
+    found = summary["speedup"] and summary["speedup"]["of_totals"]
+    if not found:
+        return "-"
+    interval = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
+    return f"{found['value']:.2f}{interval}"
+
+
+def _two(key: str) -> Callable[[Summary], str]:
+    return lambda summary: "-" if summary[key] is None else f"{summary[key]:.2f}"
+
+
+CELLS: dict[str, Callable[[Summary], str]] = {
+    "speedup": _ratio,
+    "tokens a round": _two("mean_acceptance_length"),
+    "draft steps a token": _two("draft_rate"),
+    "target passes a token": _two("verification_rate"),
+}
+"""The cell of each column, by its heading."""
+
+GREEDY, DRAWN = "greedy", "T = 1"
+FEW = ("-n", "96", "--threads", "1", "--samples-per-category", "4")
+FOUR = ("--policy", "constant", "--policy", "svip", "--policy", "max-confidence", "--policy", "cost-optimal")
+DRAFTS = {
+    "draft model": "embedded",
+    "EAGLE-3": "embedded-eagle3",
+    "DSpark": "embedded-dspark",
+    "lookup": "embedded-lookup",
+}
+ALIKE = (
+    "--policy",
+    "constant:draft_length=5",
+    "--policy",
+    "constant:draft_length=10",
+    "--policy",
+    "svip",
+    "--policy",
+    "cost-optimal",
+)
+CALIBRATE = (
+    "calibrate",
+    "-p",
+    "embedded",
+    "--policy",
+    "all",
+    "-n",
+    "96",
+    "--threads",
+    "1",
+    "--trace",
+    "{folder}/trace.jsonl",
+)
+
+
+def _bench(name: str, *arguments: str, temperature: float = 0) -> Step:
+    return Step(name, ("bench", *arguments, "-t", f"{temperature:g}"))
+
+
+def _both(*arguments: str) -> tuple[Step, Step]:
+    return _bench(GREEDY, *arguments), _bench(DRAWN, *arguments, temperature=1)
+
+
+PARTS = (
+    Part(
+        "policies",
+        "Which policy is fastest?",
+        "Every policy of the papers with its paper's setting on the embedded pair, and transformers' own assisted "
+        "generation (`hf-`), whose passes run eagerly; `none` and one policy ran eagerly too, so that like is compared "
+        "with like.",
+        _both("-p", "embedded", "--papers", *FEW),
+        ("speedup", "tokens a round", "draft steps a token"),
+    ),
+    Part(
+        "drafts",
+        "Which draft is fastest?",
+        "The embedded target with its draft model, its draft heads, and with copies from the text.",
+        tuple(
+            _bench(f"{name}, {kind}", "-p", profile, *FOUR, *FEW, temperature=temperature)
+            for kind, temperature in ((GREEDY, 0), (DRAWN, 1))
+            for name, profile in DRAFTS.items()
+        ),
+    ),
+    Part(
+        "hierarchies",
+        "Do three models pay?",
+        "`A < B` is a middle model stopped by A, whose own draft is stopped by B.",
+        _both("-p", "embedded-hsddw", "-p", "embedded-self-verify", "-p", "embedded-constant", *FEW),
+        ("speedup", "target passes a token"),
+    ),
+    Part(
+        "verification",
+        "Token by token or as a block?",
+        "The two rules of `--verification`, each in a run of its own: compare speedups.",
+        tuple(
+            _bench(
+                f"{rule}, T = {temperature:g}",
+                "-p",
+                "embedded",
+                *ALIKE,
+                "--verification",
+                rule,
+                *FEW,
+                temperature=temperature,
+            )
+            for temperature in (0.7, 1)
+            for rule in ("token", "block")
+        ),
+        ("speedup", "tokens a round"),
+    ),
+    Part(
+        "shapes",
+        "Chains, leaves or trees?",
+        "The same policies with chains, with leaves where the cost rule wants them, and with dynamic trees.",
+        _both(
+            *("-p", "embedded", "--policy", "constant", "--policy", "svip", "--policy", "cost-optimal"),
+            *("--leaves", "cost", "--tree", "12", "--tree", "32", *FEW),
+        ),
+        ("speedup", "tokens a round"),
+    ),
+    Part(
+        "calibration",
+        "Does a calibration find the fastest setting, and are its predictions right?",
+        "`calibrate` replays all settings on half of the prompts, and runs the winners live on the other half.",
+        (Step("calibration", (*CALIBRATE, "-o", "{folder}/calibrated.toml", "--force")),),
+        kept=("Policies at their best settings", "Predicted against measured"),
+    ),
+    Part(
+        "replay",
+        "How near is cost-optimal to the best setting in hindsight?",
+        "By replay on the traces of the calibration, under other costs than this machine's too; nothing here is timed.",
+        (Step("comparison", ("{folder}/../calibration/trace.jsonl", "--grid", "paper"), "tools.compare_policies"),),
+    ),
+    Part(
+        "signals",
+        "What do the draft's signals tell?",
+        "How well each signal tells accepted from rejected draft tokens.",
+        (Step("signals", ("analyze", "-p", "embedded-specdec++", "-n", "64", "--threads", "1")),),
+        kept=("How well each signal separates accepted from rejected tokens", "Draft entropy by verdict (nats)"),
+    ),
+    Part(
+        "passes",
+        "What does a pass cost, by engine?",
+        "Passes of the embedded target over 1 to 8 tokens; engines take turns.",
+        (
+            Step(
+                "target",
+                ("{package}/models/embedded/target", "--engines", "onnx", "eager", "compiled"),
+                "tools.pass_times",
+            ),
+        ),
+    ),
+    Part(
+        "host",
+        "What does the host cost?",
+        "Processor time of the loop for a drafted token where passes take none.",
+        (Step("loop", (), "tools.host_time"),),
+    ),
+    Part(
+        "starts",
+        "How long until the first token of a fresh process?",
+        "Processes in turn; the first row imports what the onnx path cannot do without.",
+        (Step("starts", (), "tools.start_times"),),
+    ),
+)
+"""All parts, in the order of the page."""
