@@ -3,7 +3,7 @@
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -11,6 +11,7 @@ from specctl.errors import UsageError
 from specctl.policies import POLICIES
 from specctl.printable import one_line
 from specctl.profile.discovery import available
+from specctl.profile.schema import Engine
 from specctl.terminal.output import tell
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ EngineOption = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        metavar="auto|eager|static|graph|onnx",
+        metavar="|".join(get_args(Engine)),
         help="How forward passes run. Default: the profile's; auto takes the fastest that is installed and able.",
         rich_help_panel=RUNNING,
     ),

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from toys import random_model
 from transformers import PreTrainedModel
 
-from specctl.commands.options import EngineOption
 from specctl.models.placing import engine_table
 from specctl.models.placing.engine_table import ENGINES, chosen, chosen_for_head
 from specctl.models.running import engines
@@ -21,10 +20,8 @@ from specctl.profile.schema import Profile
 CPU, CUDA = Where(("cpu",), 1 << 30), Where(("cuda:0",), 1 << 30)
 
 
-def test_profiles_and_the_flag_name_the_engines_of_the_table() -> None:
+def test_profiles_name_the_engines_of_the_table() -> None:
     assert set(get_args(EngineName)) == {"auto", *ENGINES}
-    (option,) = EngineOption.__metadata__  # type: ignore[attr-defined]
-    assert option.metavar == "|".join(get_args(EngineName))
     assert {name: engine.name for name, engine in ENGINES.items()} == {name: name for name in ENGINES}
 
 
