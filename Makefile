@@ -8,25 +8,39 @@ ONE_THREAD = OMP_NUM_THREADS=1
 # What pip installs as torch, instead of the build that fits this machine: make TORCH="torch==2.13.0"
 TORCH ?=
 
+# Faults that `make test-exhaustive` puts into each module, one at a time.
+FAULTS ?= 2
+
 # Minutes that the measurements on a GPU may take, and where their report goes.
 MINUTES ?= 10
 REPORT ?= gpu-report
 
-.PHONY: demo test test-all test-exhaustive check gpu clean
+.PHONY: demo test test-all test-exhaustive durations check gpu clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/specctl generate "Once upon a time"
 
-# A module's tests stay together: they share fixtures and models.
+# A module's tests stay together, because they share fixtures and models; the longest modules come first.
+PYTEST = $(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+# pytest keeps the test modules that it has rewritten, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Representatives of everything.
 test: $(VENV)/installed-dev
-	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope
+	$(PYTEST)
 
+# The slow tests too.
 test-all: $(VENV)/installed-dev
-	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope -m "not exhaustive"
+	$(PYTEST) -m "not exhaustive"
 
-# Products of policies with all else, too.
+# Whole products of one thing with another, and faults put into the code, which tests must see.
 test-exhaustive: $(VENV)/installed-dev
-	$(ONE_THREAD) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadscope -m ""
+	$(PYTEST) -m ""
+	$(ONE_THREAD) $(VENV)/bin/python -m tests.faults.mutants --count $(FAULTS)
+
+# Fails where a test module takes half as much CPU again as tests/durations.json allows it.
+durations: $(VENV)/installed-dev
+	$(ONE_THREAD) $(VENV)/bin/python -m tests.durations --workers $(WORKERS)
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .

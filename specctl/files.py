@@ -22,7 +22,7 @@ from specctl.printable import escaped
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
-"""What the first line says as ``schema_version``; files of another version are refused."""
+"""What the first line says as ``schema_version``, unless a format says more; another version is refused."""
 
 
 class Content(StrEnum):
@@ -125,17 +125,20 @@ class LineFormat(Generic[T]):
         content: what such a file holds.
         header: the dataclass of the first line.
         kinds: the dataclass of each other kind of line, alone or annotated with a validator of pydantic.
+        version: what the header says as ``schema_version``.
     """
 
-    def __init__(self, content: Content, header: type[T], kinds: Mapping[str, Any]) -> None:
-        self.content = content
+    def __init__(
+        self, content: Content, header: type[T], kinds: Mapping[str, Any], version: int = SCHEMA_VERSION
+    ) -> None:
+        self.content, self.version = content, version
         self._types = {"header": header, **kinds}
         self._kinds = {getattr(found, "__origin__", found): kind for kind, found in self._types.items()}
 
     def line(self, record: object) -> dict[str, Any]:
         """A record of one of the kinds as a dictionary of JSON values."""
         kind = self._kinds[type(record)]
-        version = {"schema_version": SCHEMA_VERSION} if kind == "header" else {}
+        version = {"schema_version": self.version} if kind == "header" else {}
         found: dict[str, Any] = self._writers[kind].dump_python(
             record, mode="json", by_alias=True, exclude_defaults=True
         )
@@ -200,9 +203,9 @@ class LineFormat(Generic[T]):
         if found is not self.content:
             raise UsageError(f"{path} holds {found}, not {self.content}")
         version = json.loads(line).get("schema_version")
-        if version != SCHEMA_VERSION:
+        if version != self.version:
             raise UsageError(
-                f"{path}:1: schema_version {version} of {self.content}; this specctl reads {SCHEMA_VERSION}",
+                f"{path}:1: schema_version {version} of {self.content}; this specctl reads {self.version}",
                 "make the file again, or read it with the specctl that wrote it",
             )
 

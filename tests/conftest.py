@@ -1,18 +1,19 @@
-"""One thread a process, and markers that tell the truth about durations.
+"""One thread a process, tests sorted into tiers, and what they cost.
 
 pytest puts this file's folder on the path, so that every test can import the shared helpers.
 """
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from time import perf_counter
+from pathlib import Path
 
 import pytest
-from tiers import names_another
+from durations import Durations, budgets
+from tiers import LOST, sort_into_tiers
 
 # Before torch is imported, and for every process that a test starts: two workers of pytest-xdist on two cores would
 # otherwise fight with four threads.
@@ -21,32 +22,30 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-SLOW = 10.0
-"""Seconds of CPU from which a test is `slow`; children's count too."""
-TOO_SLOW, TOO_QUICK = 1.5 * SLOW, SLOW / 5
-"""From which on a mark is said to be missing or not deserved: on a busy machine the same work takes more CPU."""
+# Imports and collection only add objects: looking through all of them again and again took a third of the time.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--strict-durations", action="store_true", help="fail if a slow test is not marked so, or a marked one is quick"
-    )
+    parser.addoption("--durations-to", type=Path, help="a file that gets the CPU seconds of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    import torch
-
-    torch.set_num_threads(1)
     if not hasattr(config, "workerinput"):  # reports of all workers come together in the process that started them
-        config.pluginmanager.register(Durations(config.getoption("--strict-durations")))
+        config.pluginmanager.register(Durations(config.getoption("--durations-to")))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of modules that are `crossed` with policies that are no representatives as `exhaustive`."""
-    for item in items:
-        if item.get_closest_marker("crossed") and names_another(item.name):
-            item.add_marker("exhaustive")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[LOST] = sort_into_tiers(items)
+    if hasattr(config, "workerinput"):  # the longest modules first, so that none is left over at the end
+        allowed = budgets()
+        items.sort(key=lambda item: -allowed.get(item.nodeid.partition("::")[0], 0.0))
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: no collection of a test's own garbage looks at it again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -83,12 +82,11 @@ def cpu_seconds() -> float:
 
 
 def measured(item: pytest.Item) -> Iterator[None]:
-    cpu, wall = cpu_seconds(), perf_counter()
+    before = cpu_seconds()
     try:
         return (yield)
     finally:
-        # Reports carry these, from a worker too.
-        item.user_properties.append(("seconds", (cpu_seconds() - cpu, perf_counter() - wall)))
+        item.user_properties.append(("cpu", cpu_seconds() - before))  # reports carry it, from a worker too
 
 
 @pytest.hookimpl(wrapper=True)
@@ -99,49 +97,3 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     return (yield from measured(item))
-
-
-@dataclass(eq=False)
-class Durations:
-    """Compares what tests took with how they are marked; a module's fixtures are paid by the test that comes first.
-
-    Attributes:
-        strict: whether a wrong mark fails the run.
-        taken: CPU and wall seconds of each test, and whether it is marked slow.
-    """
-
-    strict: bool
-    taken: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "teardown" and not report.skipped:
-            phases = [seconds for name, seconds in report.user_properties if name == "seconds"]
-            cpu, wall = (sum(column) for column in zip(*phases, strict=True)) if phases else (0.0, 0.0)
-            self.taken[report.nodeid] = cpu, wall, "slow" in report.keywords
-
-    def wrong(self) -> list[str]:
-        """A line for each mark that is not true."""
-        deserving = {_module(test) for test, (cpu, _, slow) in self.taken.items() if slow and cpu > TOO_QUICK}
-        lines = []
-        for test, (cpu, wall, slow) in sorted(self.taken.items(), key=lambda entry: -entry[1][0]):
-            if cpu > TOO_SLOW and not slow:
-                lines.append(f"not marked slow: {cpu:.1f} s of CPU ({wall:.1f} s): {test}")
-            elif slow and cpu < TOO_QUICK and _module(test) not in deserving:
-                lines.append(f"marked slow: {cpu:.1f} s of CPU ({wall:.1f} s): {test}")
-        return lines
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        cpu = sum(cpu for cpu, *_ in self.taken.values())
-        terminalreporter.write_line(f"{len(self.taken)} tests took {cpu:.0f} s of CPU")
-        if lines := self.wrong():
-            terminalreporter.section(f"marks that durations do not bear out ({SLOW:.0f} s of CPU are slow)")
-            for line in lines:
-                terminalreporter.write_line(line)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.strict and self.wrong() and not session.exitstatus:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _module(test: str) -> str:
-    return test.partition("::")[0]

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle1 import Eagle1Head
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.head_files.eagle_formats import build_eagle1, build_eagle3
+from specctl.models.head_files.formats import FORMATS
 
 DATA = Path(__file__).parent / "data" / "draft_heads"
 EAGLE3 = (
@@ -44,8 +44,8 @@ class Reference:
         return {int(name.removeprefix("states.")): tensor for name, tensor in found.items()}
 
     def build(self, verifier: LlamaForCausalLM | None = None) -> Eagle1Head | Eagle3Head:
-        make = build_eagle3 if "lm_head.weight" in self.weights or "norm.weight" in self.weights else build_eagle1
-        return make(self.config, self.weights, verifier or self.verifier(), "The draft head 'x'")
+        kind = "eagle3" if "lm_head.weight" in self.weights or "norm.weight" in self.weights else "eagle1"
+        return FORMATS[kind].read(self.config, self.weights, verifier or self.verifier(), "The draft head 'x'")
 
     def verifier(self, **settings: Any) -> LlamaForCausalLM:
         """A model that the head fits, with the recorded embeddings and output weights where there are any."""

@@ -4,7 +4,7 @@ Chance enters the program in few places, the *doors*. `walk` plays the program a
 what comes out there, so that together the plays take every way through, each with its exact probability. What the
 program does with what it drew is the real code. `doors` is the one place that knows where the doors are.
 
-The sums by which a token is drawn (`specctl.decoding.sampling.pick`) are not played: the doors give index i with
+The sums by which a token is drawn (`device_laws.pick`, `host_laws.picked`) are not played: the doors give index i with
 probability w_i / sum(w), which is its law, and the tests of sampling tell whether it keeps to it.
 """
 
@@ -19,12 +19,19 @@ from unittest.mock import patch
 import torch
 from toys import Ticks
 
-from specctl.decoding import hierarchy, reading, tree_verification, verification
+from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
-from specctl.decoding.host import Floats
+from specctl.decoding.rows import device_rows, device_verdict, host_rows, host_verdict
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.draws import HostGenerator
+from specctl.decoding.rows.host_laws import Floats
+from specctl.decoding.rows.host_rows import HostRows
+from specctl.decoding.rows.rows import Rows, array
+from specctl.models.passes.forward import Numbers
 from specctl.profile.schema import Verification
 from specctl.records import Round
-from specctl.replay import block_coupling, block_recording, coupling, grid_recording, recording
+from specctl.replay.recording import block_coupling, block_recording, coupling, grid_recording, sequence_recording
 
 Outcome = TypeVar("Outcome")
 DRAFTING, VERIFYING = 1.0, 3.0
@@ -116,21 +123,22 @@ def doors(chance: Chance) -> Iterator[None]:
         return drawn(chance, weights)
 
     with patched(
-        patch.object(reading, "pick", pick),  # a draft's token
-        patch.object(reading, "picked", lambda weights, _: chance.choose(weights.tolist())),  # the same on the host
-        patch.object(verification, "pick", pick),  # a verifier's own token
-        patch.object(verification, "picked", coins.picked),
-        patch.object(tree_verification, "picked", lambda weights, _: chance.choose(weights.tolist())),  # below a tree's
-        patch.object(one_round, "verify", coins.verify),  # whether a drafted token is kept, by the target or a draft
+        # A draft's token, and one below a tree's.
+        patch.object(device_rows, "pick", pick),
+        patch.object(host_rows, "picked", lambda weights, _: chance.choose(weights.tolist())),
+        patch.object(device_verdict, "pick", pick),  # a verifier's own token
+        patch.object(host_verdict, "picked", coins.picked),
+        # Whether a drafted token is kept, by the target or a draft.
+        patch.object(HostRows, "verify", judged_by(coins)),
+        patch.object(DeviceRows, "verify", judged_by(coins)),
         # The same of a trace: tokens of rejected drafts and of branches, and whether draft tokens are accepted.
         patch.object(coupling, "draw", draw),
-        patch.object(recording, "draw", draw),
+        patch.object(sequence_recording, "draw", draw),
         patch.object(grid_recording, "draw", draw),
         patch.object(block_recording, "draw", draw),
-        patch.object(recording, "draw_draft_tokens", coins.draw_draft_tokens),
+        patch.object(sequence_recording, "draw_draft_tokens", coins.draw_draft_tokens),
         patch.object(grid_recording, "draw_draft_tokens", coins.draw_draft_tokens),
         patch.object(block_coupling, "draw_draft_tokens", coins.draw_draft_tokens),
-        patch.object(block_coupling, "verify", coins.verify),
     ):
         yield
 
@@ -180,7 +188,7 @@ class Asked(NamedTuple):
         weights: from which it drew that token; None if it drew none.
     """
 
-    verdict: verification.Verdict
+    verdict: Verdict
     weights: list[float] | None
 
 
@@ -197,22 +205,23 @@ class Coins:
         self._verdicts: dict[Hashable, list[Ways]] = {}
         self._asked: dict[Hashable, Asked] = {}
         self._drawn: list[list[float]] = []  # the weights of each draw of the verdict that is being asked for
-        self._verify, self._draw_draft_tokens = verification.verify, coupling.draw_draft_tokens
+        self._verify = {form: form.verify for form in (HostRows, DeviceRows)}
+        self._draw_draft_tokens = coupling.draw_draft_tokens
 
     def verify(
-        self,
-        tokens: torch.Tensor,
-        draft_probs: torch.Tensor,
-        target_probs: torch.Tensor,
-        generator: None,
-        rule: Verification = "token",
-    ) -> verification.Verdict:
-        """`verification.verify`, the number of accepted tokens and the token after them chosen.
+        self, tokens: Sequence[int] | torch.Tensor, draft_probs: Numbers | None, laws: Rows, rule: Verification
+    ) -> Verdict:
+        """`Rows.verify`, the number of accepted tokens and the token after them chosen.
 
         The program is asked once for each block and number: what it makes of the same again differs in that token only.
         """
-        block = tokens, draft_probs, target_probs
-        key = rule, *(part.numpy().tobytes() for part in block)
+        block = tokens, draft_probs, laws
+        key = (
+            rule,
+            tuple(map(int, tokens)),
+            None if draft_probs is None else array(draft_probs).tobytes(),
+            array(laws.numbers).tobytes(),
+        )
         if key not in self._verdicts:
             self._verdicts[key] = self._ways(*block, rule)
         ways = self._verdicts[key]
@@ -222,32 +231,30 @@ class Coins:
                 return asked.verdict
             return replace(asked.verdict, extra=self._chance.choose(asked.weights))
         self._drawn.clear()
-        with tossing(ways[accepted].coins):
-            verdict = self._verify(*block, generator, rule)
+        verdict = self._verify[type(laws)](laws, tokens, draft_probs, Tossed(ways[accepted].coins), rule)
         assert verdict.accepted == accepted
-        if verification.on_host(target_probs):  # elsewhere it does not draw by `picked`
+        if isinstance(laws, HostRows):  # elsewhere it does not draw by `picked`
             weights = self._drawn[0] if self._drawn else None
             assert len(self._drawn) == (verdict.extra is not None), "a verdict draws its own token and nothing else"
             self._asked[key, accepted] = Asked(verdict, weights)
         return verdict
 
     def picked(self, weights: Floats, _: float) -> int:
-        """`host.picked` of a verifier's own token."""
+        """`host_laws.picked` of a verifier's own token."""
         self._drawn.append(weights.tolist())
         return self._chance.choose(self._drawn[-1])
 
     def _ways(
-        self, tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, rule: Verification
+        self, tokens: Sequence[int] | torch.Tensor, draft_probs: Numbers | None, laws: Rows, rule: Verification
     ) -> list[Ways]:
         """Of each number of accepted tokens, from 0."""
 
         def accepted(coins: Sequence[int]) -> int:
             with (
-                tossing(coins),
-                Replaced(verification, "pick", lambda *_: torch.tensor(0)),
-                Replaced(verification, "picked", lambda *_: 0),
+                Replaced(device_verdict, "pick", lambda *_: torch.tensor(0)),
+                Replaced(host_verdict, "picked", lambda *_: 0),
             ):
-                return self._verify(tokens, draft_probs, target_probs, None, rule).accepted
+                return self._verify[type(laws)](laws, tokens, draft_probs, Tossed(coins), rule).accepted
 
         count = len(tokens)
         # Seen with the best coins for the tokens before it and the worst for those behind it, where it decides alone.
@@ -304,6 +311,32 @@ class Coins:
     def _drafts(self, coin: int, token: int, draft: torch.Tensor, target: torch.Tensor) -> bool:
         with tossing([coin]), Replaced(coupling, "draw", lambda *_: torch.tensor([0])):
             return bool(self._draw_draft_tokens(torch.tensor([token]), draft, target, None)[1])
+
+
+def judged_by(coins: Coins) -> Callable[..., Verdict]:
+    """`Rows.verify`, as `Coins` have it."""
+
+    def verify(
+        laws: Rows,
+        tokens: Sequence[int] | torch.Tensor,
+        draft_probs: Numbers | None,
+        _: object,
+        rule: Verification = "token",
+    ) -> Verdict:
+        return coins.verify(tokens, draft_probs, laws, rule)
+
+    verify.coins = coins  # type: ignore[attr-defined] # for who tosses them in another way
+    return verify
+
+
+class Tossed(HostGenerator):
+    """A generator that gives these coins, as multiples of 1 / COINS, and behind them a number nobody looks at."""
+
+    def __init__(self, coins: Sequence[int]) -> None:
+        self._values = [*(coin / COINS for coin in coins), 0.0]
+
+    def random(self, count: int) -> list[float]:
+        return self._values[:count]
 
 
 def bisected(falls_well: Callable[[int], bool]) -> int:

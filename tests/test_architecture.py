@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +93,13 @@ def test_nothing_imports_upward() -> None:
 
 def test_the_package_does_not_need_the_tools() -> None:
     assert not [f"{path}:{line}" for path in FILES for line, module in imports(path) if module.startswith("tools")]
+
+
+def test_replay_reads_no_models_but_to_record() -> None:
+    """What plays policies on traces imports no torch, however indirectly."""
+    modules = [module_name(path) for path in FILES if path.parent == PACKAGE / "replay"]
+    program = f"import sys\nfor name in {modules}:\n    __import__(name)\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT).returncode == 0
 
 
 def test_no_module_is_too_long() -> None:

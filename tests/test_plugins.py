@@ -28,8 +28,8 @@ from specctl.plugins import DRAFTERS, PluginError
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.profile import parse_policy, resolve
 from specctl.records import StopReason
-from specctl.replay import metering
 from specctl.replay.play import rounds
+from specctl.replay.recording import metering
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 HEADER = """

@@ -7,7 +7,7 @@ from toys import VOCABULARY, seeded
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.draft_heads.block import BlockConfig, BlockHead
-from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head, new_eagle3
+from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.markov import MarkovKind
@@ -39,7 +39,7 @@ def random_eagle3(
     """
     drafts = vocabulary if tokens is None else len(tokens)
     config = Eagle3Config(shape, layers, vocabulary, drafts, states)
-    head = new_eagle3(config, None if tokens is None else torch.tensor(tokens))
+    head = Eagle3Head(config, None if tokens is None else torch.tensor(tokens))
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(spread * torch.randn(weight.shape, generator=seeded(seed)))

@@ -15,7 +15,7 @@ from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Runner
 from specctl.policies import Setting
 from specctl.records import Round
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.replay.traces import Trace
 
 

@@ -9,8 +9,9 @@ tell a draft step and the token that it adds to a target pass only together: the
 runs every length from 1 to 12 and the exported setting in turn, prompt by prompt, on the prompts that chose nothing,
 and compares the exported setting with the fastest length.
 
-Engines: transformers, on specctl's own models; openvino, with --peer-models FOLDER (of ``python -m tools.peer_models
-openvino``) and --peer-program PYTHON, the Python that has it. Run it on an idle machine.
+Engines: transformers, on specctl's own models; openvino, with --peer-models FOLDER (of
+``python -m specctl.peers.convert openvino``) and --peer-program PYTHON, the Python that has it. Run it on an idle
+machine.
 """
 
 import argparse

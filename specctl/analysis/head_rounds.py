@@ -14,7 +14,7 @@ from specctl.observing.prompt_answers import answer_each
 from specctl.profile.schema import SamplingTable
 from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST
-from specctl.replay.collecting import trace_answers
+from specctl.replay.recording.collecting import trace_answers
 from specctl.replay.traces import Trace
 
 

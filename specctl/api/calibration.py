@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from specctl.api.decoder import Decoder, load
 from specctl.calibration.calibrated import calibrated_profile, facts_of, profile_text
-from specctl.calibration.compared_settings import computed_by, contest, recordable
-from specctl.calibration.decision import decide
+from specctl.calibration.compared_settings import compared_settings, computed_by, recordable
+from specctl.calibration.decision import Decision, decide
 from specctl.calibration.live_check import Measured
 from specctl.calibration.search import Calibration
 from specctl.errors import UsageError
@@ -19,8 +19,7 @@ from specctl.observing.progress import SILENT, Progress
 from specctl.outputs import write_whole
 from specctl.profile import ResolvedProfile
 from specctl.prompts.suites import EMBEDDED, Suite, load_records, load_suite, sample, suite_names
-from specctl.replay.collecting import collect_traces
-from specctl.replay.costs import CostTable
+from specctl.replay.recording.collecting import collect_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,6 @@ class Calibrated:
         warnings: what to know before the numbers are trusted.
         measured: the live runs of the chosen setting and of others; empty without ``verify``.
         found: all that the search found.
-        costs: with which rounds were priced.
     """
 
     policy: str
@@ -46,7 +44,7 @@ class Calibrated:
     warnings: tuple[str, ...]
     measured: tuple[Measured, ...]
     found: Calibration
-    costs: CostTable
+    _decision: Decision
     _resolved: ResolvedProfile
     _facts: dict[str, Any]
 
@@ -57,7 +55,7 @@ class Calibrated:
             OutputError: the file cannot be written.
         """
         output = Path(path)
-        profile = calibrated_profile(self._resolved, self.found, self.costs, self._facts, output)
+        profile = calibrated_profile(self._resolved, self._decision, self._facts, output)
         write_whole(output, profile_text(profile, self.found))
         return output
 
@@ -93,13 +91,16 @@ def calibrate(
     profile = own.profile
     if profile.draft is None:
         raise UsageError("the profile has no draft to calibrate", "load it with a draft")
-    asked = contest(profile.draft, policy, grid, [], recordable(profile), computed_by(profile.draft, (), None))
+    asked = compared_settings(
+        profile.draft, policy, grid, [], recordable(profile), computed_by(profile.draft, (), None)
+    )
     seed = profile.sampling.seed
     traces = collect_traces(
         own.pair, profile, sample(_suite(prompts), 2 * samples, seed), asked.depth, progress=progress
     )
     left_out = [f"prompt {identity} is left out: {why}" for identity, why in traces.failures.items()]
-    found, costs, measured = decide(traces, asked, profile, own.pair if verify else None, progress, left_out)
+    decision = decide(traces, asked, profile, own.pair if verify else None, progress, left_out)
+    found = decision.found
     winner = found.winner
     return Calibrated(
         policy=winner.score.setting.label,
@@ -107,9 +108,9 @@ def calibrate(
         speedup=(winner.speedup.value, winner.speedup.low, winner.speedup.high),
         ranking=tuple((one.score.setting.label, one.score.tokens_per_second) for one in found.ranking),
         warnings=tuple(found.warnings),
-        measured=tuple(measured),
+        measured=tuple(decision.measured),
         found=found,
-        costs=costs,
+        _decision=decision,
         _resolved=own.resolved,
         _facts=facts_of(traces, "specctl.calibrate()"),
     )

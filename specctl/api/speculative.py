@@ -18,9 +18,10 @@ from specctl.decoding.round import prefill
 from specctl.decoding.session import ONE_TEXT
 from specctl.errors import UsageError
 from specctl.metrics import Metrics
-from specctl.models.loading.loaded_target import Level, draft_levels, form_of, in_memory, target_runners
+from specctl.models.loading.loaded_target import assembled, form_of, in_memory
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
+from specctl.models.running.eager import EagerRunner
 from specctl.models.running.ruled import RuledRunner
 from specctl.models.running.runner import Runner
 from specctl.models.running.token_rules import TokenRules
@@ -213,14 +214,14 @@ class _Target:
     """
 
     def __init__(self, model: PreTrainedModel, drafting: Drafting, forms: list[Any]) -> None:
-        loaded = in_memory(model, "target")
         self.forms = forms
-        self.bare, self.runner = target_runners(loaded)
+        made = assembled(in_memory(model, "target"), drafting.table, drafting.given)
+        assert isinstance(made.bare, EagerRunner), "its cache is transformers' own"
+        self.bare, self.runner, self._drafts, self._heads = made.bare, made.target, made.drafts, made.named_heads
         self.prefilled = 0.0
         """When the last prompt had been read."""
         self._turn = 0
         self._setting = drafting.table.setting
-        self._levels: list[Level] = draft_levels(drafting.table, drafting.given, loaded, self.runner)
         # One object for all calls, so that policies carry over what they learn.
         self._policies: list[StoppingPolicy] = [level.build() for level in self._setting.levels]
 
@@ -231,14 +232,14 @@ class _Target:
         turn = self._turn
         target = RuledRunner(self.runner, request.rules) if request.rules.active else self.runner
         drafter = self._drafter(target, request.rules)
-        room = min((level.runner.context for level in self._levels), default=0) - len(request.prompt)
+        room = min((runner.context for runner in self._drafts), default=0) - len(request.prompt)
         if room < 1:
             drafter = None
         text, left = list(request.prompt), request.limit
         while left:
             limit = left if drafter is None else min(left, room)
             prefill(target, drafter, text)
-            wait(self.runner.device, *(level.runner.device for level in self._levels))
+            wait(self.runner.device, *(runner.device for runner in self._drafts))
             self.prefilled = working_seconds()
             with closing(decode(target, drafter, text, limit, request.sampling, request.eos, generator)) as playing:
                 written = list[int]()
@@ -256,16 +257,18 @@ class _Target:
         stages = [
             Stage(
                 # A lookup has no scores: what it copies against the rules the target rejects.
-                RuledRunner(level.runner, rules) if rules.active and level.runner.index is None else level.runner,
+                RuledRunner(runner, rules) if rules.active and runner.index is None else runner,
                 policy,
                 setting.once,
-                head_of(level.heads, setting),
+                head_of(heads, setting),
             )
-            for level, policy, setting in zip(self._levels, self._policies, self._setting.levels, strict=False)
+            for runner, heads, policy, setting in zip(
+                self._drafts, self._heads, self._policies, self._setting.levels, strict=False
+            )
         ]
         return compose_for(target, stages, self._setting)
 
     def forget(self) -> None:
         """Empty all caches."""
-        for runner in (self.runner, *(level.runner for level in self._levels)):
+        for runner in (self.runner, *self._drafts):
             runner.rollback(0)

@@ -1,11 +1,11 @@
-"""How a benchmark is to be run. No torch here."""
+"""What a benchmark is to run. No torch here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.errors import UsageError
-from specctl.observing.candidates import Field
+from specctl.observing.candidates import Candidates
 from specctl.observing.results import Header, of_request
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import Suite
@@ -13,26 +13,41 @@ from specctl.prompts.suites import Suite
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a benchmark is to be run.
+    """What a benchmark is to run.
 
     Attributes:
+        profile: gives the sampling and prompt tables.
+        candidates: those that are compared, peers too.
+        suite: the prompts.
         lengths: token limits; every prompt is run to each of them.
         repeats: how often every prompt is run.
         oracle: whether to compute the bounds of greedy decoding.
         papers: where the papers' policies are compared, which of them the pair cannot run, and why.
     """
 
+    profile: Profile
+    candidates: Candidates
+    suite: Suite
     lengths: Sequence[int]
     repeats: int = 1
     oracle: bool = False
     papers: Mapping[str, str] | None = None
 
+    def runs(self, candidates: int) -> int:
+        """The number of all runs of so many candidates."""
+        return len(self.suite.prompts) * candidates * len(self.lengths) * self.repeats
 
-def require_same(old: Header, profile: Profile, field: Field, suite: Suite, plan: Plan, path: Path) -> None:
+    @property
+    def tokens(self) -> int:
+        """The most tokens that all runs generate."""
+        return len(self.suite.prompts) * len(self.candidates.all) * sum(self.lengths) * self.repeats
+
+
+def require_same(old: Header, plan: Plan, path: Path) -> None:
     """Raise UsageError if a results file belongs to another benchmark."""
     wanted = {
-        **of_request(profile, suite),
-        "candidates": [one for one in field.candidates if one.engine is None],
+        **of_request(plan.profile, plan.suite),
+        "candidates": [one for one in plan.candidates.all if one.engine is None],
         "lengths": list(plan.lengths),
         "repeats": plan.repeats,
     }

@@ -15,7 +15,7 @@ from specctl.prompts.suites import SuitePrompt
 from specctl.replay.bound import LONGEST
 from specctl.replay.oracle import oracle
 from specctl.replay.parallel_replay import cut
-from specctl.replay.signal_bound import Text, greedy_trace, signal_bound
+from specctl.replay.recording.signal_bound import Text, greedy_trace, signal_bound
 
 
 def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], results: RunSet, emit: Emit) -> None:

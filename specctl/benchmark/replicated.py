@@ -11,29 +11,26 @@ from specctl.benchmark.run import Watch, header_of
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.observing.candidates import Field
 from specctl.observing.findings import Failed
 from specctl.observing.identity import compare
 from specctl.observing.results import RESULTS, Header, Run, RunSet
 from specctl.observing.round_robin import PROMPTS_BETWEEN_COSTS, RoundRobin
 from specctl.outputs import OutputFile
-from specctl.profile.schema import Profile
-from specctl.prompts.suites import Suite
 from specctl.replicas.job import Answer, ReplicaError
 from specctl.replicas.replica import Replicas
 from specctl.replicas.window import GivenUp, Task, in_order
 
 
-def benchmarking(pair: Pair, profile: Profile, field: Field, suite: Suite, plan: Plan) -> Answer:
+def benchmarking(pair: Pair, plan: Plan) -> Answer:
     """What a replica does: all candidates take turns on a prompt, and the costs of passes are measured now and then.
 
     Its answers hold the records of the results file, and the header that it would write, which names its devices.
     """
-    header = header_of(pair, profile, field, suite, plan)
-    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
+    header = header_of(pair, plan)
+    prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
     records: list[object] = []
     results = RunSet(header)
-    runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompt_format, records.append)
+    runs = RoundRobin(pair, results, plan.suite.prompts, plan.profile.sampling, prompt_format, records.append)
     runs.begin()
     served = 0
 
@@ -55,7 +52,6 @@ def benchmarking(pair: Pair, profile: Profile, field: Field, suite: Suite, plan:
 
 def run_by_replicas(
     replicas: Callable[[], AbstractContextManager[Replicas]],
-    suite: Suite,
     plan: Plan,
     output: OutputFile | None,
     watch: Watch,
@@ -65,13 +61,13 @@ def run_by_replicas(
 
     Args:
         replicas: starts replicas that answer as `benchmarking` says, each on devices of its own.
-        suite, plan, output, watch, earlier: as in `run_benchmark`.
+        plan, output, watch, earlier: as in `run_benchmark`.
 
     Raises:
         UsageError: the replicas, or those of the earlier benchmark, run on unlike devices.
         ReplicaError: no replica survived a prompt, or none is left.
     """
-    tasks = _tasks(suite, plan, earlier)
+    tasks = _tasks(plan, earlier)
     if not tasks:
         assert earlier is not None, "a suite has prompts"
         return earlier
@@ -80,9 +76,8 @@ def run_by_replicas(
         first = next(answers)
         header: Header = first["header"]
         results = earlier or RunSet(header)
-        total = len(suite.prompts) * len(results.header.candidates) * len(plan.lengths) * plan.repeats
         write = RESULTS.writing(output, header)
-        with watch(results, total) as watcher:
+        with watch(results, plan.runs(len(results.header.candidates))) as watcher:
             for answer in chain([first], answers):
                 _require_equal(results.header, answer["header"])
                 for record in answer["records"]:
@@ -95,14 +90,14 @@ def run_by_replicas(
     return results
 
 
-def _tasks(suite: Suite, plan: Plan, earlier: RunSet | None) -> list[Task[str]]:
+def _tasks(plan: Plan, earlier: RunSet | None) -> list[Task[str]]:
     """What is left to ask, in the order of one process."""
     done: dict[tuple[str, int], list[Run]] = {}
     for run in earlier.runs if earlier is not None else ():
         done.setdefault((run.prompt, run.repeat), []).append(run)
     tasks = []
     for repeat in range(plan.repeats):
-        for number, prompt in enumerate(suite.prompts):
+        for number, prompt in enumerate(plan.suite.prompts):
             there = done.get((prompt.id, repeat), [])
             if earlier is not None and prompt.id in earlier.skipped:
                 continue

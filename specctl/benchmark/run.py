@@ -12,7 +12,6 @@ from specctl.benchmark.plan import Plan
 from specctl.benchmark.policy_bounds import find_bounds
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.running.pair import Pair
-from specctl.observing.candidates import Field
 from specctl.observing.findings import Failed
 from specctl.observing.progress import Progress
 from specctl.observing.results import RESULTS, Header, Run, RunSet
@@ -22,8 +21,6 @@ from specctl.outputs import OutputFile
 from specctl.peers.measured import MeasuredPeer
 from specctl.peers.names import MOVING
 from specctl.peers.process import PeerProcess
-from specctl.profile.schema import Profile
-from specctl.prompts.suites import Suite
 
 
 class Watcher(Protocol):
@@ -42,9 +39,6 @@ Watch = Callable[[RunSet, int], AbstractContextManager[Watcher]]
 
 def run_benchmark(
     pair: Pair,
-    profile: Profile,
-    field: Field,
-    suite: Suite,
     plan: Plan,
     output: OutputFile | None,
     watch: Watch,
@@ -56,69 +50,59 @@ def run_benchmark(
 
     Args:
         pair: has the drafts and heads of all candidates.
-        profile: gives the sampling and prompt tables.
-        field: the candidates and peers.
-        suite: the prompts.
-        plan: lengths and repeats.
+        plan: what to run.
         output: the results file; None to write none.
         watch: makes the watcher of the runs.
         progress: shows the work after the runs.
         earlier: what the results file contains, if it is continued.
-        processes: of the field's launches, by label.
+        processes: of the plan's launches, by label.
 
     Raises:
         OutputError: the file cannot be written.
         PeerError, UsageError: a peer cannot run these models.
     """
     peers: dict[str, MeasuredPeer] = {}
-    for label, launch in field.launches.items():
+    for label, launch in plan.candidates.launches.items():
         with progress.doing(f"loading {label}"):
             peers[label] = MeasuredPeer(pair, launch, processes[label])
-    header = header_of(pair, profile, field, suite, plan, peers)
+    header = header_of(pair, plan, peers)
     results = earlier or RunSet(header)
-    total = len(suite.prompts) * len(results.header.candidates) * len(plan.lengths) * plan.repeats
-    prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
+    prompt_format = PromptFormat.of(pair.tokenizer, plan.profile.prompt)
     write = RESULTS.writing(output, header)
-    with watch(results, total) as watcher:
+    with watch(results, plan.runs(len(results.header.candidates))) as watcher:
 
         def emit(record: object) -> None:
             write(record)
             if isinstance(record, Failed):
                 watcher.fail(f"{record.reason}; {record.candidate} runs no more")
 
-        runs = RoundRobin(pair, results, suite.prompts, profile.sampling, prompt_format, emit, peers)
+        runs = RoundRobin(pair, results, plan.suite.prompts, plan.profile.sampling, prompt_format, emit, peers)
         for run in runs.run(before=watcher.start):
             watcher.add(run)
     if plan.oracle:
         with progress.doing("computing the bounds"):
-            find_bounds(pair, runs, suite.prompts, results, write)
+            find_bounds(pair, runs, plan.suite.prompts, results, write)
     return results
 
 
-def header_of(
-    pair: Pair,
-    profile: Profile,
-    field: Field,
-    suite: Suite,
-    plan: Plan,
-    peers: Mapping[str, MeasuredPeer] = MappingProxyType({}),
-) -> Header:
+def header_of(pair: Pair, plan: Plan, peers: Mapping[str, MeasuredPeer] = MappingProxyType({})) -> Header:
     """The header of a benchmark that begins now; ``peers`` are those in processes of their own, by label.
 
     A candidate that is to run eagerly beside others is left out where all do.
     """
-    facts = gather(pair, profile, suite)
+    candidates = plan.candidates
+    facts = gather(pair, plan.profile, plan.suite)
     for label, peer in peers.items():
-        facts.versions[field.launches[label].setting.peer] = peer.version
-        facts.devices[field.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
-    if any(candidate.peer in MOVING for candidate in field.candidates):
+        facts.versions[candidates.launches[label].setting.peer] = peer.version
+        facts.devices[candidates.launches[label].setting.peer] = device_name(torch.device("cpu"), pair.thread_count)
+    if any(candidate.peer in MOVING for candidate in candidates.all):
         facts.versions[SCIKIT_LEARN] = scikit_learn()
     return Header(
         **asdict(facts),
-        candidates=[one for one in field.candidates if one.engine is None or not pair.is_eager],
+        candidates=[one for one in candidates.all if one.engine is None or not pair.is_eager],
         repeats=plan.repeats,
         lengths=list(plan.lengths),
         oracle=plan.oracle,
         papers=None if plan.papers is None else dict(plan.papers),
-        drafts=[draft.model for draft in field.drafts] if len(field.drafts) > 1 else [],
+        drafts=[draft.model for draft in candidates.drafts] if len(candidates.drafts) > 1 else [],
     )

@@ -22,7 +22,7 @@ LACKING = {
 
 
 @dataclass(slots=True)
-class Lineup:
+class RunnablePapers:
     """The papers' policies on a pair.
 
     Attributes:
@@ -36,7 +36,7 @@ class Lineup:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def lineup(profile: Profile, *, oracle: bool = False) -> Lineup:
+def runnable_papers(profile: Profile, *, oracle: bool = False) -> RunnablePapers:
     """The papers' policies on the drafts of a profile, and transformers' own assisted generation.
 
     Args:
@@ -55,7 +55,7 @@ def lineup(profile: Profile, *, oracle: bool = False) -> Lineup:
 
     head = None if draft.is_lookup else find_head("draft", draft, ("target", profile.target))
     offered = _offered(draft, head)
-    found = Lineup()
+    found = RunnablePapers()
     for entrant in PAPERS:
         why = _obstacle(entrant, profile, draft, head, offered, oracle)
         if why:

@@ -7,19 +7,19 @@ from typing import Any, get_args
 import tomli_w
 
 from specctl.calibration.calibration_tables import verdict
+from specctl.calibration.decision import Decision
 from specctl.calibration.search import Calibration
 from specctl.policies import NONE, Setting
 from specctl.printable import one_line
 from specctl.profile import ResolvedProfile
 from specctl.profile.schema import Engine
-from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
 
 MOST_RUNNER_UPS = 5
 
 
 def calibrated_profile(
-    resolved: ResolvedProfile, found: Calibration, costs: CostTable, facts: Mapping[str, Any], output: Path
+    resolved: ResolvedProfile, decision: Decision, facts: Mapping[str, Any], output: Path
 ) -> dict[str, Any]:
     """The contents of a profile file that extends the resolved profile, if that is a file.
 
@@ -27,11 +27,11 @@ def calibrated_profile(
 
     Args:
         resolved: the profile that was calibrated.
-        found: the outcome.
-        costs: with which replayed rounds were priced.
+        decision: the outcome.
         facts: when, how and where, for the provenance.
         output: path of the file to write.
     """
+    found = decision.found
     winner = found.winner
     table: dict[str, Any] = {
         "schema_version": 1,
@@ -67,7 +67,7 @@ def calibrated_profile(
             for score in found.choice.near[:MOST_RUNNER_UPS]
         ],
         "warnings": found.warnings,
-        "costs": costs.as_record(),
+        "costs": decision.costs.as_record(),
     }
     return table
 

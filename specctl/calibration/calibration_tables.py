@@ -1,7 +1,7 @@
 """Shows the outcome of a calibration: as a sentence, as tables, and as plain values."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.calibration.live_check import Measured
 from specctl.calibration.scores import Score
@@ -12,6 +12,9 @@ from specctl.replay.costs import CostTable, signal_key
 from specctl.reporting.placing import times
 from specctl.reporting.table import DEFINITIONS, DOWN, UNKNOWN, UP, Table, number, percent
 from specctl.statistics.intervals import Interval, is_clear
+
+if TYPE_CHECKING:
+    from specctl.calibration.decision import Decision
 
 SHOWN_NEAR = 5
 _SHOWN_VALUES = 16
@@ -38,19 +41,21 @@ def verdict(found: Calibration) -> str:
     return "; ".join(parts)
 
 
-def calibration_tables(found: Calibration, costs: CostTable, measured: Sequence[Measured]) -> list[Table]:
+def calibration_tables(decision: "Decision") -> list[Table]:
     """All tables of a calibration, in reading order."""
+    found = decision.found
     return [
         _ranking(found),
-        *([_verified(measured)] if measured else []),
+        *([_verified(decision.measured)] if decision.measured else []),
         *([_curve(found)] if len(found.curve) > 2 else []),
         *([_near(found)] if found.choice.near else []),
-        *_costs(costs, found),
+        *_costs(decision.costs, found),
     ]
 
 
-def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measured]) -> dict[str, Any]:
+def as_document(decision: "Decision") -> dict[str, Any]:
     """The numbers of the tables as plain values, with more decimals."""
+    found = decision.found
     return {
         "verdict": verdict(found),
         "chosen": found.winner.score.setting.table,
@@ -73,10 +78,10 @@ def as_document(found: Calibration, costs: CostTable, measured: Sequence[Measure
                 "measured_tokens_per_second": round(one.measured, 2),
                 "measured_speedup": plain_interval(one.speedup),
             }
-            for one in measured
+            for one in decision.measured
         ],
-        "costs": costs.as_record(),
-        "implied_threshold": _implied_threshold(costs, found),
+        "costs": decision.costs.as_record(),
+        "implied_threshold": _implied_threshold(decision.costs, found),
         "warnings": found.warnings,
     }
 

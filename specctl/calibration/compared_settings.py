@@ -8,18 +8,18 @@ from pathlib import Path
 from specctl.calibration.ascent import Space
 from specctl.calibration.grids import Grid, grid, level_grids, with_heads
 from specctl.errors import UsageError
-from specctl.models.loading.model import model_tables
+from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.predictors.head_checkpoint import CONFIG, KIND_SIGNALS, locate_head
 from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal
 from specctl.profile.lookup_policies import require_models
 from specctl.profile.schema import DraftTable, Profile
-from specctl.replay.recording import require_recordable
+from specctl.replay.play import require_recordable
 from specctl.replay.trace_files import TraceHeader
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class ComparedSettings:
     """The settings that compete, of one draft or of all drafts of a hierarchy.
 
     Attributes:
@@ -53,14 +53,14 @@ class Contest:
         return certain + (self.space.most if self.space is not None else 0)
 
 
-def contest(
+def compared_settings(
     draft: DraftTable,
     policy: str | None,
     kind: Grid,
     heads: Sequence[str],
     recorded: Set[str],
     computed: Mapping[str, Signal],
-) -> Contest:
+) -> ComparedSettings:
     """The settings to compare for a profile and the options of a calibration.
 
     Args:
@@ -98,12 +98,12 @@ def contest(
     if len(names) == 1 or names[0] == "none":
         candidates = grid(names[0], kind, known[0])
         _require_known([candidates], known)
-        return Contest(old, with_heads(candidates, choices), also_ranked, None)
+        return ComparedSettings(old, with_heads(candidates, choices), also_ranked, None)
     fine = level_grids(names, kind, known)
     _require_known(fine, known)
     # The combinations of all policies on a fine grid would be too many.
     coarse = level_grids(names, "paper", known) if "all" in names and kind == "dense" else fine
-    return Contest(old, [], also_ranked, Space(coarse, fine))
+    return ComparedSettings(old, [], also_ranked, Space(coarse, fine))
 
 
 def settings_replayed(
@@ -124,7 +124,7 @@ def recordable(profile: Profile) -> frozenset[Signal]:
     """
     if profile.draft is not None:
         require_models(profile.draft.levels, "calibrate", "compare policies of a lookup with specctl bench")
-    tables = model_tables(profile)
+    tables = loading_order(model_tables(profile))
     heads = [
         find_head(key, table, verifier) for (key, table), verifier in pairwise(tables) if isinstance(table, DraftTable)
     ]

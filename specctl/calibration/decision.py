@@ -1,8 +1,9 @@
 """The course of a calibration once its traces are there: search, then run what was chosen live."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from specctl.calibration.compared_settings import Contest
+from specctl.calibration.compared_settings import ComparedSettings
 from specctl.calibration.live_check import Measured, check_live, doubts
 from specctl.calibration.search import Calibration, search
 from specctl.errors import UsageError
@@ -14,23 +15,42 @@ from specctl.replay.play import replayable
 from specctl.replay.trace_files import TraceSet
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a calibration found.
+
+    Attributes:
+        traces: that it searched in.
+        found: the outcome of the search.
+        costs: that it priced rounds with.
+        measured: the live runs; empty where nothing was run.
+    """
+
+    traces: TraceSet
+    found: Calibration
+    costs: CostTable
+    measured: list[Measured]
+
+
 def decide(
-    traces: TraceSet, asked: Contest, profile: Profile, pair: Pair | None, progress: Progress, noted: Sequence[str] = ()
-) -> tuple[Calibration, CostTable, list[Measured]]:
-    """`search` among the settings of a contest, and where there is a pair `check_live`, with the warnings of both.
+    traces: TraceSet,
+    asked: ComparedSettings,
+    profile: Profile,
+    pair: Pair | None,
+    progress: Progress,
+    noted: Sequence[str] = (),
+) -> Decision:
+    """`search` among the settings compared, and where there is a pair `check_live`, with the warnings of both.
 
     The outcome warns too where live runs verify in another way than the replay.
 
     Args:
         traces: recorded with the profile.
-        asked: the contest.
+        asked: the settings compared.
         profile: the pair's, with the sampling settings of live runs.
         pair: with the drafts and heads that the settings use; None to run nothing live.
         progress: receives counts of settings and of live runs.
         noted: warnings to give besides, before those of the live runs.
-
-    Returns:
-        The outcome of the search, the costs that it priced rounds with, and the live runs.
 
     Raises:
         UsageError: there is no trace.
@@ -52,4 +72,4 @@ def decide(
     found.warnings += noted
     measured = check_live(pair, profile, traces, found, asked.old, progress) if pair is not None else []
     found.warnings += doubts(measured)
-    return found, traces.costs, measured
+    return Decision(traces, found, traces.costs, measured)

@@ -5,7 +5,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from specctl.calibration.compared_settings import Contest
+from specctl.calibration.compared_settings import ComparedSettings
 from specctl.errors import UsageError
 from specctl.policies import TRAINED_SIGNALS
 from specctl.profile.schema import Profile
@@ -17,7 +17,12 @@ _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def require_fits(
-    header: TraceHeader, profile: Profile, asked: Contest, heads: Sequence[str], prompts: Suite | None, path: Path
+    header: TraceHeader,
+    profile: Profile,
+    asked: ComparedSettings,
+    heads: Sequence[str],
+    prompts: Suite | None,
+    path: Path,
 ) -> None:
     """Check that an earlier trace fits a calibration: one to continue if there are prompts, else one to search in.
 
@@ -62,8 +67,8 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
             raise UsageError(f"{path} was recorded with another {key}", "record a new trace")
 
 
-def require_depth(header: TraceHeader, asked: Contest, path: Path) -> None:
-    """Check that the longest draft of a contest can be replayed on a trace.
+def require_depth(header: TraceHeader, asked: ComparedSettings, path: Path) -> None:
+    """Check that the longest draft of the settings compared can be replayed on a trace.
 
     Raises:
         UsageError: the trace was recorded for shorter drafts.

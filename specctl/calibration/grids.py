@@ -116,7 +116,7 @@ def _dense(policy: str) -> list[dict[str, Any]]:
             return fixed + _crossed(threshold=_steps(0.1, 0.9, 0.1), max_draft=caps)
         case "adaedl":
             knobs = {"threshold": (0.0, 1.0), "gamma": (0.05, 0.5), "eps": (0.0, 0.1), "alpha": (0.3, 1.0)}
-            return _paper(policy) + [{**point, "max_draft": cap} for cap in caps for point in _sobol(knobs, 64)]
+            return _paper(policy) + [{**point, "max_draft": cap} for cap in caps for point in _spread(knobs, 64)]
         case "self-verify":
             return [{"max_draft": cap} for cap in range(2, 21)]
         case "confidence":
@@ -136,13 +136,17 @@ def _crossed(**values: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
 
 
-def _sobol(knobs: dict[str, tuple[float, float]], count: int) -> Iterator[dict[str, float]]:
-    """``count`` points that fill the box of several settings evenly; every call yields the same points."""
-    from torch.quasirandom import SobolEngine
+def _spread(knobs: dict[str, tuple[float, float]], count: int) -> Iterator[dict[str, float]]:
+    """``count`` points that fill the box of several settings evenly; every call yields the same points.
 
-    points = SobolEngine(len(knobs), scramble=True, seed=0).draw(count).tolist()  # type: ignore[no-untyped-call]
-    for point in points:
+    The n-th has the fractional part of n g^-i as its i-th coordinate, with g^(d+1) = g + 1 in d dimensions: Roberts'
+    generalised golden ratio (2018, "The unreasonable effectiveness of quasirandom sequences").
+    """
+    ratio = 2.0
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (len(knobs) + 1))
+    for number in range(1, count + 1):
         yield {
-            name: round(low + share * (high - low), 3)
-            for (name, (low, high)), share in zip(knobs.items(), point, strict=True)
+            name: round(low + (0.5 + number / ratio**place) % 1 * (high - low), 3)
+            for place, (name, (low, high)) in enumerate(knobs.items(), start=1)
         }

@@ -7,11 +7,9 @@ from specctl.calibration.search import Calibration
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.predictors.trained_heads import TrainedHead
 from specctl.models.running.pair import Pair
-from specctl.observing.candidates import Field, field_of
+from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE, Header, Run, RunSet
-from specctl.observing.round_robin import RoundRobin
-from specctl.observing.run_facts import gather
 from specctl.observing.speedup import evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
@@ -75,35 +73,38 @@ def check_live(
     assert profile.draft is not None
     predicted = _predicted(found, old)
     drafting = [setting for setting in predicted if setting != NONE]
-    field = field_of([profile.draft.stopped_by(setting) for setting in drafting])
-    labels = {setting: one.label for setting, one in zip([NONE, *drafting], field.candidates, strict=True)}
+    candidates = candidates_of([profile.draft.stopped_by(setting) for setting in drafting])
+    labels = {setting: one.label for setting, one in zip([NONE, *drafting], candidates.all, strict=True)}
     prompts = [SuitePrompt(identity, **traces.records[identity]) for identity in found.reported_on]
     drafts = [level.model for level in profile.draft.levels]
-    results = run_field(_with_heads(pair, field), profile, field, prompts, drafts, progress)
+    results = run_candidates(_with_heads(pair, candidates), profile, candidates, prompts, drafts, progress)
     return list(_measured(results, predicted, labels))
 
 
-def run_field(
+def run_candidates(
     pair: Pair,
     profile: Profile,
-    field: Field,
+    candidates: Candidates,
     prompts: Sequence[SuitePrompt],
     drafts: Sequence[str],
     progress: Progress,
 ) -> RunSet:
-    """Run the candidates of a field on prompts, in turn and without stop strings.
+    """Run candidates on prompts, in turn and without stop strings.
 
     Args:
         pair: with the drafts and heads that the candidates use.
         profile: how it samples and formats prompts.
-        field: the candidates.
+        candidates: the baseline and others.
         prompts: to run.
         drafts: names of the pair's drafts.
         progress: receives a count of runs.
     """
+    from specctl.observing.round_robin import RoundRobin
+    from specctl.observing.run_facts import gather
+
     header = Header(
         **asdict(gather(pair, profile, Suite("", tuple(prompts), ""))),
-        candidates=field.candidates,
+        candidates=candidates.all,
         repeats=1,
         lengths=[profile.sampling.max_new_tokens],
         drafts=list(drafts) if len(pair.drafts) > 1 else [],
@@ -111,7 +112,7 @@ def run_field(
     results = RunSet(header)
     settings = profile.sampling.model_copy(update={"stop": []})
     prompt_format = PromptFormat.of(pair.tokenizer, profile.prompt)
-    with progress.counting("live runs", len(prompts) * len(field.candidates)) as advance:
+    with progress.counting("live runs", len(prompts) * len(candidates.all)) as advance:
         for run in RoundRobin(pair, results, prompts, settings, prompt_format, lambda _: None).run():
             advance(run.tokens)
     return results
@@ -134,11 +135,11 @@ def _predicted(found: Calibration, old: Setting) -> dict[Setting, float | None]:
     return predicted
 
 
-def _with_heads(pair: Pair, field: Field) -> Pair:
+def _with_heads(pair: Pair, candidates: Candidates) -> Pair:
     """The pair with its heads reordered: a candidate that names no head uses the first head of its draft."""
     own: list[Mapping[str, TrainedHead]] = [
         {names[0]: named[names[0]], **named} if names else {}
-        for named, names in zip(pair.named_heads, field.heads, strict=False)
+        for named, names in zip(pair.named_heads, candidates.heads, strict=False)
     ]
     return replace(pair, named_heads=(*own, *pair.named_heads[len(own) :]))
 

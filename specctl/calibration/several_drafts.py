@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specctl.calibration.calibration_tables import speedup_cells
-from specctl.calibration.live_check import decode_speed, run_field
+from specctl.calibration.decision import Decision
+from specctl.calibration.live_check import decode_speed, run_candidates
 from specctl.calibration.search import Calibration
 from specctl.errors import UsageError
 from specctl.models.running.pair import Pair
-from specctl.observing.candidates import Field, field_of
+from specctl.observing.candidates import Candidates, candidates_of
 from specctl.observing.progress import SILENT, Progress
 from specctl.observing.results import BASELINE
 from specctl.observing.speedup import evened, speedup
 from specctl.policies import NONE, Setting
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
-from specctl.replay.trace_files import TraceSet
 from specctl.reporting.placing import Placed, level, listed, times
 from specctl.reporting.table import UNKNOWN, UP, Table
 from specctl.statistics.intervals import Interval
@@ -28,14 +28,17 @@ class Entrant:
     Attributes:
         name: of the profile.
         profile: as it was resolved.
-        traces: of the prompts.
-        found: the outcome of the search in them.
+        decision: what was found for them, and not yet run live.
     """
 
     name: str
     profile: Profile
-    traces: TraceSet
-    found: Calibration
+    decision: Decision
+
+    @property
+    def found(self) -> Calibration:
+        """The outcome of the search."""
+        return self.decision.found
 
     @property
     def setting(self) -> Setting:
@@ -60,7 +63,7 @@ class Standing:
     behind: Interval
 
 
-def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
+def candidates_of_entrants(entrants: Sequence[Entrant]) -> Candidates:
     """What to load and run: the chosen setting of each entrant that drafts at all.
 
     Raises:
@@ -68,13 +71,13 @@ def field_of_entrants(entrants: Sequence[Entrant]) -> Field:
     """
     drafting = [one for one in entrants if one.setting != NONE]
     tables = [one.profile.draft.stopped_by(one.setting) for one in drafting if one.profile.draft is not None]
-    field = field_of(tables)
-    if len(field.candidates) != 1 + len(drafting):
+    candidates = candidates_of(tables)
+    if len(candidates.all) != 1 + len(drafting):
         raise UsageError(
             "two of the profiles have the same drafts and settings, or drafts of one name",
             "name each pair once; --policy all compares the policies of one",
         )
-    return field
+    return candidates
 
 
 def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
@@ -90,20 +93,24 @@ def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
     return found
 
 
-def run_live(pair: Pair, field: Field, entrants: Sequence[Entrant], progress: Progress = SILENT) -> list[Standing]:
+def run_live(
+    pair: Pair, candidates: Candidates, entrants: Sequence[Entrant], progress: Progress = SILENT
+) -> list[Standing]:
     """Run every entrant's chosen setting and none in turn, on the prompts that all reported on; fastest first.
 
     Args:
-        pair: the target with the drafts of the field.
-        field: of the entrants.
+        pair: the target with the drafts of the candidates.
+        candidates: of the entrants.
         entrants: at least one.
         progress: receives a count of runs.
     """
     first = entrants[0]
     shared = [name for name in first.found.reported_on if all(name in one.found.reported_on for one in entrants)]
-    prompts = [SuitePrompt(identity, **first.traces.records[identity]) for identity in shared]
-    results = run_field(pair, first.profile, field, prompts, [draft.model for draft in field.drafts], progress)
-    labels = iter(candidate.label for candidate in field.candidates if candidate.label != BASELINE)
+    prompts = [SuitePrompt(identity, **first.decision.traces.records[identity]) for identity in shared]
+    results = run_candidates(
+        pair, first.profile, candidates, prompts, [draft.model for draft in candidates.drafts], progress
+    )
+    labels = iter(candidate.label for candidate in candidates.all if candidate.label != BASELINE)
     found = []
     for one in entrants:
         label = BASELINE if one.setting == NONE else next(labels)

@@ -7,35 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.files import open_report, resolve_profile, spare_profile
-from specctl.commands.loading import load
-from specctl.commands.options import (
-    CategoryOption,
-    DraftOption,
-    EngineOption,
-    ForceOption,
-    ForeignHeadOption,
-    InputOption,
-    JsonOption,
-    LimitOption,
-    MaxNewTokensOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SamplesOption,
-    SeedOption,
-    SetOption,
-    SuiteDataOption,
-    SuiteOption,
-    TargetOption,
-    TemperatureOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    chosen_prompts,
-    sampling_flags,
-    warn,
-)
+from specctl.commands.grouped_command import But, grouped, require_unused
+from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
+from specctl.commands.options import TemplateOption, warn
+from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.command_files import open_report, spare_profile
+from specctl.commands.tasks.pair_loading import load
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 from specctl.terminal.output import tell
@@ -46,36 +23,20 @@ if TYPE_CHECKING:
     from specctl.prompts.suites import Suite
 
 
+@grouped
 def analyze(
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
+    *,
+    ctx: typer.Context,
+    models: PairOptions,
+    run: Annotated[RunOptions, But(("check",))],
     from_: Annotated[
         list[Path] | None,
         typer.Option("--from", metavar="FILE", help="Analyse traces of generate or calibrate; no model runs."),
     ] = None,
-    suite: SuiteOption = None,
-    data: SuiteDataOption = None,
-    input_: InputOption = None,
-    limit: LimitOption = None,
-    category: CategoryOption = None,
-    samples_per_category: SamplesOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
-    temperature: TemperatureOption = None,
-    seed: SeedOption = None,
+    prompts: PromptOptions,
+    sampling: Annotated[FewSamplingOptions, But(("verification",))],
     chat: TemplateOption = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
-    ] = None,
-    force: ForceOption = False,
-    foreign_head: ForeignHeadOption = False,
-    trust_remote_code: TrustOption = False,
-    json_: JsonOption = False,
-    progress: ProgressOption = None,
-    quiet: QuietOption = False,
+    show: ShowOptions,
 ) -> None:
     """Measure how well the draft's signals predict acceptance, and the bounds between entropy and acceptance.
 
@@ -83,58 +44,35 @@ def analyze(
     of it. With --from, the rounds or texts of earlier runs are analysed instead.
     """
     if from_:
-        unused = {
-            "--target": target,
-            "--draft": draft,
-            "--set": set_,
-            "--suite": suite,
-            "--data": data,
-            "--input": input_,
-            "--limit": limit,
-            "--category": category,
-            "--samples-per-category": samples_per_category,
-            "--max-new-tokens": max_new_tokens,
-            "--temperature": temperature,
-            "--seed": seed,
-            "--chat/--raw": chat,
-            "--engine": engine,
-            "--threads": threads,
-            "--foreign-head": foreign_head or None,
-            "--trust-remote-code": trust_remote_code or None,
-        }
-        if given := [name for name, value in unused.items() if value not in (None, [])]:
-            raise UsageError(f"--from runs no prompt, so {given[0]} has no effect", "leave one of them out")
+        require_unused(ctx, "from_", "runs no prompt", but=("report", "force", "json_", "progress", "quiet"))
         from specctl.analysis.verdicts import read_traces
 
         sources: dict[str, Any] = {"command": _command(), "traces": list(map(str, from_))}
-        with Outputs(force=force) as outputs:
+        with Outputs(force=run.force) as outputs:
             for path in from_:
                 outputs.reads("trace", path)
-            open_report(outputs, report)
-            _show(read_traces(from_), None, None, sources, report, json_, quiet)
+            open_report(outputs, show.report)
+            _show(read_traces(from_), None, None, sources, show)
         return
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
-    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
     resolved = found.profile
     if resolved.draft is None:
         raise UsageError("the profile has no draft to analyse", "name one with --draft or in the profile")
     from specctl.profile.lookup_policies import require_models
 
     require_models([resolved.draft], "analyze", "name a draft model with --draft")
-    with Outputs(force=force) as outputs:
-        outputs.reads("input", input_)
-        outputs.reads("data", data)
+    with Outputs(force=run.force) as outputs:
+        prompts.read_by(outputs)
         spare_profile(outputs, found)
-        open_report(outputs, report)
-        prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, resolved.sampling.seed)
-        judged, readings, facts, failures = _read(resolved, prompts, quiet, progress, foreign_head)
+        open_report(outputs, show.report)
+        suite = prompts.chosen(resolved.sampling.seed)
+        judged, readings, facts, failures = _read(resolved, suite, show, run.foreign_head)
         for identity, reason in failures.items():
             warn(f"prompt {identity} is left out: {reason}")
         if judged is None:
             raise UsageError("no prompt produced a token that can be analysed")
         sources = {"command": _command(), **facts, "left_out": failures}
-        _show(judged, readings, resolved.sampling.temperature == 0, sources, report, json_, quiet)
+        _show(judged, readings, resolved.sampling.temperature == 0, sources, show)
     if failures:
         raise typer.Exit(1)
 
@@ -144,7 +82,7 @@ def _command() -> str:
 
 
 def _read(
-    profile: "Profile", suite: "Suite", quiet: bool, shown: bool | None, foreign_head: bool
+    profile: "Profile", suite: "Suite", show: ShowOptions, foreign_head: bool
 ) -> tuple["Judged | None", "Readings | None", dict[str, Any], dict[str, str]]:
     """Run the prompts.
 
@@ -152,15 +90,10 @@ def _read(
         The verdicts, None without any; the readings, None of a draft head too; facts of the run; and by prompt id why
         a prompt failed.
     """
-    from rich.console import Console
-
-    from specctl.terminal.work_progress import TerminalProgress
-
-    console = Console(stderr=True, quiet=quiet)
-    progress = TerminalProgress(console, shown)
+    progress = show.bars()
     # In a hierarchy only the draft that the target verifies is analysed.
     drafts = [profile.draft] if profile.draft is not None else []
-    pair = load(profile, console, drafts=drafts, foreign_head=foreign_head, progress=progress)
+    pair = load(profile, progress.console, drafts=drafts, foreign_head=foreign_head, progress=progress)
 
     from specctl.analysis.head_rounds import read_rounds
     from specctl.analysis.readings import judge
@@ -187,9 +120,7 @@ def _show(
     readings: "Readings | None",
     greedy: bool | None,
     sources: dict[str, Any],
-    report: Path | None,
-    as_document: bool,
-    quiet: bool,
+    show: ShowOptions,
 ) -> None:
     from rich.console import Console
 
@@ -201,13 +132,13 @@ def _show(
 
     analysis = analyse(judged, readings)
     shown = analysis_tables(analysis, greedy=greedy)
-    if as_document:
+    if show.json_:
         about = {} if greedy is None or readings is None else {"distributions": distributions(greedy)}
         source = "traces" if greedy is None else "models"
         write_line(sys.stdout, {"provenance": sources, "source": source, **about, **plain(analysis)})
     else:
         print_tables(Console(), shown)
-    if report is not None:
+    if show.report is not None:
         from specctl.analysis.analysis_figures import draw_analysis
         from specctl.reporting.document import write_document
 
@@ -216,8 +147,8 @@ def _show(
             shown,
             draw_analysis(analysis, judged, readings),
             sources,
-            report,
+            show.report,
             command="analyze",
         ):
-            if not quiet:
+            if not show.quiet:
                 tell(f"wrote {path}")

@@ -2,55 +2,35 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specctl.commands.calibrate_several import calibrate_several
-from specctl.commands.calibrating import calibrate_one, show_calibration
-from specctl.commands.exporting import export_order
-from specctl.commands.files import open_report, resolve_profile, spare_profile
-from specctl.commands.options import (
-    CategoryOption,
-    DraftOption,
-    EngineOption,
-    ForceOption,
-    ForeignHeadOption,
-    InputOption,
-    JsonOption,
-    MaxNewTokensOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SeedOption,
-    SetOption,
-    SuiteDataOption,
-    SuiteOption,
-    TargetOption,
-    TemperatureOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    VerificationOption,
-    chosen_prompts,
-    sampling_flags,
-    warn,
-)
-from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import FewSamplingOptions, PairOptions, RunOptions, ShowOptions
+from specctl.commands.options import TemplateOption, warn
+from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.calibration_run import calibrate_one, show_calibration
+from specctl.commands.tasks.command_files import open_report, spare_profile
+from specctl.commands.tasks.export_request import export_order
+from specctl.commands.tasks.pair_loading import load
+from specctl.commands.tasks.replication import FewReplicaOptions
+from specctl.commands.tasks.several_calibrations import calibrate_several
 from specctl.errors import ProfileError, UsageError
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
+    from specctl.models.running.pair import Pair
     from specctl.profile import ResolvedProfile
     from specctl.replay.trace_files import TraceSet
 
 
+@grouped
 def calibrate(
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
+    *,
+    models: PairOptions,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -78,15 +58,9 @@ def calibrate(
             "Without --policy, specdec++ is calibrated.",
         ),
     ] = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
-    workers: WorkersOption = None,
-    cluster: ClusterOption = None,
-    suite: SuiteOption = None,
-    data: SuiteDataOption = None,
-    input_: InputOption = None,
-    category: CategoryOption = None,
+    run: Annotated[RunOptions, But(("check",))],
+    replicas: FewReplicaOptions,
+    prompts: Annotated[PromptOptions, But(("limit", "samples_per_category"))],
     samples: Annotated[
         int,
         typer.Option(
@@ -97,10 +71,7 @@ def calibrate(
         Literal["paper", "dense"],
         typer.Option(help="Values to try: those of the papers, or fine steps over every setting."),
     ] = "dense",
-    max_new_tokens: MaxNewTokensOption = None,
-    temperature: TemperatureOption = None,
-    verification: VerificationOption = None,
-    seed: SeedOption = None,
+    sampling: FewSamplingOptions,
     chat: TemplateOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the calibrated profile here.")
@@ -133,15 +104,7 @@ def calibrate(
             "each further token in it. Default: those of specctl here.",
         ),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.md, report.html and figures here.")
-    ] = None,
-    force: ForceOption = False,
-    foreign_head: ForeignHeadOption = False,
-    trust_remote_code: TrustOption = False,
-    json_: JsonOption = False,
-    progress_: ProgressOption = None,
-    quiet: QuietOption = False,
+    show: ShowOptions,
 ) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
 
@@ -154,35 +117,32 @@ def calibrate(
         raise UsageError(
             "--against goes with neither --trace, --from, --head nor --export", "calibrate one profile with these"
         )
-    replication = Replication.of(workers, cluster, None)
-    from specctl.calibration.compared_settings import computed_by, contest, heads_among, heads_in, recordable
+    replication = replicas.replication
+    from specctl.calibration.compared_settings import compared_settings, computed_by, heads_among, heads_in, recordable
     from specctl.calibration.earlier_trace import require_fits
     from specctl.export.rule_space import LONGEST
     from specctl.prompts.suites import sample
     from specctl.replay.play import replayable
     from specctl.replay.trace_files import TRACES, read_traces
 
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed)
-    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
+    flags = {**sampling.flags, "prompt.chat": chat}
     given = heads_in(head or [])
-    choose = partial(resolve_profile, profile, set_, target=target, draft=draft, trust_remote_code=trust_remote_code)
-    resolved = _resolved(choose, flags, given)
+    resolved = _resolved(partial(run.resolve, models), flags, given)
     own = resolved.profile
     if own.draft is None:
         raise UsageError("the profile has no draft to calibrate", "name one with --draft or in the profile")
     heads = heads_among(given, own.draft)
     drafting = own.draft.model_copy(update={"head": heads[0] if heads else own.draft.head})
     own = own.model_copy(update={"draft": drafting})
-    with Outputs(force=force) as outputs:
-        outputs.reads("input", input_)
-        outputs.reads("data", data)
+    with Outputs(force=run.force) as outputs:
+        prompts.read_by(outputs)
         outputs.reads("earlier trace", from_)
         spare_profile(outputs, resolved)
         for name in heads:
             outputs.spare("head", name)
         calibrated = outputs.file("output", output)
-        traced = outputs.file("trace", trace, resumed=not force)
-        open_report(outputs, report)
+        traced = outputs.file("trace", trace, resumed=not run.force)
+        open_report(outputs, show.report)
         earlier: TraceSet | None = None
         if from_ is not None:
             earlier = read_traces(from_)
@@ -190,60 +150,62 @@ def calibrate(
             earlier = read_traces(traced.path)
         recorded = set(earlier.header.signals) if earlier is not None and from_ is not None else recordable(own)
         computed = computed_by(drafting, heads, earlier.header if earlier is not None and from_ is not None else None)
-        asked = contest(drafting, policy, grid, heads, recorded, computed)
+        asked = compared_settings(drafting, policy, grid, heads, recorded, computed)
         if (order := export_order(export or [], costs, own)) is not None and from_ is None:
             asked = replace(asked, at_least=LONGEST)
-        prompts = None
         if against:
-            rivals = [
-                resolve_profile(name, set_, flags, target=None, draft=None, trust_remote_code=trust_remote_code)
-                for name in against
-            ]
+            rivals = [run.resolve(PairOptions(name), flags) for name in against]
             for rival in rivals:
                 spare_profile(outputs, rival)
-            whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
-            prompts = sample(whole, 2 * samples, own.sampling.seed)
             calibrate_several(
                 [resolved, *rivals],
                 policy,
                 grid,
-                prompts,
+                sample(prompts.chosen(own.sampling.seed), 2 * samples, own.sampling.seed),
                 calibrated,
-                report,
-                as_document=json_,
+                show,
                 verify=verify,
-                foreign_head=foreign_head,
-                shown=progress_,
-                quiet=quiet,
+                foreign_head=run.foreign_head,
                 replication=replication,
             )
             return
+        suite = None
         if from_ is None:
-            whole = chosen_prompts(suite, data, input_, None, category, None, own.sampling.seed)
-            prompts = sample(whole, 2 * samples, own.sampling.seed)
+            suite = sample(prompts.chosen(own.sampling.seed), 2 * samples, own.sampling.seed)
         if earlier is not None and (path := from_ or trace) is not None:
-            require_fits(earlier.header, own, asked, heads, prompts, path)
+            require_fits(earlier.header, own, asked, heads, suite, path)
         if not replayable(asked.old, sampled=own.sampling.temperature > 0):
             warn(
                 "the current setting cannot be replayed (keep_trigger = false on a middle draft while sampling); "
                 "it is only measured live"
             )
-        found = calibrate_one(
+        progress = show.bars()
+        named = [heads] if heads else None
+
+        @cache
+        def pair() -> "Pair":
+            return load(own, progress.console, heads=named, foreign_head=run.foreign_head, progress=progress)
+
+        decision = calibrate_one(
             own,
             asked,
             heads,
-            prompts,
-            traced,
-            earlier,
+            suite,
+            pair,
+            progress,
             verify=verify,
-            foreign_head=foreign_head,
-            shown=progress_,
-            quiet=quiet,
-            order=order,
+            foreign_head=run.foreign_head,
+            traced=traced,
+            earlier=earlier,
             replication=replication,
         )
-        show_calibration(resolved, *found, calibrated, report, json_=json_, quiet=quiet)
-    if found[0].failures:
+        exports = None
+        if order is not None:
+            from specctl.export.exports import export_to
+
+            exports = export_to(order, own, asked, decision, pair, progress)
+        show_calibration(resolved, decision, exports, calibrated, show)
+    if decision.traces.failures:
         raise typer.Exit(1)
 
 

@@ -5,53 +5,23 @@ from typing import Annotated
 
 import typer
 
-from specctl.commands.files import resolve_profile, spare_profile
-from specctl.commands.loading import load
-from specctl.commands.options import (
-    DraftOption,
-    EngineOption,
-    ForeignHeadOption,
-    PolicyOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SeedOption,
-    SetOption,
-    TargetOption,
-    TemperatureOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    VerificationOption,
-    sampling_flags,
-)
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import LIMIT, FewSamplingOptions, PairOptions, RunOptions, ShowOptions
+from specctl.commands.options import PolicyOption, TemplateOption, policy_flag
+from specctl.commands.tasks.command_files import spare_profile
+from specctl.commands.tasks.pair_loading import load
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 from specctl.streams import Closed
 
 
+@grouped
 def chat(
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
+    *,
+    models: PairOptions,
     policy: PolicyOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            "--max-tokens",
-            min=1,
-            metavar="N",
-            help="Maximum number of tokens of each answer. Default: the profile's; 256 unless it says.",
-        ),
-    ] = None,
-    temperature: TemperatureOption = None,
-    verification: VerificationOption = None,
-    seed: SeedOption = None,
+    run: Annotated[RunOptions, But(("check", "force"))],
+    sampling: Annotated[FewSamplingOptions, But(help={"max_new_tokens": LIMIT.format("of each answer")})],
     chat_: TemplateOption = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     live: Annotated[
@@ -60,10 +30,7 @@ def chat(
             "--live", help="Show a panel with figures while an answer is written, and the answer behind it as a whole."
         ),
     ] = False,
-    foreign_head: ForeignHeadOption = False,
-    trust_remote_code: TrustOption = False,
-    progress: ProgressOption = None,
-    quiet: QuietOption = False,
+    show: Annotated[ShowOptions, But(("report", "json_"))],
 ) -> None:
     """Talk with a pair: models are loaded once, and a turn reads only what is new.
 
@@ -79,17 +46,8 @@ def chat(
     """
     if isinstance(sys.stdin, Closed):
         raise UsageError("there is no standard input to read turns from")
-    from specctl.profile import parse_policy
-
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, verification=verification, seed=seed)
-    flags |= {
-        "engine": engine,
-        "threads": threads,
-        "prompt.chat": chat_,
-        "prompt.system": system,
-        "draft.policy": policy and parse_policy(policy),
-    }
-    resolved = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    flags = {**sampling.flags, **policy_flag(policy), "prompt.chat": chat_, "prompt.system": system}
+    resolved = run.resolve(models, flags)
     person = sys.stdin.isatty()
 
     from rich.console import Console
@@ -102,14 +60,14 @@ def chat(
         outputs.reads("input", "-")
         spare_profile(outputs, resolved)
         sink = outputs.file("answers", "-")
-        shown = TerminalProgress(console, False if quiet else progress)
-        pair = load(own, console, foreign_head=foreign_head, quiet=quiet, models=False, progress=shown)
+        shown = TerminalProgress(console, False if show.quiet else show.progress)
+        pair = load(own, console, foreign_head=run.foreign_head, quiet=show.quiet, models=False, progress=shown)
 
-        from specctl.commands.talking import Talk
+        from specctl.commands.tasks.chat_dialogue import Talk
         from specctl.conversation.conversation import Chat
 
         conversation = Chat(pair, own, outputs)
-        talk = Talk(conversation, console, sink, person=person, live=live, quiet=quiet)
+        talk = Talk(conversation, console, sink, person=person, live=live, quiet=show.quiet)
         if person:
             talk.ask()
         else:

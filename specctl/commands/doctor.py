@@ -10,25 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specctl.commands.files import resolve_profile
-from specctl.commands.options import (
-    DraftOption,
-    EngineOption,
-    JsonOption,
-    ProfileOption,
-    SetOption,
-    TargetOption,
-    ThreadsOption,
-    TrustOption,
-)
-from specctl.commands.outlook import sections
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import PairOptions, RunOptions
+from specctl.commands.options import JsonOption
+from specctl.commands.tasks.device_report import sections
 from specctl.errors import ModelError
 from specctl.files import write_line
 from specctl.terminal.output import write_out
 from specctl.terminal.work_progress import loading
 
 if TYPE_CHECKING:
-    from specctl.commands.outlook import Devices
+    from specctl.commands.tasks.device_report import Devices
     from specctl.doctor.diagnosis import Diagnosis
     from specctl.doctor.model_facts import ModelFacts
     from specctl.models.running.threads import Threads
@@ -38,13 +30,11 @@ if TYPE_CHECKING:
 Facts = dict[str, str]
 
 
+@grouped
 def doctor(
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
+    *,
+    models: PairOptions,
+    options: Annotated[RunOptions, But(("check", "force", "foreign_head"))],
     run: Annotated[
         bool,
         typer.Option(
@@ -61,21 +51,13 @@ def doctor(
             "run, how long passes take at least, and from which acceptance rate on drafts can pay.",
         ),
     ] = False,
-    trust_remote_code: TrustOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Check a model pair without loading it: files, access, memory, devices, tokenizers.
 
     Exits with 3 when the pair cannot be loaded.
     """
-    resolved = resolve_profile(
-        profile,
-        set_,
-        {"check": run or None, "engine": engine, "threads": threads},
-        target=target,
-        draft=draft,
-        trust_remote_code=trust_remote_code,
-    )
+    resolved = options.resolve(models, {"check": run or None})
     with loading(Console(stderr=True), "examining the models"):
         from specctl.doctor.diagnosis import diagnose
         from specctl.models.running.threads import decided, use
@@ -84,7 +66,7 @@ def doctor(
         chosen = decided(resolved.profile.threads)
         found = None
         if devices:
-            from specctl.commands.outlook import examine_devices
+            from specctl.commands.tasks.device_report import examine_devices
             from specctl.models.placing.cards import graphics
 
             use(resolved.profile.threads)
@@ -111,7 +93,7 @@ def doctor(
 
 
 def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
-    from specctl.commands.loading import load
+    from specctl.commands.tasks.pair_loading import load
 
     pair = load(profile, Console(stderr=True), expected_tokens=1, torch_weights=True)
 

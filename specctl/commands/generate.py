@@ -9,56 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl.commands.answering import REPLICA, load_answerers
-from specctl.commands.files import resolve_profile, spare_profile
-from specctl.commands.generate_options import (
-    RECORDS,
-    AnywayOption,
-    FileOption,
-    InputOption,
-    LongestOption,
-    MinPOption,
-    OutputOption,
-    RecordSeedOption,
-    ResumeOption,
-    StopOption,
-    SystemOption,
-    TopKOption,
-    TopPOption,
-)
-from specctl.commands.options import (
-    CheckOption,
-    DraftOption,
-    EngineOption,
-    ForceOption,
-    ForeignHeadOption,
-    PolicyOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SetOption,
-    TargetOption,
-    TemperatureOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    VerificationOption,
-    sampling_flags,
-    warn,
-)
-from specctl.commands.replicating import ClusterOption, KeepWarmOption, Replication, WorkersOption
+from specctl.commands.generate_options import RecordOptions, ResultOptions
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import LIMIT, PairOptions, RunOptions, SamplingOptions, ShowOptions
+from specctl.commands.options import PolicyOption, TemplateOption, policy_flag, warn
+from specctl.commands.tasks.command_files import spare_profile
+from specctl.commands.tasks.record_answerer import REPLICA, load_answerers
+from specctl.commands.tasks.replication import ReplicaOptions
 from specctl.errors import UsageError
 from specctl.files import write_line
-from specctl.jsonl import InputFormat, Record, result_line
+from specctl.jsonl import Record, result_line
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
     from specctl.replicas.replica import Replicas
 
-SHOWN = "What is shown"
+GENERATE_HELP = {
+    "max_new_tokens": LIMIT.format("to generate"),
+    "seed": "Seed of all random draws, by default 0; every record has draws of its own.",
+}
 
 
+@grouped
 def generate(
+    *,
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -68,67 +42,20 @@ def generate(
             "break.",
         ),
     ] = None,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
+    models: PairOptions,
     policy: PolicyOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
-    max_new_tokens: LongestOption = None,
-    temperature: TemperatureOption = None,
-    file: FileOption = None,
-    top_k: TopKOption = None,
-    top_p: TopPOption = None,
-    min_p: MinPOption = None,
-    verification: VerificationOption = None,
-    seed: RecordSeedOption = None,
-    stop: StopOption = None,
-    chat: TemplateOption = None,
-    system: SystemOption = None,
-    input_: InputOption = None,
-    output: OutputOption = "-",
-    input_format: Annotated[
-        InputFormat,
-        typer.Option(help="Whether an input line is a JSON object or a plain-text prompt.", rich_help_panel=RECORDS),
-    ] = "jsonl",
-    resume: ResumeOption = False,
-    anyway: AnywayOption = False,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print the result for PROMPT as one JSON document.", rich_help_panel=SHOWN)
-    ] = False,
-    rounds: Annotated[
-        bool, typer.Option("--rounds", help="Add every round to the JSON results.", rich_help_panel=SHOWN)
-    ] = False,
-    token_ids: Annotated[
-        bool,
-        typer.Option("--token-ids", help="Add the generated token ids to the JSON results.", rich_help_panel=SHOWN),
-    ] = False,
-    trace: Annotated[
+    run: RunOptions,
+    sampling: Annotated[SamplingOptions, But(help=GENERATE_HELP)],
+    file: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|-",
-            help="Write a JSON line per round, with each draft token and its signals.",
-            rich_help_panel=SHOWN,
-        ),
+        typer.Option("-f", "--file", metavar="FILE|-", help="Read the PROMPT from this file; - is standard input."),
     ] = None,
-    live: Annotated[
-        bool | None,
-        typer.Option(
-            "--live/--no-live",
-            help="Show a live panel, or print the text as it grows. Default: live for a PROMPT in a terminal.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = None,
-    workers: WorkersOption = None,
-    cluster: ClusterOption = None,
-    keep_warm: KeepWarmOption = None,
-    check: CheckOption = False,
-    force: ForceOption = False,
-    foreign_head: ForeignHeadOption = False,
-    trust_remote_code: TrustOption = False,
-    progress: ProgressOption = None,
-    quiet: QuietOption = False,
+    chat: TemplateOption = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")] = None,
+    records: RecordOptions,
+    results: ResultOptions,
+    replicas: ReplicaOptions,
+    show: Annotated[ShowOptions, But(("report", "json_"))],
 ) -> None:
     """Generate text: exactly what the target alone would write, but faster.
 
@@ -152,109 +79,110 @@ def generate(
     if prompt == "-":
         prompt, file = None, "-"
     asked = prompt is not None or file is not None
-    from_stream = input_ is not None or (not asked and piped)
+    from_stream = records.input_ is not None or (not asked and piped)
     if not asked and not from_stream:
         raise UsageError(
             "there is nothing to generate from", "give a PROMPT, one in a file with -f FILE, or records with -i FILE"
         )
-    if asked and input_ is not None:
+    if asked and records.input_ is not None:
         which = "PROMPT" if file is None or file == "-" else "--file"
         raise UsageError(f"{which} and --input exclude each other", "leave one of them out")
-    if from_stream and json_:
+    if from_stream and results.json_:
         raise UsageError(
             "--json works only with a PROMPT", "leave it out: every record is answered with a line of JSON"
         )
-    if not from_stream and (rounds or token_ids) and not json_:
+    if not from_stream and (results.rounds or results.token_ids) and not results.json_:
         raise UsageError("--rounds and --token-ids work only with JSON results", "add --json")
-    if not from_stream and resume:
+    if not from_stream and records.resume:
         raise UsageError("--resume works only with records", "leave it out, or give records with --input FILE")
-    replication = Replication.of(workers, cluster, keep_warm)
-    if replication is not None and (not from_stream or live):
+    replication = replicas.replication
+    if replication is not None and (not from_stream or results.live):
         what = "--live" if from_stream else "a PROMPT"
         raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
-    if anyway and not resume:
+    if records.anyway and not records.resume:
         raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
-    if resume and output == "-":
+    if records.resume and records.output == "-":
         raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
 
     if prompt is not None and os.path.isfile(prompt):
         warn(f"{prompt} is a file, and its name is the prompt; did you mean -i {prompt}?")
 
-    from specctl.profile import parse_policy
-
-    flags = sampling_flags(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        verification=verification,
-        seed=seed,
-        stop=stop or None,
-    )
-    flags |= {"prompt.chat": chat, "prompt.system": system, "draft.policy": policy and parse_policy(policy)}
-    flags |= {"check": check or None, "engine": engine, "threads": threads}
-    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    flags = {**sampling.flags, **policy_flag(policy), "prompt.chat": chat, "prompt.system": system}
+    found = run.resolve(models, flags)
     resolved = found.profile
-    only_prompts = not from_stream or input_format == "text"
+    only_prompts = not from_stream or records.input_format == "text"
     if resolved.prompt.system is not None and resolved.prompt.chat is False and only_prompts:
         raise UsageError("a system prompt needs the chat template", "leave out --raw, or add --chat")
 
     from rich.console import Console
 
     from specctl import streams
-    from specctl.commands import streaming
-    from specctl.commands.record_run import RecordFlags, RecordRun
+    from specctl.commands.tasks import generation_view
+    from specctl.commands.tasks.record_run import RecordRun
     from specctl.observing.replicated_records import ReplicatedRecords
     from specctl.replicas.window import arriving
     from specctl.terminal.work_progress import TerminalProgress, resumable
 
     console = Console(stderr=True)
-    shown_progress = TerminalProgress(console, False if quiet else progress)
+    shown_progress = TerminalProgress(console, False if show.quiet else show.progress)
     with ExitStack() as stack:
-        outputs = stack.enter_context(Outputs(force=force))
-        outputs.reads("input", (input_ or "-") if from_stream else file)
+        outputs = stack.enter_context(Outputs(force=run.force))
+        outputs.reads("input", records.source if from_stream else file)
         spare_profile(outputs, found)
-        source = stack.enter_context(streams.open_input(input_ or "-")) if from_stream else None
-        sink = outputs.file("output", output, resumed=resume if from_stream else None)
-        traced = outputs.file("trace", trace, resumed=resume if from_stream else None)
-        run = None
+        source = stack.enter_context(streams.open_input(records.source)) if from_stream else None
+        sink = outputs.file("output", records.output, resumed=records.resume if from_stream else None)
+        traced = outputs.file("trace", results.trace, resumed=records.resume if from_stream else None)
+        several = None
         if source is not None:
-            wanted = RecordFlags(input_ or "-", input_format, resume, anyway, force, quiet, rounds, token_ids, trace)
-            run = RecordRun(outputs, resolved, wanted, sink, traced, console, keeps_turns=replication is None)
-            if not run.left:
-                run.begin()
-                raise typer.Exit(1 if run.finished is not None and run.finished.failed else 0)
+            several = RecordRun(
+                outputs,
+                resolved,
+                records,
+                results,
+                sink,
+                traced,
+                console,
+                force=run.force,
+                quiet=show.quiet,
+                keeps_turns=replication is None,
+            )
+            if not several.left:
+                several.begin()
+                raise typer.Exit(1 if several.finished is not None and several.finished.failed else 0)
         text = prompt or "" if file is None else streams.read_prompt(file)
-        total = streams.count_lines(input_) if from_stream else None
+        total = streams.count_lines(records.input_) if from_stream else None
         expected = (total or 0) * resolved.sampling.max_new_tokens
-        loading: dict[str, Any] = {"quiet": quiet, "traced": traced is not None, "foreign_head": foreign_head}
-        replicas: Replicas | None = None
+        loading: dict[str, Any] = {"quiet": show.quiet, "traced": traced is not None, "foreign_head": run.foreign_head}
+        answering: Replicas | None = None
         if replication is not None:
             starting = replication.start(resolved, REPLICA, loading, shown_progress, expected)
-            replicas = stack.enter_context(starting)
+            answering = stack.enter_context(starting)
         else:
             answerer = load_answerers(resolved, shown_progress, expected_tokens=expected, **loading)()
-        view = partial(streaming.view_of, resolved, console)
-        if run is not None and source is not None:
-            run.begin()
-            answers: streaming.AnswersRecords
-            records: Iterable[Any] = run.records(source)
-            if replicas is not None:
-                answers = ReplicatedRecords(replicas, sink, traced, run.finished, rounds, token_ids)
+        view = partial(generation_view.view_of, resolved, console)
+        if several is not None and source is not None:
+            several.begin()
+            answers: generation_view.AnswersRecords
+            taken: Iterable[Any] = several.records(source)
+            if answering is not None:
+                answers = ReplicatedRecords(
+                    answering, sink, traced, several.finished, results.rounds, results.token_ids
+                )
                 if total is None:
-                    records = arriving(run.records(streams.apart(source)))
+                    taken = arriving(several.records(streams.apart(source)))
             else:
                 from specctl.observing.record_stream import RecordStream, trace_alone
 
-                watch = streaming.live_watch(answerer, view) if live else trace_alone
-                answers = RecordStream(answerer, sink, traced, run.finished, rounds, token_ids, watch, run.turns)
+                watch = generation_view.live_watch(answerer, view) if results.live else trace_alone
+                answers = RecordStream(
+                    answerer, sink, traced, several.finished, results.rounds, results.token_ids, watch, several.turns
+                )
             # Results and panels on the same terminal show the progress themselves.
-            silent = live or (output == "-" and sys.stdout.isatty())
+            silent = results.live or (records.output == "-" and sys.stdout.isatty())
             bar = TerminalProgress(console, False) if silent else shown_progress
-            kept = None if quiet or output == "-" else output
-            with resumable(console, kept), run.summing_up(answers.tally):
-                complete = streaming.answer_records(answers, records, total, bar)
+            kept = None if show.quiet or records.output == "-" else records.output
+            with resumable(console, kept), several.summing_up(answers.tally):
+                complete = generation_view.answer_records(answers, taken, total, bar)
             if not complete:
                 raise typer.Exit(1)
             return
@@ -266,9 +194,10 @@ def generate(
 
         record = Record(1, 1, {"prompt": text})
         on_round = tracer(record, traced)
-        if json_:
+        if results.json_:
             completions = answerer.answer(record, on_round)
-            write_line(sink, result_line(record, completions, rounds=rounds, token_ids=token_ids))
+            write_line(sink, result_line(record, completions, rounds=results.rounds, token_ids=results.token_ids))
             return
-        shown = live if live is not None else console.is_terminal and sys.stdout.isatty() and not quiet
-        streaming.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)
+        plain = not console.is_terminal or not sys.stdout.isatty() or show.quiet
+        shown = results.live if results.live is not None else not plain
+        generation_view.show_prompt(answerer, record, sink, on_round, view(text) if shown else None)

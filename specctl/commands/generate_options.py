@@ -1,104 +1,93 @@
-"""Options of `specctl generate` about its prompt, its records and how it samples."""
+"""Options of `specctl generate` about its records and what is shown of them."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from specctl.commands.options import SAMPLING
+from specctl.jsonl import InputFormat
 
-RECORDS = "Records"
+RECORDS, SHOWN = "Records", "What is shown"
 
-FileOption = Annotated[
-    str | None,
-    typer.Option("-f", "--file", metavar="FILE|-", help="Read the PROMPT from this file; - is standard input."),
-]
 
-LongestOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-new-tokens",
-        "-n",
-        "--max-tokens",
-        min=1,
-        metavar="N",
-        help="Maximum number of tokens to generate. Default: the profile's; 256 unless it says.",
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Which records are answered, and where the results go."""
 
-TopKOption = Annotated[
-    int | None,
-    typer.Option(min=0, metavar="K", help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=SAMPLING),
-]
+    input_: Annotated[
+        str | None,
+        typer.Option(
+            "-i",
+            "--input",
+            metavar="FILE|-",
+            help="Records to answer, one JSON object per line, with prompt, messages or turns, and settings of their "
+            "own such as max_tokens; all keys are in docs/words.md.",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE|-",
+            help="Write results here instead of to standard output.",
+            show_default=False,
+            rich_help_panel=RECORDS,
+        ),
+    ] = "-"
+    input_format: Annotated[
+        InputFormat,
+        typer.Option(help="Whether an input line is a JSON object or a plain-text prompt.", rich_help_panel=RECORDS),
+    ] = "jsonl"
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue an interrupted run: keep the results in --output and answer only records whose id is not "
+            "there. The id of a record without one is its line number. Policies that learn start from nothing again. "
+            "What other models, settings or prompts made is refused.",
+            rich_help_panel=RECORDS,
+        ),
+    ] = False
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Let --resume go on with the results of another run.", rich_help_panel=RECORDS),
+    ] = False
 
-TopPOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="P", help="Keep the likeliest tokens of this total probability; 1 keeps all.", rich_help_panel=SAMPLING
-    ),
-]
+    @property
+    def source(self) -> str:
+        """The file of records, ``-`` for standard input."""
+        return self.input_ or "-"
 
-MinPOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="P",
-        help="Keep tokens of at least this share of the top probability; 0 keeps all.",
-        rich_help_panel=SAMPLING,
-    ),
-]
 
-RecordSeedOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="N",
-        help="Seed of all random draws, by default 0; every record has draws of its own.",
-        rich_help_panel=SAMPLING,
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class ResultOptions:
+    """What a result holds, and what is shown beside it."""
 
-StopOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="End the text before this string appears. Repeatable.", rich_help_panel=SAMPLING),
-]
-
-SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of every chat.")]
-
-InputOption = Annotated[
-    str | None,
-    typer.Option(
-        "-i",
-        "--input",
-        metavar="FILE|-",
-        help="Records to answer, one JSON object per line, with prompt, messages or turns, and settings of their "
-        "own such as max_tokens; all keys are in docs/words.md.",
-        rich_help_panel=RECORDS,
-    ),
-]
-
-OutputOption = Annotated[
-    str,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE|-",
-        help="Write results here instead of to standard output.",
-        show_default=False,
-        rich_help_panel=RECORDS,
-    ),
-]
-
-ResumeOption = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Continue an interrupted run: keep the results in --output and answer only records whose id is not "
-        "there. The id of a record without one is its line number. Policies that learn start from nothing again. "
-        "What other models, settings or prompts made is refused.",
-        rich_help_panel=RECORDS,
-    ),
-]
-
-AnywayOption = Annotated[
-    bool,
-    typer.Option("--anyway", help="Let --resume go on with the results of another run.", rich_help_panel=RECORDS),
-]
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the result for PROMPT as one JSON document.", rich_help_panel=SHOWN)
+    ] = False
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Add every round to the JSON results.", rich_help_panel=SHOWN)
+    ] = False
+    token_ids: Annotated[
+        bool,
+        typer.Option("--token-ids", help="Add the generated token ids to the JSON results.", rich_help_panel=SHOWN),
+    ] = False
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Write a JSON line per round, with each draft token and its signals.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = None
+    live: Annotated[
+        bool | None,
+        typer.Option(
+            "--live/--no-live",
+            help="Show a live panel, or print the text as it grows. Default: live for a PROMPT in a terminal.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = None

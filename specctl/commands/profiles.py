@@ -3,21 +3,17 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from specctl.commands.files import resolve_profile
+from specctl.commands.grouped_command import But, grouped
 from specctl.commands.help_screen import CommandWithHelp, GroupWithHelp
 from specctl.commands.new_profile import new
-from specctl.commands.options import (
-    DraftOption,
-    JsonOption,
-    SetOption,
-    TargetOption,
-    complete_profile,
-)
+from specctl.commands.option_groups import PairOptions, RunOptions
+from specctl.commands.options import JsonOption, SetOption, complete_profile
 from specctl.errors import ProfileError
 from specctl.profile import ResolvedProfile, resolve
 from specctl.profile.discovery import available, chosen, display, find
@@ -68,16 +64,17 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 @app.command(cls=CommandWithHelp)
+@grouped
 def show(
+    *,
     name: ProfileArgument = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
+    models: Annotated[PairOptions, But(("profile",))],
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all values of a profile, with the origin of each."""
     # It is shown, and runs nothing.
-    resolved = resolve_profile(name, overrides, target=target, draft=draft, trust_remote_code=True)
+    resolved = RunOptions(overrides, trust_remote_code=True).resolve(replace(models, profile=name))
     if as_json:
         _print_json(_document(resolved))
     else:

@@ -9,34 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.commands.files import resolve_profile
-from specctl.commands.options import (
-    CategoryOption,
-    DraftOption,
-    EngineOption,
-    ForceOption,
-    InputOption,
-    JsonOption,
-    LimitOption,
-    MaxNewTokensOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SamplesOption,
-    SetOption,
-    SuiteDataOption,
-    SuiteOption,
-    TargetOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    chosen_prompts,
-    sampling_flags,
-    warn,
-)
-from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
+from specctl.commands.options import TemplateOption, warn
+from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.replication import FewReplicaOptions
 from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
+from specctl.models.head_files.formats import FORMATS
 from specctl.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -44,15 +24,10 @@ if TYPE_CHECKING:
     from specctl.draft_training.report import Result
 
 
-class Kind(StrEnum):
-    """Kinds of draft heads that can be trained."""
-
-    EAGLE1 = "eagle1"
-    EAGLE3 = "eagle3"
-    GLIDE = "glide"
-    MTP = "mtp"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = StrEnum("Kind", [(kind, kind) for kind in FORMATS])
 
 
 class Optimizer(StrEnum):
@@ -62,27 +37,20 @@ class Optimizer(StrEnum):
     MUON = "muon"
 
 
+@grouped
 def train_draft(
+    *,
+    ctx: typer.Context,
     kind: Annotated[Kind, typer.Option("--kind", help="What to train.")],
     output: Annotated[
         Path,
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
     ],
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
-    workers: WorkersOption = None,
-    cluster: ClusterOption = None,
-    suite: SuiteOption = None,
-    data: SuiteDataOption = None,
-    input_: InputOption = None,
-    limit: LimitOption = None,
-    category: CategoryOption = None,
-    samples_per_category: SamplesOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
+    models: PairOptions,
+    run: Annotated[RunOptions, But(("check", "foreign_head"))],
+    replicas: FewReplicaOptions,
+    prompts: PromptOptions,
+    limit: LimitOptions,
     temperature: Annotated[
         float,
         typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of every second answer."),
@@ -124,11 +92,7 @@ def train_draft(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of answers, weights and order.")] = 0,
     chat: TemplateOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    force: ForceOption = False,
-    trust_remote_code: TrustOption = False,
-    json_: JsonOption = False,
-    progress_: ProgressOption = None,
-    quiet: QuietOption = False,
+    show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
     """Train a draft head: a small network that drafts from the target's hidden states.
 
@@ -144,18 +108,15 @@ def train_draft(
     """
     if lr <= 0:
         raise UsageError("--lr must be more than 0")
-    source_flags = DataFlags("answers", answers, answers_only, suite, data, input_)
-    source_flags.check()
-    replication = Replication.of(workers, cluster, None)
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
-    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    source_flags = DataFlags("answers", answers, answers_only, prompts)
+    source_flags.check(ctx)
+    replication = replicas.replication
+    sampling = replace(limit, temperature=temperature, seed=seed)
+    found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
 
-    from rich.console import Console
+    from specctl.terminal.work_progress import resumable
 
-    from specctl.terminal.work_progress import TerminalProgress, resumable
-
-    progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
+    progress = show.bars()
     with progress.doing("starting"):
         from specctl.draft_training import workshop
         from specctl.draft_training.recipes import Schedule
@@ -164,7 +125,7 @@ def train_draft(
     use(found.profile.threads)
     recipe = _recipe(kind, depth=depth, steps=steps, draft_vocabulary=draft_vocabulary, anchors=anchors)
     plain = workshop.plain(found.profile)
-    with Outputs(force=force) as outputs, resumable(progress.console, output):
+    with Outputs(force=run.force) as outputs, resumable(progress.console, output):
         source_flags.claim(outputs, found, output, resume=resume)
         if resume and workshop.OUTPUT.is_finished(output):
             progress.say(f"{output} is finished")
@@ -174,18 +135,18 @@ def train_draft(
             if not resume:
                 workshop.OUTPUT.start_over(output)
         else:
-            prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-            replicas = None
+            suite = prompts.chosen(seed)
+            started = None
             if replication is not None:
-                replicas = partial(replication.start, plain, "specctl.draft_training.collection:replica", {}, progress)
-            source = workshop.collect_answers(output, plain, prompts, progress, resume=resume, replicas=replicas)
+                started = partial(replication.start, plain, "specctl.draft_training.collection:replica", {}, progress)
+            source = workshop.collect_answers(output, plain, suite, progress, resume=resume, replicas=started)
             for identity, reason in source.folder.left_out.items():
                 warn(f"prompt {identity} is left out: {reason}")
         if answers_only:
             return
         schedule = Schedule(epochs, batch_size, lr, optimizer.value, seed)
         results = workshop.train_head(output, source, recipe, schedule, progress)
-    _show(results, json_)
+    _show(results, show.json_)
 
 
 def _recipe(kind: Kind, **own: int | None) -> "Recipe":
@@ -194,21 +155,13 @@ def _recipe(kind: Kind, **own: int | None) -> "Recipe":
     Raises:
         UsageError: the user gave one that the kind does not have.
     """
-    from specctl.draft_training.recipes import RECIPES
-    from specctl.models.head_files.draft_head import HeadKind
+    from specctl.draft_training.courses import COURSES
 
-    published = RECIPES[HeadKind(kind)]
+    course = COURSES[kind]
     given = {name: value for name, value in own.items() if value is not None}
-    foreign = {
-        Kind.EAGLE1: ("steps", "draft_vocabulary", "anchors"),
-        Kind.EAGLE3: ("anchors",),
-        Kind.GLIDE: ("draft_vocabulary", "anchors"),
-        Kind.MTP: ("depth", "draft_vocabulary", "anchors"),
-    }
-    for name in foreign.get(kind, ("draft_vocabulary",)):
-        if name in given:
-            raise UsageError(f"--{name.replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
-    return replace(published, **given)  # type: ignore[arg-type]
+    if foreign := [name for name in given if name not in course.flags]:
+        raise UsageError(f"--{foreign[0].replace('_', '-')} has no meaning for --kind {kind}", "leave it out")
+    return replace(course.recipe, **given)  # type: ignore[arg-type]
 
 
 def _show(results: list["Result"], as_json: bool) -> None:

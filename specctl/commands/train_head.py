@@ -1,38 +1,18 @@
 """`specctl train-head`: train a network on the draft that predicts acceptance, for `specdec++` or `disco`."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specctl.commands.files import resolve_profile
-from specctl.commands.options import (
-    CategoryOption,
-    DraftOption,
-    EngineOption,
-    ForceOption,
-    InputOption,
-    JsonOption,
-    LimitOption,
-    MaxNewTokensOption,
-    ProfileOption,
-    ProgressOption,
-    QuietOption,
-    SamplesOption,
-    SetOption,
-    SuiteDataOption,
-    SuiteOption,
-    TargetOption,
-    TemplateOption,
-    ThreadsOption,
-    TrustOption,
-    chosen_prompts,
-    sampling_flags,
-    warn,
-)
-from specctl.commands.replicating import ClusterOption, Replication, WorkersOption
+from specctl.commands.grouped_command import But, grouped
+from specctl.commands.option_groups import LimitOptions, PairOptions, RunOptions, ShowOptions
+from specctl.commands.options import TemplateOption, warn
+from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.replication import FewReplicaOptions
 from specctl.commands.training import DataFlags
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
@@ -41,7 +21,10 @@ if TYPE_CHECKING:
     from specctl.heads.evaluation import Evaluation
 
 
+@grouped
 def train_head(
+    *,
+    ctx: typer.Context,
     output: Annotated[
         Path,
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the head and for the state to resume from."),
@@ -50,21 +33,11 @@ def train_head(
         Literal["specdec++", "disco"],
         typer.Option(help="What the head reads: the draft's hidden states, or its likeliest tokens' probabilities."),
     ] = "specdec++",
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    set_: SetOption = None,
-    engine: EngineOption = None,
-    threads: ThreadsOption = None,
-    workers: WorkersOption = None,
-    cluster: ClusterOption = None,
-    suite: SuiteOption = None,
-    data: SuiteDataOption = None,
-    input_: InputOption = None,
-    limit: LimitOption = None,
-    category: CategoryOption = None,
-    samples_per_category: SamplesOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
+    models: PairOptions,
+    run: Annotated[RunOptions, But(("check", "foreign_head"))],
+    replicas: FewReplicaOptions,
+    prompts: PromptOptions,
+    limit: LimitOptions,
     temperature: Annotated[
         float, typer.Option("-t", "--temperature", min=0, metavar="T", help="Temperature of answers and draft tokens.")
     ] = 1.0,
@@ -121,11 +94,7 @@ def train_head(
         typer.Option("--sweep", help="Train depths 0 to 4 with rejection weights 1, 3, 6 and 12, each in a folder."),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    force: ForceOption = False,
-    trust_remote_code: TrustOption = False,
-    json_: JsonOption = False,
-    progress_: ProgressOption = None,
-    quiet: QuietOption = False,
+    show: Annotated[ShowOptions, But(("report",))],
 ) -> None:
     """Train a head on the draft that predicts acceptance, for the policy specdec++ or disco.
 
@@ -147,18 +116,15 @@ def train_head(
     reject_weight, epochs, lr = _defaults(kind, reject_weight, epochs, lr)
     if reject_weight <= 0 or lr <= 0:
         raise UsageError("--reject-weight and --lr must be more than 0")
-    source_flags = DataFlags("examples", examples, examples_only, suite, data, input_)
-    source_flags.check()
-    replication = Replication.of(workers, cluster, None)
-    flags = sampling_flags(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    flags |= {"engine": engine, "threads": threads, "prompt.chat": chat}
-    found = resolve_profile(profile, set_, flags, target=target, draft=draft, trust_remote_code=trust_remote_code)
+    source_flags = DataFlags("examples", examples, examples_only, prompts)
+    source_flags.check(ctx)
+    replication = replicas.replication
+    sampling = replace(limit, temperature=temperature, top_k=top_k, seed=seed)
+    found = run.resolve(models, {**sampling.flags, "prompt.chat": chat})
 
-    from rich.console import Console
+    from specctl.terminal.work_progress import resumable
 
-    from specctl.terminal.work_progress import TerminalProgress, resumable
-
-    progress = TerminalProgress(Console(stderr=True, quiet=quiet), progress_)
+    progress = show.bars()
     with progress.doing("starting"):
         from specctl.heads import workshop
         from specctl.heads.report import sweep_recipes
@@ -167,7 +133,7 @@ def train_head(
 
     use(found.profile.threads)
     headless = workshop.without_head(found.profile)
-    with Outputs(force=force) as outputs, resumable(progress.console, output):
+    with Outputs(force=run.force) as outputs, resumable(progress.console, output):
         source_flags.claim(outputs, found, output, resume=resume)
         if resume and workshop.OUTPUT.is_finished(output):
             progress.say(f"{output} is finished")
@@ -181,14 +147,14 @@ def train_head(
             if not resume:
                 workshop.OUTPUT.start_over(output)
         else:
-            prompts = chosen_prompts(suite, data, input_, limit, category, samples_per_category, seed)
-            replicas = None
+            suite = prompts.chosen(seed)
+            started = None
             if replication is not None:
-                replicas = partial(
+                started = partial(
                     replication.start, headless, "specctl.heads.collection:replica", {"kind": kind}, progress
                 )
             source = workshop.collect_examples(
-                output, headless, prompts, progress, resume=resume, kind=kind, replicas=replicas
+                output, headless, suite, progress, resume=resume, kind=kind, replicas=started
             )
             for identity, reason in source.folder.left_out.items():
                 warn(f"prompt {identity} is left out: {reason}")
@@ -199,7 +165,7 @@ def train_head(
         default = 0.0 if on_head or kind == "disco" else MIX
         schedule = Schedule(default if mix is None else mix, epochs, batch_size, lr, seed, signals)
         evaluations = workshop.train_heads(output, source, recipes, schedule, progress)
-    _show(evaluations, sweep, json_)
+    _show(evaluations, sweep, show.json_)
 
 
 def _defaults(kind: str, reject_weight: float | None, epochs: int | None, lr: float | None) -> tuple[float, int, float]:

@@ -4,7 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specctl.commands.files import spare_profile
+import typer
+
+from specctl.commands.grouped_command import require_unused
+from specctl.commands.prompt_options import PromptOptions
+from specctl.commands.tasks.command_files import spare_profile
 from specctl.errors import UsageError
 from specctl.outputs import Outputs
 
@@ -21,24 +25,22 @@ class DataFlags:
             stops once they are there.
         earlier: that flag's folder.
         only: the other flag.
-        suite, data, input_: the flags that choose prompts.
+        prompts: the flags that choose prompts.
     """
 
     name: str
     earlier: Path | None
     only: bool
-    suite: str | None
-    data: Path | None
-    input_: str | None
+    prompts: PromptOptions
 
-    def check(self) -> None:
+    def check(self, ctx: typer.Context) -> None:
         """Raise UsageError unless they name one source."""
         flag = f"--{self.name}"
         if self.earlier is not None and self.only:
             raise UsageError(f"{flag}-only and {flag} exclude each other", "leave one of them out")
-        if self.earlier is not None and any(option is not None for option in (self.suite, self.data, self.input_)):
-            raise UsageError(f"{flag} replaces the prompts", f"leave out {flag}, or the options that choose prompts")
-        if self.earlier is None and self.suite is None and self.input_ is None:
+        if self.earlier is not None:
+            require_unused(ctx, self.name, "replaces the prompts", only=PromptOptions)
+        elif self.prompts.suite is None and self.prompts.input_ is None:
             # No default: what is trained on the prompts of bench would be evaluated on its own training data.
             hint = f"give --input FILE or --suite NAME, or {flag} DIR"
             raise UsageError("there are no prompts to train on", hint)
@@ -49,8 +51,7 @@ class DataFlags:
         Raises:
             OutputError: it cannot be taken.
         """
-        outputs.reads("input", self.input_)
-        outputs.reads("data", self.data)
+        self.prompts.read_by(outputs)
         spare_profile(outputs, found, heads=False)
         if self.earlier is not None:
             outputs.spare(self.name, self.earlier)

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specctl.conversation.transcript import Transcript, Turn
-from specctl.decoding.answers import TURN_STRIDE, Answerer, OnRound
+from specctl.decoding.answers import TURN_STRIDE, Answerer, OnRound, failures_of_a_text
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.failures import failures_of_a_text
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.decoding.text import decode_after

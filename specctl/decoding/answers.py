@@ -1,16 +1,18 @@
 """An input record becomes its completions, one for each turn."""
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from specctl.decoding.failures import failures_of_a_text
 from specctl.decoding.prompt_format import PromptFormat
-from specctl.errors import RecordError
+from specctl.errors import RecordError, reason
 from specctl.jsonl import Record
+from specctl.processes.interrupts import interrupt
 from specctl.profile.schema import SamplingTable
 from specctl.profile.wording import did_you_mean, shown
 from specctl.record_settings import own_settings
@@ -120,3 +122,22 @@ def _mistake(detail: ErrorDetails, own: Mapping[str, tuple[str, Any]]) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{did_you_mean(str(detail['loc'][-1]), SamplingTable.model_fields)}"
     return f"{key}: {shown(detail['input'])} {detail['msg'].replace('Input should be', 'must be')}"
+
+
+@contextmanager
+def failures_of_a_text() -> Iterator[None]:
+    """Raise a RecordError for what the models' code raises over one text, so that other texts go on.
+
+    What would fail for every text stays as it is: a device that can run nothing any more, and an interrupt that native
+    code turned into an error of its own.
+    """
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(error, torch.OutOfMemoryError):
+            raise RecordError("out_of_memory", f"not enough device memory for this text: {error}") from error
+        if interrupt.became(error) or (torch is not None and isinstance(error, torch.AcceleratorError)):
+            raise
+        what = f"{type(error).__name__}: {reason(error)}"
+        raise RecordError("failed_pass", f"a pass failed over this text: {what}") from error

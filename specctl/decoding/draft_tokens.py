@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from specctl.decoding.along import read_along
-from specctl.decoding.reading import AcceptancePredictor
-from specctl.decoding.sampling import Sampling, draw
-from specctl.decoding.token_columns import token_columns
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.reading import AcceptancePredictor
+from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Forward, Runner
 
 

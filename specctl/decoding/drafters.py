@@ -2,16 +2,22 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import torch
-
-from specctl.decoding.draft import Draft as Draft
-from specctl.decoding.host import Floats, array, rows_of
-from specctl.decoding.reading import AcceptancePredictor, Reader, own_accept_prob, packed_signals, step_of, unpack
-from specctl.decoding.sampling import Sampling, Uniforms, sibling
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import DrawGenerator, Uniforms, sibling
+from specctl.decoding.rows.reading import (
+    AcceptancePredictor,
+    Reader,
+    own_accept_prob,
+    packed_signals,
+    step_of,
+    unpack,
+)
+from specctl.decoding.rows.rows_of import numbers_on, rows_of, rows_over, stacked
+from specctl.decoding.sampling import UNPROCESSED, Sampling
 from specctl.decoding.steps_ahead import Fed, Reach, StartedStep, StepsAhead
+from specctl.models.passes.forward import Numbers
 from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_head import DiscoHead
 from specctl.models.running.runner import Runner
@@ -25,7 +31,8 @@ from specctl.policies import (
 )
 from specctl.records import DraftStep, Round
 
-CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    import torch
 
 
 class Drafter(Protocol):
@@ -38,7 +45,7 @@ class Drafter(Protocol):
     @property
     def witnessed(self) -> int | None: ...
 
-    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         """Start a new sequence, leaving the caches alone.
 
         Args:
@@ -116,8 +123,8 @@ class ModelDrafter:
             raise ValueError("next_accept_prob needs a draft head that predicts it")
         reads_previous = self._head is not None and self._head.reads_signals
         # (3,) DISTRIBUTION_SIGNALS of the last token drafted, for a head that reads them
-        self._previous = (
-            torch.ones(len(DISTRIBUTION_SIGNALS), dtype=torch.float64, device=runner.device) if reads_previous else None
+        self._previous: Sequence[float] | torch.Tensor | None = (
+            (1.0,) * len(DISTRIBUTION_SIGNALS) if reads_previous else None
         )
         # In a compiled pass signals cost little, and reading all of them means one pass to compile for all policies.
         reads_all = runner.specialises or reads_previous
@@ -127,7 +134,7 @@ class ModelDrafter:
         self._sampling = Sampling()
         self._take_readers()
         self._eos: Set[int] = frozenset()
-        self._generator: torch.Generator | None = None
+        self._generator: DrawGenerator | None = None
         self._uniforms = Uniforms(None)
         self._start = 0
         self._steps = StepsAhead(self._start_step, self._take_back, runner.device)
@@ -140,10 +147,10 @@ class ModelDrafter:
         if self.runner.reads_states:
             self.runner.witness(start, states)
 
-    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._sampling, self._eos = sampling, eos
         self._take_readers()
-        self._generator = sibling(generator, CPU)  # a number of the host reaches the device with the token
+        self._generator = sibling(generator, None)  # a number of the host reaches the device with the token
         self._uniforms = Uniforms(self._generator)
         self.policy.reset()
 
@@ -164,9 +171,9 @@ class ModelDrafter:
         steps, stop = draft_phase(self.policy, budget, self._eos, self._read_step, longest)
         self._steps.end()
         rows = self._steps.laws(len(steps))
-        laws = _stacked(rows) if rows else None  # (K, V)
+        laws = stacked(rows) if rows else None  # (K, V)
         if laws is not None and self._sampling.greedy:
-            laws = laws.softmax(-1)
+            laws = rows_over(laws).laws(UNPROCESSED).numbers
         return Draft.of(steps, laws, stop, threshold, greedy=self._sampling.greedy, keeps_laws=self._laws)
 
     @property
@@ -202,30 +209,26 @@ class ModelDrafter:
         predicts = self._head is not None and index > 1
         mark = self._uniforms.mark() if doubtful and not self._sampling.greedy else None
         uniform = None if self._sampling.greedy else self._uniforms.next()
+        packed: list[float] | torch.Tensor
+        law: Numbers | None
         if len(pending) <= self.runner.widest_read:
             reader = self._reader
-            fed = [pending[0]] if isinstance(pending, torch.Tensor) else pending
-            packed, probs = self.runner.read(fed, reader, uniform, self._previous)
+            fed = pending if isinstance(pending, Sequence) else [pending[0]]
+            previous = None if self._previous is None else numbers_on(self.runner.device, self._previous)
+            packed, law = self.runner.read(fed, reader, uniform, previous)
         else:
             reader = self._reader if predicts else self._blind
-            assert not isinstance(pending, torch.Tensor), "a token on the device is read within its pass"
+            assert isinstance(pending, Sequence), "a token on the device is read within its pass"
             forward = self.runner.extend(pending, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
             # The hidden state belongs to the token drawn one step ago, and so must the signals.
-            known = state, self._previous, self._foresee
-            if (rows := rows_of(forward)) is not None:
-                numbers, law = reader.read_row(rows[0], uniform, *known)
-                if self._previous is not None:
-                    self._previous = packed_signals(torch.tensor(numbers, dtype=torch.float64))
-                return StartedStep(reader, numbers, [int(numbers[0])], law, mark)
-            number = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)  # of the host
-            packed, probs = reader(forward.logits[0], number, *known)
+            packed, law = rows_of(forward).read(reader, uniform, state, self._previous, self._foresee)
         if self._previous is not None:
             self._previous = packed_signals(packed)
-        if not self.runner.runs_ahead:
-            values = packed.tolist()
-            return StartedStep(reader, values, [int(values[0])], probs, mark)
-        return StartedStep(reader, self._steps.readback.send(packed), packed[:1], probs, mark)
+        if isinstance(packed, list) or not self.runner.runs_ahead:
+            values = packed if isinstance(packed, list) else packed.tolist()
+            return StartedStep(reader, values, [int(values[0])], law, mark)
+        return StartedStep(reader, self._steps.readback.send(packed), packed[:1], law, mark)
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
@@ -235,10 +238,3 @@ class ModelDrafter:
 
     def rollback(self, length: int) -> None:
         self.runner.rollback(length)
-
-
-def _stacked(rows: Sequence[torch.Tensor | Floats]) -> torch.Tensor:  # K times (V,) -> (K, V)
-    tensors = [row for row in rows if isinstance(row, torch.Tensor)]
-    if len(tensors) == len(rows):
-        return torch.stack(tensors)
-    return torch.from_numpy(np.stack([array(row) if isinstance(row, torch.Tensor) else row for row in rows]))

@@ -1,26 +1,24 @@
 """HSDDW's middle model: it verifies the draft tokens of a faster drafter and is itself a drafter (Syu and Lee 2025)."""
 
 from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
 
-import torch
-
-from specctl.decoding.drafters import Draft, Drafter, heads_read
-from specctl.decoding.reading import (
-    AcceptancePredictor,
-    Reading,
-    distribution_signals,
-    fetch_rows,
-    own_accept_prob,
-    step_of,
-)
+from specctl.decoding.drafters import Drafter, heads_read
 from specctl.decoding.round import prefill, verified_round
-from specctl.decoding.sampling import Sampling, read_signals, read_top_probs, sibling
-from specctl.models.passes.synchronisation import sent
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import DrawGenerator, sibling
+from specctl.decoding.rows.reading import AcceptancePredictor, Reader, own_accept_prob, step_of, unpack
+from specctl.decoding.rows.rows_of import rows_of
+from specctl.decoding.sampling import UNPROCESSED, Sampling
+from specctl.models.passes.forward import Forward, Numbers, joined_numbers
 from specctl.models.passes.watching import States
 from specctl.models.predictors.disco_head import DiscoHead
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Runner
 from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, collect_phase
 from specctl.records import DraftStep, Round
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PreVerifiedDrafter:
@@ -73,14 +71,19 @@ class PreVerifiedDrafter:
         self._head, self._disco = heads_read(head, self._signals)
         if "next_accept_prob" in self._signals:
             raise ValueError("a draft that verifies another draft predicts nothing of its next token")
+        reads_signals = self._head is not None and self._head.reads_signals
+        wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals & set(DISTRIBUTION_SIGNALS)
+        if self._disco is not None:
+            wanted |= {"entropy"}
+        self._reader = Reader(Sampling(), wanted, self._head, tops=self._disco is not None)
         # (3,) DISTRIBUTION_SIGNALS of the last token collected, for a head that reads them
-        self._previous: torch.Tensor | None = None
+        self._previous: Sequence[float] | torch.Tensor | None = None
         self._sampling = Sampling()
         self._eos: Set[int] = frozenset()
-        self._generator: torch.Generator | None = None
+        self._generator: DrawGenerator | None = None
         self._start = 0
 
-    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self._sampling, self._eos = sampling, eos
         self._generator = sibling(generator, self.runner.device)
         self.policy.reset()
@@ -99,7 +102,7 @@ class PreVerifiedDrafter:
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
         text = list(sequence)
-        rows: list[torch.Tensor] = []
+        rows: list[Numbers] = []
         self._start = len(sequence)
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
@@ -110,12 +113,12 @@ class PreVerifiedDrafter:
                 # what it drafts follows from where its round begins and whether that place lacks.
                 prefill(self.runner, self.inner, text)
 
-            def read(forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> None:
-                added.extend(self._steps(forward, probs, tokens, first))
+            def read(forward: Forward, probs: Numbers | None, tokens: Sequence[int]) -> None:
+                added.extend(self._steps(forward, tokens, first))
                 if probs is not None:
                     rows.append(probs[: len(tokens)])
                 elif self._laws:
-                    rows.append(forward.logits[: len(tokens)].float().softmax(-1))
+                    rows.append(rows_of(forward).part(slice(len(tokens))).laws(UNPROCESSED).numbers)
 
             round_ = verified_round(
                 self.runner,
@@ -134,51 +137,29 @@ class PreVerifiedDrafter:
             return round_, added
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
-        laws = torch.cat(rows)[: len(steps)] if steps and rows else None  # (K, V)
+        laws = joined_numbers(rows)[: len(steps)] if steps and rows else None  # (K, V)
         greedy = self._sampling.greedy
         return Draft.of(steps, laws, stop, threshold, inner, greedy=greedy, keeps_laws=self._laws)
 
-    def _steps(
-        self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int], first: int
-    ) -> list[DraftStep]:
+    def _steps(self, forward: Forward, tokens: Sequence[int], first: int) -> list[DraftStep]:
         """The tokens with the signals wanted, fetched in a single transfer.
 
         Args:
             forward: K + 1 rows, of which the first n predict the tokens.
-            probs: ``(K + 1, V)``, the distributions of those rows; None when greedy.
             tokens: n ids.
             first: position of the first token in the block, from 1.
         """
         if not self._signals:
             return [DraftStep(first + position, token) for position, token in enumerate(tokens)]
-        found = fetch_rows(self._read(forward, probs, tokens))
+        rows, last = rows_of(forward).read_tokens(self._reader, tokens, forward.hidden, self._previous)
+        self._previous = last
+        found = [unpack(row, self._reader.fields) for row in rows]
         if self._head is not None and first == 1:
             found[0]["accept_prob"] = 1.0  # no draft token precedes it
         if self._disco is not None:
             for index, numbers in enumerate(found, start=first):
                 numbers["own_accept_prob"] = own_accept_prob(self._disco, numbers, index)
         return [step_of(first + position, numbers, self._signals) for position, numbers in enumerate(found)]
-
-    def _read(self, forward: Forward, probs: torch.Tensor | None, tokens: Sequence[int]) -> Reading:  # (n,) each
-        reads_signals = self._head is not None and self._head.reads_signals
-        wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals & set(DISTRIBUTION_SIGNALS)
-        logits, count = forward.logits, len(tokens)
-        chosen = sent(tokens, logits.device)
-        probs = None if probs is None else probs[:count]
-        if self._disco is not None:
-            wanted |= {"entropy"}
-        reading = Reading(chosen, **read_signals(logits[:count], chosen, wanted, probs, self._sampling))
-        if self._disco is not None:
-            reading = reading._replace(top_probs=read_top_probs(logits[:count]))
-        if self._head is None or forward.hidden is None:
-            return reading
-        # The hidden state in a row belongs to the token before it, and so must the signals.
-        previous = None
-        if reads_signals:
-            own = distribution_signals(reading)  # (n, 3)
-            last = torch.zeros_like(own[0]) if self._previous is None else self._previous
-            previous, self._previous = torch.cat([last[None], own[:-1]]), own[-1]
-        return reading._replace(accept_prob=self._head.accept_prob(forward.hidden[:count], previous))
 
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)

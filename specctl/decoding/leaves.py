@@ -7,18 +7,15 @@ leaf, the pass has the verifier's distribution after it as well, so that one mor
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 
-import numpy as np
-import torch
-
-from specctl.decoding.drafters import Draft, Drafter
-from specctl.decoding.host import array, on_host
+from specctl.decoding.drafters import Drafter
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import DrawGenerator
+from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.masks import WIDEST
-from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
-from specctl.policies.leaf_rule import LeafRule, Place
+from specctl.policies.leaf_rule import LeafRule
 from specctl.records import Round
 
 
@@ -41,7 +38,7 @@ class LeafDrafter:
     def witness(self, start: int, states: States) -> None:
         self.inner.witness(start, states)
 
-    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         self.inner.begin(sampling, eos, generator)
 
     def prefill(self, sequence: Sequence[int]) -> None:
@@ -52,7 +49,7 @@ class LeafDrafter:
         room = WIDEST - 1 - len(draft.tokens)
         if draft.laws is None or room <= 0:
             return draft
-        places = likeliest_others(draft.laws, draft.tokens, self.rule.most)
+        places = rows_over(draft.laws).others(draft.tokens, self.rule.most)
         widths = self.rule.widths(places, room)
         leaves = (
             tuple(token for token, _ in place.others[:width]) for place, width in zip(places, widths, strict=True)
@@ -65,35 +62,6 @@ class LeafDrafter:
 
     def rollback(self, length: int) -> None:
         self.inner.rollback(length)
-
-
-def likeliest_others(laws: torch.Tensor, tokens: Sequence[int], most: int) -> list[Place]:
-    """At each place the likeliest tokens but the drafted one, in a single transfer.
-
-    Args:
-        laws: ``(K, V)``, the draft's.
-        tokens: the K drafted ids.
-        most: how many others at most.
-    """
-    best = laws.topk(min(most + 1, laws.shape[1]))  # (K, M), with the drafted one or without
-    if on_host(laws):  # where each of torch's operations takes longer than numpy's
-        probs = array(laws)[np.arange(len(tokens)), tokens].tolist()
-        values, ids = best.values.tolist(), best.indices.tolist()
-    else:
-        drafted = sent(tokens, laws.device)[:, None]  # (K, 1)
-        # float64 holds ids and probabilities alike
-        together = torch.cat([laws.gather(1, drafted).double(), best.values.double(), best.indices.double()], 1)
-        count = best.values.shape[1]
-        rows = together.tolist()
-        probs = [row[0] for row in rows]
-        values, ids = [row[1 : 1 + count] for row in rows], [list(map(int, row[1 + count :])) for row in rows]
-    places = []
-    for drafted_id, prob, others, tokens_of in zip(tokens, probs, values, ids, strict=True):
-        pairs = (
-            (token, other) for token, other in zip(tokens_of, others, strict=True) if token != drafted_id and other
-        )
-        places.append(Place(prob, list(islice(pairs, most))))
-    return places
 
 
 @dataclass(frozen=True)

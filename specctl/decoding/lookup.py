@@ -3,9 +3,8 @@
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-import torch
-
-from specctl.decoding.drafters import Draft
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.watching import States
 from specctl.models.running.runner import Runner
@@ -70,7 +69,7 @@ class LookupDrafter:
         self._eos: Set[int] = frozenset()
         self._matched = 0  # tokens of the round's match
 
-    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:  # noqa: ARG002
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:  # noqa: ARG002
         self._eos = eos
         self._rates = MatchRates()
         self.policy.reset()

@@ -2,11 +2,10 @@
 
 from collections.abc import Generator, Sequence, Set
 
-import torch
-
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.parallel import ParallelDrafter, ParallelRounds
 from specctl.decoding.round import verified_round
+from specctl.decoding.rows.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Runner
 from specctl.records import Round
@@ -19,7 +18,7 @@ def decode(
     max_new_tokens: int,
     sampling: Sampling,
     eos: Set[int] = frozenset(),
-    generator: torch.Generator | None = None,
+    generator: DrawGenerator | None = None,
 ) -> Generator[Round, None, None]:
     """Yield rounds until an end-of-sequence token or ``max_new_tokens``, exactly in the target's distribution.
 

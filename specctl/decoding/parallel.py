@@ -16,12 +16,14 @@ from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import torch
-
-from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.round import NOTHING, judge
-from specctl.decoding.sampling import Sampling, offspring
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import DrawGenerator, offspring
+from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
+from specctl.models.passes.forward import joined_numbers
+from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.pair import Pair
@@ -37,7 +39,7 @@ class ParallelDrafter(ModelDrafter):
     not depend on which of the two is quicker.
     """
 
-    def begin(self, sampling: Sampling, eos: Set[int], generator: torch.Generator | None) -> None:
+    def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         super().begin(sampling, eos, None if generator is None else offspring(generator, self.runner.device))
 
 
@@ -65,7 +67,7 @@ class ParallelRounds:
         end: int,
         sampling: Sampling,
         eos: Set[int],
-        generator: torch.Generator | None,
+        generator: DrawGenerator | None,
     ) -> None:
         self._target, self._drafter = target, drafter
         self._sampling, self._eos, self._generator = sampling, eos, generator
@@ -162,11 +164,11 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
         )
 
 
+@in_inference_mode  # each thread has a mode of its own
 def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float]:
     """A draft of at most ``room`` tokens behind ``text``, and the seconds it took."""
     began = working_seconds()
-    with torch.inference_mode():  # each thread has a mode of its own
-        draft = drafter.draft(text, room)
+    draft = drafter.draft(text, room)
     return draft, working_seconds() - began
 
 
@@ -174,7 +176,7 @@ def _joined(first: Draft, second: Draft) -> Draft:
     """One draft of two, the second behind the first."""
     if not first.tokens or not second.tokens:
         return first if first.tokens else second
-    probs = None if first.probs is None or second.probs is None else torch.cat([first.probs, second.probs])
+    probs = None if first.probs is None or second.probs is None else joined_numbers([first.probs, second.probs])
     return Draft([*first.tokens, *second.tokens], probs, (*first.steps, *second.steps), second.stop)
 
 

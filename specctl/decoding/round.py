@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
-from specctl.decoding.drafters import Draft, Drafter
-from specctl.decoding.host import best_of
+from specctl.decoding.drafters import Drafter
 from specctl.decoding.leaves import LeafTree
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict, require_numbers, verify_greedy
+from specctl.decoding.rows.draws import DrawGenerator
+from specctl.decoding.rows.rows_of import rows_of
+from specctl.decoding.rows.tree_verification import DraftTree, verify_tree
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.tree_verification import DraftTree, verify_tree
-from specctl.decoding.verification import Verdict, require_numbers, verify, verify_greedy
+from specctl.models.passes.forward import Forward, Numbers
 from specctl.models.passes.preparation_time import working_seconds
-from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.watching import cut_states
-from specctl.models.running.runner import Forward, Runner
+from specctl.models.running.runner import Runner
 from specctl.records import Round
 
 NOTHING = Draft([], None, (), None)
 
-ReadPass = Callable[[Forward, torch.Tensor | None, Sequence[int]], None]
+ReadPass = Callable[[Forward, Numbers | None, Sequence[int]], None]
 """Called with the verifier's pass over K draft tokens (K + 1 rows), the distributions ``(K + 1, V)`` behind the verdict
 (None when greedy), and the n tokens that the round emits, whose positions are the first n rows."""
 
@@ -53,7 +53,7 @@ def verified_round(
     budget: int,
     sampling: Sampling,
     eos: Set[int],
-    generator: torch.Generator | None,
+    generator: DrawGenerator | None,
     *,
     index: int,
     read: ReadPass | None = None,
@@ -137,7 +137,7 @@ class Verified(NamedTuple):
     verdict: Verdict
     kept: Sequence[int]
     rows: slice | list[int]
-    probs: torch.Tensor | None = None
+    probs: Numbers | None = None
     leaf: int | None = None
     tree: tuple[int, ...] = ()
 
@@ -147,7 +147,7 @@ def _verified_chain(
     draft: Draft,
     sequence: Sequence[int],
     sampling: Sampling,
-    generator: torch.Generator | None,
+    generator: DrawGenerator | None,
     hidden: bool,
 ) -> Verified:
     start, count = verifier.length, len(draft.tokens)
@@ -164,18 +164,18 @@ def _verified_leaves(
     sequence: Sequence[int],
     sampling: Sampling,
     eos: Set[int],
-    generator: torch.Generator | None,
+    generator: DrawGenerator | None,
 ) -> Verified:
     tree = LeafTree(sequence[-1], draft)
     start, forward = _read_tree(verifier, drafter, sequence, tree)
-    verdict, _ = judge(draft, forward.part(slice(len(draft.tokens) + 1)), sampling, generator)
+    verdict, _ = judge(draft, Forward(forward.rows[: len(draft.tokens) + 1]), sampling, generator)
     kept, rows = draft.tokens[: verdict.accepted], [*range(verdict.accepted + 1)]
     assert verdict.extra is not None, "the pass has read the place behind the draft"
     place = None if verdict.extra in eos else tree.leaf(verdict.accepted, verdict.extra)
     if place is None:
         return Verified(start, forward, verdict, kept, rows)
     # The pass has read the verifier's token too, so the token after it is known.
-    further, _ = judge(NOTHING, forward.part(slice(place, place + 1)), sampling, generator)
+    further, _ = judge(NOTHING, Forward(forward.rows[place : place + 1]), sampling, generator)
     after = replace(verdict, extra=further.extra, kind=further.kind)
     return Verified(start, forward, after, kept, [*rows, place], leaf=verdict.extra)
 
@@ -187,7 +187,7 @@ def _verified_tree(
     sequence: Sequence[int],
     sampling: Sampling,
     eos: Set[int],
-    generator: torch.Generator | None,
+    generator: DrawGenerator | None,
 ) -> Verified:
     tree, levels = DraftTree(sequence[-1], draft), len(draft.steps)
     start, forward = _read_tree(verifier, drafter, sequence, tree)
@@ -206,8 +206,8 @@ def _read_tree(
 
 
 def judge(
-    draft: Draft, forward: Forward, sampling: Sampling, generator: torch.Generator | None
-) -> tuple[Verdict, torch.Tensor | None]:
+    draft: Draft, forward: Forward, sampling: Sampling, generator: DrawGenerator | None
+) -> tuple[Verdict, Numbers | None]:
     """The verdict on K draft tokens, and the verifier's distributions behind it; None when greedy.
 
     Args:
@@ -215,19 +215,15 @@ def judge(
         forward: the verifier's, with logits ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft
             that is kept as a whole.
         sampling: how tokens are drawn.
-        generator: of the logits' device.
+        generator: for the logits' device.
 
     Raises:
         RecordError: the logits hold NaN.
     """
+    rows = rows_of(forward)
     if sampling.greedy:
-        choices, values = best_of(forward)
+        choices, values = rows.best()
         require_numbers(*values)
         return verify_greedy(draft.tokens, choices), None
-    probs = sampling.probs(forward.logits)  # (K + 1, V)
-    tokens = sent(draft.tokens, probs.device)
-    if draft.probs is None:
-        draft_probs = torch.zeros_like(probs[: len(tokens)]).scatter_(1, tokens[:, None], 1.0)  # (K, V)
-    else:
-        draft_probs = draft.probs.to(probs.device)
-    return verify(tokens, draft_probs, probs, generator, sampling.verification), probs
+    laws = rows.laws(sampling)  # (K + 1, V)
+    return laws.verify(draft.tokens, draft.probs, generator, sampling.verification), laws.numbers

@@ -4,14 +4,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from weakref import WeakValueDictionary
 
-import torch
-
 from specctl.decoding.drafters import Drafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draws import generator_on
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.text import decode_after, find_stop, special_ids
 from specctl.errors import UsageError
+from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.running.pair import Pair
@@ -85,7 +85,7 @@ class Session:
         self._cached = ()
 
     # Applied to the generator so that the mode ends wherever it waits for who takes its rounds.
-    @torch.inference_mode()
+    @in_inference_mode
     def play(
         self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
     ) -> Generator[Round, bool | None, Completion]:
@@ -100,7 +100,7 @@ class Session:
         limit = min(settings.max_new_tokens, pair.room(prompt))
         # torch takes seeds of 64 bits; a profile or record may have a longer one.
         seed = (settings.seed + seed_offset) % (1 << 64)
-        generator = torch.Generator(pair.target.device).manual_seed(seed)
+        generator = generator_on(pair.target.device, seed)
         eos = pair.eos | special_ids(pair.tokenizer, settings.stop)
         rounds: list[Round] = []
         tokens: list[int] = []

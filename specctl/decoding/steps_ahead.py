@@ -3,17 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Union
 
-import torch
-
-from specctl.decoding.host import Floats
 from specctl.decoding.lead import Lead
-from specctl.decoding.reading import Reader
-from specctl.decoding.sampling import Mark
+from specctl.decoding.rows.draws import Mark
+from specctl.decoding.rows.reading import Reader
+from specctl.models.passes.forward import Numbers
 from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.readback import Readback, Ticket
 
-Fed = Sequence[int] | torch.Tensor
+if TYPE_CHECKING:
+    import torch
+
+Fed = Union[Sequence[int], "torch.Tensor"]
 """What a step reads: ids, or ``(1,)`` on the device, the token of the step before it."""
 
 
@@ -40,7 +42,7 @@ class StartedStep:
     reader: Reader
     numbers: Sequence[float] | Ticket
     token: Fed
-    probs: torch.Tensor | Floats | None
+    probs: Numbers | None
     mark: Mark | None = None
 
 
@@ -62,7 +64,7 @@ class StepsAhead:
         self,
         start: Callable[[Fed, int, bool], StartedStep],
         take_back: Callable[[StartedStep, int], None],
-        device: torch.device,
+        device: "torch.device",
     ) -> None:
         self.readback = Readback(device)
         self.lead = Lead()
@@ -133,6 +135,6 @@ class StepsAhead:
         if unwanted:
             self._take_back(unwanted[0], read)
 
-    def laws(self, count: int) -> list[torch.Tensor | Floats]:
+    def laws(self, count: int) -> list[Numbers]:
         """The distributions ``(V,)`` behind the first tokens of the round; none if steps have none."""
         return [step.probs for step in self._steps[:count] if step.probs is not None]

@@ -1,21 +1,18 @@
 """A draft that grows a tree level by level, deep as its stopping policy wants it (EAGLE-2, arXiv 2406.16858)."""
 
 from collections.abc import Sequence, Set
-from itertools import islice
-from typing import NamedTuple
 
-import torch
-
-from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
-from specctl.decoding.drafters import Draft, ModelDrafter
-from specctl.decoding.host import Softmax, rows_of
-from specctl.decoding.reading import AcceptancePredictor, step_of
-from specctl.decoding.sampling import read_signals, read_top_probs
-from specctl.models.passes.masks import LARGEST_TREE
-from specctl.models.passes.synchronisation import sent
+from specctl.decoding.beams import ROOT, BeamTree
+from specctl.decoding.drafters import ModelDrafter
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.reading import AcceptancePredictor, step_of
+from specctl.decoding.rows.rows import Beams
+from specctl.decoding.rows.rows_of import numbers_on, rows_of
+from specctl.models.passes.forward import Forward
+from specctl.models.passes.tree_sight import LARGEST_TREE
 from specctl.models.predictors.disco_head import DiscoHead
-from specctl.models.running.runner import Forward, Runner
-from specctl.policies import DISTRIBUTION_SIGNALS, Signal, StoppingPolicy, draft_phase
+from specctl.models.running.runner import Runner
+from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.tree_shape import TreeSize
 from specctl.records import DraftStep, Round
 
@@ -88,7 +85,7 @@ class TreeDrafter(ModelDrafter):
     def _level(self, pending: Sequence[int], index: int) -> DraftStep:
         """Read the beams and add the level below them; the step is the best beam's."""
         beams, forward = self._passed(pending, index)
-        found = self._laws_of(forward)
+        found = self._beams_of(forward)
         if self._previous is not None:
             for beam, *law in zip(beams, found.signals["entropy"], found.signals["top_prob"], strict=True):
                 self._known[beam] = law
@@ -115,34 +112,11 @@ class TreeDrafter(ModelDrafter):
         self._places |= {beam: len(self._places) + number for number, beam in enumerate(beams)}
         return beams, forward
 
-    def _laws_of(self, forward: Forward) -> "_Laws":
-        """What is read of the laws at B beams, in a single transfer."""
-        logits = forward.logits.float()  # (B, V)
-        best = logits.topk(min(self.size.beams, logits.shape[1]))  # (B, k)
-        logs = (best.values - logits.logsumexp(-1, keepdim=True)).double()  # (B, k)
-        logs = logs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).clamp(IMPOSSIBLE, 0)
+    def _beams_of(self, forward: Forward) -> Beams:
+        """What is read of the laws at the beams, in a single transfer."""
         # A head may later be asked about any beam, a policy only about the best.
         asked = slice(1 if self._previous is None else None)
-        names = [name for name in DISTRIBUTION_SIGNALS if name in self._read]
-        if (rows := rows_of(forward)) is not None:  # the very numbers of a chain's steps
-            likeliest = best.indices[:, 0].tolist()
-            laws = [Softmax(row) for row in rows[asked]]
-            values = [law.signals(token, self._read) for law, token in zip(laws, likeliest[asked], strict=True)]
-            tops = [] if self._disco is None else laws[0].tops()
-            return _Laws(best.indices.tolist(), logs.tolist(), _by_name(names, values), tops)
-        signals = read_signals(logits[asked], best.indices[asked, 0], self._read).values()
-        # float64 holds ids and probabilities alike
-        together = [best.indices.double(), logs, *(value.double() for value in signals)]
-        if self._disco is not None:
-            together.append(read_top_probs(logits[:1]).double())
-        numbers = iter(torch.cat([part.flatten() for part in together]).tolist())
-        (beams, count), read = best.indices.shape, len(best.indices[asked])
-        return _Laws(
-            [[int(number) for number in islice(numbers, count)] for _ in range(beams)],
-            [[*islice(numbers, count)] for _ in range(beams)],
-            {name: [*islice(numbers, read)] for name in names},
-            [*numbers],
-        )
+        return rows_of(forward).beams(self.size.beams, asked, self._read, tops=self._disco is not None)
 
     def _accept_prob(self, beam: int, forward: Forward) -> float:
         """The head's prediction for the best beam; 1 for the newest token, which the target wrote."""
@@ -152,7 +126,7 @@ class TreeDrafter(ModelDrafter):
         previous = None
         if self._previous is not None:
             numbers = [*self._known[self._tree.parents[beam]], self._tree.prob(beam)]
-            previous = sent(numbers, self.runner.device, torch.float64)
+            previous = numbers_on(self.runner.device, numbers)
         return self._head.accept_prob(forward.hidden[0], previous).item()
 
     def observe(self, round_: Round) -> None:
@@ -175,23 +149,3 @@ class TreeDrafter(ModelDrafter):
     def rollback(self, length: int) -> None:
         self._places = {ROOT: 0}
         super().rollback(length)
-
-
-class _Laws(NamedTuple):
-    """The laws at B beams.
-
-    Attributes:
-        ids: of each beam its k likeliest tokens, the likeliest first.
-        logs: their log-probabilities.
-        signals: each that was read, of the first beam or of all.
-        tops: the largest probabilities at the first beam, where a DISCO head reads them.
-    """
-
-    ids: list[list[int]]
-    logs: list[list[float]]
-    signals: dict[Signal, list[float]]
-    tops: list[float]
-
-
-def _by_name(names: Sequence[Signal], rows: Sequence[Sequence[float]]) -> dict[Signal, list[float]]:
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

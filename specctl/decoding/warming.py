@@ -5,8 +5,8 @@ import torch
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.models.passes.masks import WIDEST
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.predictors.trained_heads import signal_of
 from specctl.models.running.graph import SHORTEST, WIDTHS, span_class, width_class

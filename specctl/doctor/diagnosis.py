@@ -4,14 +4,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specctl.doctor.draft_head_diagnosis import examine_draft_head
 from specctl.doctor.model_facts import ModelFacts
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.terms import terms_of
 from specctl.models.files.vocabulary import check_vocabulary
-from specctl.models.loading.model import load_tokenizer, model_tables
+from specctl.models.loading.model import load_tokenizer, loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.loading.proportion import large_draft
 from specctl.models.placing.absent import lacking_devices
@@ -26,7 +25,6 @@ from specctl.models.placing.working_room import working_bytes
 from specctl.models.predictors.head_checkpoint import locate_head, mismatch, on_hub, require_kind
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import GRAPHS_MEASURED, UNMEASURED
-from specctl.models.running.token_rules import rules_in
 from specctl.plugins import DRAFTER, DRAFTERS
 from specctl.policies import POLICIES
 from specctl.printable import gib
@@ -75,7 +73,7 @@ def diagnose(profile: Profile) -> Diagnosis:
         report.problems.append(Problem("engine", error.message, error.hint))
     free = report.devices
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-    tables = model_tables(profile)
+    tables = loading_order(model_tables(profile))
     for place, (key, table) in enumerate(tables):
         facts = ModelFacts(key, table.model, without_files=not table.has_files)
         report.models.insert(0, facts)
@@ -89,7 +87,9 @@ def diagnose(profile: Profile) -> Diagnosis:
             if isinstance(table, DraftTable) and (head := find_head(key, table, tables[place + 1])) is not None:
                 facts.found = _found(head.checkpoint)
                 facts.licence, facts.gated = terms_of(head.checkpoint)
-                facts.draft_head = head.kind.value
+                from specctl.doctor.draft_head_diagnosis import examine_draft_head
+
+                facts.draft_head = head.kind
                 report.advice += examine_draft_head(head, table, tables[place + 1], free, profile.engine, facts)
                 continue
             checkpoint = locate(table, key)
@@ -132,6 +132,8 @@ def _examine(
     facts.eos_ids = _eos_ids(checkpoint, text)
     need = weighed(checkpoint, table, free, profile.engine)
     if facts.key == "target" and profile.generation_config:
+        from specctl.models.running.token_rules import rules_in
+
         require_supported_rules(checkpoint)
         found = generation_config(checkpoint)
         facts.rules = [f"{name} = {value}" for name, value in rules_in(found).items()] if found is not None else []

@@ -7,7 +7,7 @@ from specctl.models.files.checkpoint import locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
-from specctl.models.loading.head_loading import BUILDERS, needed
+from specctl.models.loading.head_loading import needed
 from specctl.models.loading.profile_models import require_head_settings
 from specctl.models.placing.memory import DeviceMemory, load_config
 from specctl.models.placing.placement import dtype_on, kind_of_device, place
@@ -53,7 +53,7 @@ def examine_draft_head(
     model = skeleton(above, load_config(above, upper.trust_remote_code), upper.trust_remote_code)
     if not head.local:
         return [*advice, f"{head} will be downloaded at first use."]
-    network = BUILDERS[head.kind](head.config, head.read(), model, str(head))
+    network = head.network(model)
     facts.architecture = type(network).__name__
     facts.context = network.context
     facts.reads_layers = list(network.layers)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from specctl.doctor.diagnosis import Diagnosis
 from specctl.doctor.model_facts import ModelFacts
 from specctl.doctor.pass_bytes import WeightReads
-from specctl.models.draft_heads.block import BlockHead
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.dtypes import ITEM_BYTES
 from specctl.models.files.skeleton import skeleton
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint
-from specctl.models.loading.head_loading import BUILDERS, needed
-from specctl.models.loading.model import model_tables
+from specctl.models.loading.head_loading import needed
+from specctl.models.loading.model import loading_order, model_tables
 from specctl.models.loading.profile_models import find_head
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, load_config
@@ -82,7 +81,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
         profile: as it was diagnosed.
         report: its diagnosis, without problems.
     """
-    tables = model_tables(profile)
+    tables = loading_order(model_tables(profile))
     known = {one.key: one for one in report.models}
     context = min((one.context for one in report.models if one.context is not None), default=0)
     uppers = {key: upper for (key, _), upper in pairwise(tables)}
@@ -138,10 +137,10 @@ def _of_head(
     dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
     key, upper = verifier
     model = _skeleton(upper, key)
-    network = BUILDERS[head.kind](head.config, head.read(), model, str(head))
+    network = head.network(model)
     need, output = needed(network), _output(model)
     reads = replace(WeightReads.of(network, None, None), layers=network.num_layers).bytes(need, dtype)
-    if output is not None and _holds(network, output):
+    if output is not None and network.borrowed_output is output:
         reads += sum(weight.numel() for weight in output.parameters()) * ITEM_BYTES[dtype]
     where = Where(tuple(facts.devices), sum(facts.devices.values()))
     choice = chosen_for_head(profile.engine, where, EngineSettings.of(profile))
@@ -155,10 +154,10 @@ def _of_head(
         spare=_spare(profile.engine, on_cuda=on_cuda),
         layers=network.num_layers,
         reads=(reads,) * WIDEST,
-        blocks=isinstance(network, BlockHead),
+        blocks=head.writes_blocks,
         engine=choice.name,
         why=choice.why,
-        longest=network.longest if isinstance(network, BlockHead) else None,
+        longest=network.longest,
     )
 
 
@@ -192,10 +191,3 @@ def _skeleton(table: ModelTable, key: str) -> "PreTrainedModel":
 def _output(model: "PreTrainedModel") -> "nn.Module | None":
     found: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return found
-
-
-def _holds(network: "nn.Module", layer: "nn.Module") -> bool:
-    """Whether a draft head has its verifier's output layer for its own, which it then holds outside of its parts."""
-    if any(part is not None and name in ("lm_head", "output") for name, part in network.named_children()):
-        return False
-    return any(layer in held for held in vars(network).values() if isinstance(held, tuple))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from specctl.decoding.host import TINY
+from specctl.decoding.rows.host_laws import TINY
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer
 from specctl.draft_training.drafts import Drafted, head_drafts, model_drafts

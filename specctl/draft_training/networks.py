@@ -1,149 +1,74 @@
-"""New draft heads for a target, with random weights."""
+"""What new draft heads are made from: copies of a target's layers, the shape of its layers, random weights."""
 
-import random
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specctl.draft_training.recipes import Recipe
 from specctl.errors import ModelError
-from specctl.models.draft_heads.block import BlockConfig, BlockHead
-from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.eagle1 import Eagle1Config, Eagle1Head
-from specctl.models.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specctl.models.draft_heads.glide import GlideConfig, GlideHead, top_layers
+from specctl.models.draft_heads.head import DraftHead
 from specctl.models.draft_heads.head_layers import FIXED_FREQUENCIES, LayerShape
-from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.draft_heads.verifier_keys import VerifierKeys
-from specctl.models.head_files.block_formats import spread_layers
-from specctl.models.head_files.draft_head import HeadKind
 from specctl.models.running.context import context_length
 
 STD = 0.02
 """Of new weights."""
-SOURCES = 5
-"""Layers that a block head reads."""
+
+Head = TypeVar("Head", bound=DraftHead)
 
 
-def new_head(
-    recipe: Recipe, target: PreTrainedModel, tokens: torch.Tensor | None, mask_token: int, seed: int
-) -> ChainHead | BlockHead:
-    """A head to train, in float32 on the device of the target's embeddings; the same seed gives the same weights.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a new head is made from.
 
-    What it shares with the target are copies in float32, neither trained nor written.
-
-    Args:
-        recipe: its kind and size.
+    Attributes:
         target: the model that it is to draft for.
-        tokens: ids ``(D,)`` of its draft vocabulary, rising; None for all.
+        embeddings: of the target, a copy in float32 that is not trained.
+        output: the target's output layer, likewise.
+        shape: of layers like the target's.
+        depth: how many decoder layers the target has.
+        tokens: ids ``(D,)`` int64 of the head's draft vocabulary, rising; None for all.
         mask_token: stands for what a block head is to draft.
-        seed: of the weights.
-
-    Raises:
-        ModelError: the target has no output layer that can be copied, or no layer that an MTP head could be.
     """
-    embeddings, output = _shared(target)
-    shape, depth = _shape(target), target.config.get_text_config(decoder=True).num_hidden_layers
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random.Random(f"draft head/{seed}/{recipe.kind}").getrandbits(63))
-        if recipe.kind is HeadKind.MTP:
-            head: ChainHead | BlockHead = _mtp(target, embeddings, output)
-        elif recipe.kind is HeadKind.GLIDE:
-            head = _glide(recipe, shape, depth, target, embeddings.num_embeddings)
-        else:
-            head = _untrained(recipe, shape, depth, tokens, mask_token, embeddings, output)
-        for module in head.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=STD)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-    if isinstance(head, Eagle3Head):
-        weight = output.weight.detach().cpu()
-        head.lm_head.weight.data.copy_(weight if tokens is None else weight[tokens])
-    if isinstance(head, GlideHead):
-        head.embed_tokens.weight.data.copy_(embeddings.weight)
-        head.lm_head.weight.data.copy_(output.weight)
-    if isinstance(head, BlockHead) and head.config.markov is not None:
-        nn.init.zeros_(head.markov_head.markov_w2.weight)
-    return head.to(embeddings.weight.device)
+
+    target: PreTrainedModel
+    embeddings: nn.Embedding
+    output: nn.Linear
+    shape: LayerShape
+    depth: int
+    tokens: torch.Tensor | None
+    mask_token: int
+
+    @classmethod
+    def of(cls, target: PreTrainedModel, tokens: torch.Tensor | None, mask_token: int) -> "Given":
+        """For a draft vocabulary and a mask.
+
+        Raises:
+            ModelError: the target has no embeddings or output layer that can be copied.
+        """
+        depth = target.config.get_text_config(decoder=True).num_hidden_layers
+        return cls(target, *_shared(target), _shape(target), depth, tokens, mask_token)
+
+    @property
+    def vocabulary(self) -> int:
+        """V, the target's."""
+        return self.embeddings.num_embeddings
+
+    def existing(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """Layers that a head would read, rising, moved to those that the target has; fewer where it is small."""
+        return tuple(sorted({min(max(layer, 0), self.depth - 1) for layer in layers}))
 
 
-def source_layers(recipe: Recipe, depth: int) -> tuple[int, ...]:
-    """The layers of a target with ``depth`` of them that a head reads.
-
-    EAGLE-3's early, middle and late layer; for blocks `SOURCES` layers spread evenly. Fewer where the target is small.
-    """
-    if recipe.kind in (HeadKind.EAGLE1, HeadKind.MTP):
-        return (-1,)
-    if recipe.kind is HeadKind.GLIDE:
-        return tuple(top_layers(depth, recipe.depth))
-    if recipe.kind is HeadKind.EAGLE3:
-        wanted = {2, depth // 2, depth - 3}
-    else:
-        wanted = {layer + 1 for layer in spread_layers(max(depth, 4), SOURCES)}
-    return tuple(sorted({min(max(layer, 0), depth - 1) for layer in wanted}))
-
-
-def _untrained(
-    recipe: Recipe,
-    shape: LayerShape,
-    depth: int,
-    tokens: torch.Tensor | None,
-    mask_token: int,
-    embeddings: nn.Embedding,
-    output: nn.Linear,
-) -> ChainHead | BlockHead:
-    layers, vocabulary = source_layers(recipe, depth), embeddings.num_embeddings
-    if recipe.kind is HeadKind.EAGLE1:
-        eagle1 = Eagle1Config(shape, vocabulary, recipe.depth, context=shape.max_positions)
-        return Eagle1Head(eagle1, output, embeddings)
-    if recipe.kind is HeadKind.EAGLE3:
-        eagle3 = Eagle3Config(
-            shape,
-            layers,
-            vocabulary,
-            draft_vocabulary=vocabulary if tokens is None else len(tokens),
-            target_hidden_size=shape.hidden_size,
-            num_layers=recipe.depth,
-            norm_before_residual=True,
-            context=shape.max_positions,
-        )
-        return Eagle3Head(eagle3, tokens, embeddings)
-    chained = recipe.kind is HeadKind.DSPARK
-    block = BlockConfig(
-        replace(shape, qk_norm=True),
-        layers,
-        vocabulary,
-        draft_vocabulary=vocabulary,
-        num_layers=recipe.depth,
-        block_size=recipe.steps + (0 if chained else 1),
-        mask_token=mask_token,
-        from_anchor=chained,
-        markov="vanilla" if chained else None,
-        markov_rank=recipe.markov_rank if chained else 0,
-        confidence=chained,
-        confidence_reads_token=chained,
-        context=shape.max_positions,
-    )
-    return BlockHead(block, None, embeddings, output)
-
-
-def _mtp(target: PreTrainedModel, embeddings: nn.Embedding, output: nn.Linear) -> MtpHead:
-    head = MtpHead(target).float()
-    head.share(embeddings, output)
+def drawn(head: Head) -> Head:
+    """The head, with new random weights from torch's default generator."""
+    for module in head.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
     return head
-
-
-def _glide(recipe: Recipe, shape: LayerShape, depth: int, target: PreTrainedModel, vocabulary: int) -> GlideHead:
-    if recipe.depth > depth:
-        raise ModelError(
-            f"A GliDe head of {recipe.depth} layers reads as many of the target, which has {depth}.",
-            f"Let --depth be at most {depth}.",
-        )
-    config = GlideConfig(shape, vocabulary, recipe.depth, recipe.steps, shape.max_positions)
-    return GlideHead(config, VerifierKeys(target, source_layers(recipe, depth)))
 
 
 def _shared(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:

@@ -1,8 +1,6 @@
-"""How each kind of draft head is built and trained: the published settings."""
+"""The settings of a draft head that is trained, and of the course of its training."""
 
 from dataclasses import dataclass
-
-from specctl.models.head_files.draft_head import HeadKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Recipe:
         gamma: how slowly the weights of a block's later tokens fall.
     """
 
-    kind: HeadKind
+    kind: str
     depth: int = 1
     steps: int = 1
     rounds: float = 1.0
@@ -30,21 +28,6 @@ class Recipe:
     markov_rank: int = 0
     anchors: int = 0
     gamma: float = 0.0
-
-
-RECIPES: dict[HeadKind, Recipe] = {
-    recipe.kind: recipe
-    for recipe in (
-        Recipe(HeadKind.EAGLE1),
-        Recipe(HeadKind.EAGLE3, steps=7),
-        Recipe(HeadKind.GLIDE, steps=5),
-        Recipe(HeadKind.MTP, steps=3),
-        Recipe(HeadKind.DFLASH, depth=5, steps=15, anchors=512, gamma=7.0),
-        Recipe(HeadKind.DSPARK, depth=5, steps=7, anchors=512, gamma=4.0, markov_rank=256),
-    )
-}
-"""EAGLE-1 and EAGLE-3 as in SafeAILab's code; GliDe and DFlash as in their papers; MTP as in FastMTP; DSpark as in
-DeepSpec's code."""
 
 
 @dataclass(frozen=True, slots=True)

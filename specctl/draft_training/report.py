@@ -4,26 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specctl.draft_training.courses import COURSES
 from specctl.draft_training.evaluation import Acceptance
 from specctl.draft_training.recipes import Recipe, Schedule
+from specctl.models.head_files.formats import FORMATS
 from specctl.reporting.table import DEFINITIONS, UP, Table, as_markdown, inert
-
-KIND_NAMES = {
-    "eagle1": "EAGLE-1",
-    "eagle3": "EAGLE-3",
-    "glide": "GliDe",
-    "mtp": "MTP",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-}
-PAPERS = {
-    "eagle1": "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077",
-    "eagle3": "Li, Wei, Zhang, Zhang 2025, arXiv 2503.01840",
-    "glide": "Du et al. 2024, arXiv 2402.02082",
-    "mtp": "FastMTP, arXiv 2509.18362",
-    "dflash": "arXiv 2602.06036",
-    "dspark": "arXiv 2607.05147",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +82,17 @@ def head_card(
         more: ``seconds`` by stage, and ``versions``.
     """
     sampling, prompts = facts["sampling"], facts["prompts"]
-    kind = str(recipe.kind)
-    unused = {"eagle1": ("steps",), "eagle3": ()}.get(kind, ("draft_vocabulary",))
+    kind = recipe.kind
+    unused = {"kind"} | frozenset().union(*(course.flags for course in COURSES.values())) - COURSES[kind].flags
     told = {**asdict(recipe), **asdict(schedule)}
-    shown = {name: value for name, value in told.items() if name not in ("kind", *unused) and value != 0}
+    shown = {name: value for name, value in told.items() if name not in unused and value != 0}
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in more["seconds"].items())
     tables = [f"## {inert(table.title)}\n\n{as_markdown(table)}" for table in result_tables(results)]
     return "\n".join(
         [
-            f"# {KIND_NAMES[kind]} for {inert(facts['target'])}\n",
-            f"A draft head that reads the hidden states of {inert(facts['target'])} ({PAPERS[kind]}), made by "
+            f"# {FORMATS[kind].title} for {inert(facts['target'])}\n",
+            f"A draft head that reads the hidden states of {inert(facts['target'])} ({FORMATS[kind].paper}), made by "
             "`specctl train-draft`. Use it with `model` in `[draft]` set to this folder.\n",
             f"- Data: the target's answers to {prompts['count']} prompts ({inert(prompts['name'])}) of at most "
             f"{sampling['max_new_tokens']} tokens, every second one greedy, the others at temperature "

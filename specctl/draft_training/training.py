@@ -11,25 +11,18 @@ import torch
 from torch import nn
 
 from specctl.draft_training.answers import Answer, batches
-from specctl.draft_training.blocks import drafted_blocks
-from specctl.draft_training.chains import drafted_steps
-from specctl.draft_training.lessons import Lesson, Teacher
-from specctl.draft_training.losses import dflash_loss, dspark_loss, eagle1_loss, eagle3_loss, mtp_loss, text_loss
+from specctl.draft_training.courses import COURSES
+from specctl.draft_training.lessons import Teacher
 from specctl.draft_training.recipes import Recipe, Schedule
-from specctl.draft_training.stretches import stretched
 from specctl.learning import saved_state
 from specctl.learning.saved_state import SavedState
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.head_files.draft_head import HeadKind
 
 WARM_UP = 0.04
 """Share of the steps in which the learning rate rises."""
 CLIP = 0.5
 """The longest gradient."""
-NOISE = 0.2
-"""Width of EAGLE-1's uniform noise on states, for a text of 512 tokens."""
 
 
 class Training:
@@ -63,6 +56,7 @@ class Training:
         checkpoint: Path,
     ) -> None:
         self.head, self._recipe, self._schedule = head, recipe, schedule
+        self._loss = COURSES[recipe.kind].loss
         self._teacher, self._answers = teacher, answers
         self._optimizers = _optimizers(head, schedule)
         facts = {"recipe": asdict(recipe), "schedule": asdict(schedule), "answers": len(answers)}
@@ -110,7 +104,7 @@ class Training:
         tokens, total = sum(len(answer.tokens) for answer in batch), 0.0
         for answer in batch:
             lesson = self._teacher.lesson(answer.prompt, answer.tokens)
-            loss = lesson_loss(self.head, self._recipe, lesson, generator) / tokens
+            loss = self._loss(self.head, lesson, self._recipe, generator) / tokens
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
@@ -127,43 +121,6 @@ def rate(highest: float, step: int, steps: int) -> float:
     """The learning rate of a step, counted from 0."""
     warm = max(1, round(WARM_UP * steps))
     return highest * min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
-def lesson_loss(
-    head: ChainHead | BlockHead, recipe: Recipe, lesson: Lesson, generator: torch.Generator
-) -> torch.Tensor:
-    """The loss of one answer, a sum over its tokens ``()``.
-
-    Args:
-        head: of the recipe's kind.
-        recipe: how it drafts.
-        lesson: an answer of at least two tokens.
-        generator: on the CPU, for noise and anchors.
-    """
-    vocabulary: torch.Tensor | None = getattr(head, "tokens", None)
-    if isinstance(head, BlockHead):
-        count = min(recipe.anchors, lesson.length - 1)
-        chosen = torch.randperm(lesson.length - 1, generator=generator)[:count].sort().values
-        blocks = drafted_blocks(head, lesson, chosen.to(lesson.ids.device) + lesson.first - 1)
-        of_blocks = dspark_loss if recipe.kind is HeadKind.DSPARK else dflash_loss
-        return of_blocks(blocks, lesson, recipe.gamma, vocabulary) * lesson.length
-    if isinstance(head, GlideHead):
-        offset = int(torch.randint(recipe.steps, (), generator=generator))
-        return text_loss(stretched(head, lesson, recipe.steps, offset), lesson)
-    if recipe.kind is HeadKind.EAGLE1:
-
-        def noisy(rows: torch.Tensor) -> torch.Tensor:
-            shift = torch.rand(rows.shape, generator=generator).to(rows) - 0.5
-            return rows + shift * NOISE * 512 / len(lesson.ids)
-
-        losses = [eagle1_loss(step, lesson) for step in drafted_steps(head, lesson, recipe.steps, noisy)]
-    elif recipe.kind is HeadKind.MTP:
-        losses = [mtp_loss(step, lesson, recipe.steps) for step in drafted_steps(head, lesson, recipe.steps)]
-    else:
-        longer = torch.rand(lesson.length, generator=generator).to(lesson.ids.device) < recipe.rounds
-        steps = drafted_steps(head, lesson, recipe.steps, longer=longer)
-        losses = [eagle3_loss(step, lesson, vocabulary, recipe.rounds) for step in steps]
-    return torch.stack(losses).sum()
 
 
 def _optimizers(head: nn.Module, schedule: Schedule) -> list[torch.optim.Optimizer]:

@@ -8,17 +8,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer, AnswerFolder, frequent_tokens
 from specctl.draft_training.collection import describe, lesson_with
+from specctl.draft_training.courses import COURSES, new_head
 from specctl.draft_training.evaluation import DEPTH, Drafts, drafts_of_head, drafts_of_model, evaluate
 from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.recipes import Recipe, Schedule
-from specctl.draft_training.report import KIND_NAMES, Result, as_document, head_card
+from specctl.draft_training.report import Result, as_document, head_card
 from specctl.draft_training.training import Training
 from specctl.errors import UsageError
 from specctl.learning.data_shards import INDEX
@@ -27,15 +25,8 @@ from specctl.learning.plain_draft import without_head
 from specctl.learning.replicated_shards import collect
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.draft_heads.eagle1 import Eagle1Head
-from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.draft_heads.glide import GlideHead
-from specctl.models.draft_heads.mtp import MtpHead
-from specctl.models.head_files.block_writing import write_block
-from specctl.models.head_files.draft_head import HeadKind
-from specctl.models.head_files.eagle_writing import write_eagle1, write_eagle3
-from specctl.models.head_files.glide_layout import write_glide
-from specctl.models.head_files.mtp_writing import write_mtp
+from specctl.models.head_files.formats import FORMATS
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
@@ -143,7 +134,7 @@ def train_head(output: Path, source: Source, recipe: Recipe, schedule: Schedule,
     target, split = source.pair.models[0], source.folder.split()
     vocabulary = target.config.get_text_config(decoder=True).vocab_size
     # A block head's tokens are the target's: its output layer is.
-    size = recipe.draft_vocabulary if recipe.kind is HeadKind.EAGLE3 else vocabulary
+    size = recipe.draft_vocabulary if "draft_vocabulary" in COURSES[recipe.kind].flags else vocabulary
     tokens = frequent_tokens(split.train, vocabulary, size)
     head = new_head(recipe, target, tokens, _mask_token(source.pair), schedule.seed)
     teacher = Teacher(target, head.layers)
@@ -160,33 +151,11 @@ def train_head(output: Path, source: Source, recipe: Recipe, schedule: Schedule,
     }
     write_whole(output / RESULTS, json.dumps(as_document(results), indent=1) + "\n")
     write_whole(output / CARD, head_card(results, recipe, schedule, source.folder.facts, more))
-    write_head(output, head.bfloat16(), target, source.folder.facts["target"])  # its last file says that all is written
+    verifier = Verifier.of(source.folder.facts["target"], target)
+    write_head(output, head.bfloat16(), verifier)  # its last file says that all is written
     (output / STATE).unlink(missing_ok=True)
     progress.say(f"wrote {output}")
     return results
-
-
-def write_head(folder: Path, head: ChainHead | BlockHead, target: PreTrainedModel, name: str) -> None:
-    """Write a head in the layout that other programs read: speculators', or of EAGLE-1 and GliDe the published one.
-
-    Args:
-        folder: made if need be; its config.json is written last.
-        head: in the dtype to write it in.
-        target: its verifier.
-        name: the verifier's hub id or path.
-    """
-    architectures = list(target.config.architectures or [type(target).__name__])
-    if isinstance(head, BlockHead):
-        write_block(folder, head, verifier=name, architectures=architectures)
-    elif isinstance(head, Eagle1Head):
-        write_eagle1(folder, head)
-    elif isinstance(head, GlideHead):
-        write_glide(folder, head, verifier=name)
-    elif isinstance(head, MtpHead):
-        write_mtp(folder, head, target, verifier=name, architectures=architectures)
-    else:
-        assert isinstance(head, Eagle3Head)
-        write_eagle3(folder, head, verifier=name, architectures=architectures)
 
 
 def _loaded(profile: Profile, progress: Progress) -> tuple[Pair, str | None]:
@@ -215,8 +184,8 @@ def _compare(
     progress: Progress,
 ) -> list[Result]:
     """The head beside the profile's draft model, on greedy answers and on drawn ones."""
-    depth = min(DEPTH, head.longest) if isinstance(head, BlockHead) else DEPTH
-    drafts: dict[str, Drafts] = {KIND_NAMES[recipe.kind]: drafts_of_head(head, depth)}
+    depth = min(DEPTH, head.longest or DEPTH)
+    drafts: dict[str, Drafts] = {FORMATS[recipe.kind].title: drafts_of_head(head, depth)}
     if source.draft is not None:
         drafts[source.draft] = drafts_of_model(source.pair.models[1], depth)
     drawn = Sampling.of(SamplingTable.model_validate(source.folder.facts["sampling"]))

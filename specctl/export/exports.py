@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from specctl.calibration.compared_settings import Contest
-from specctl.calibration.search import Calibration, Ranked, search
+from specctl.calibration.compared_settings import ComparedSettings
+from specctl.calibration.decision import Decision
+from specctl.calibration.search import Ranked, search
 from specctl.decoding.sampling import Sampling
 from specctl.export.foreign_engine import Engine, Names, Sampled
 from specctl.export.rereading import Reading, reading_of, traces_as
@@ -73,9 +74,8 @@ class Exports:
 def export_to(
     order: Order,
     profile: Profile,
-    asked: Contest,
-    traces: TraceSet,
-    calibration: Calibration,
+    asked: ComparedSettings,
+    decision: Decision,
     pair: Callable[[], Pair],
     progress: Progress = SILENT,
 ) -> Exports:
@@ -85,8 +85,7 @@ def export_to(
         order: the engines.
         profile: of a target and one draft model.
         asked: the settings of specctl's own that compete.
-        traces: of the calibration, with costs.
-        calibration: its outcome.
+        decision: the calibration.
         pair: gives the loaded models, asked for only if an engine's draft tokens are not those of the traces.
         progress: receives a count of settings.
 
@@ -94,10 +93,10 @@ def export_to(
         UsageError: an engine's rule for sampling cannot be replayed.
     """
     assert profile.draft is not None
-    assert traces.costs is not None
+    traces, calibration = decision.traces, decision.found
     sampling = replace(Sampling.of(profile.sampling), verification=traces.header.verification)
     readings = [reading_of(engine, sampling) for engine in order.engines]
-    costs, here = traces.costs, calibration.winner
+    costs, here = decision.costs, calibration.winner
     if order.costs is not None:
         costs = order.costs.table
         here = search(traces, asked.candidates, None, costs, asked.also_ranked).winner

@@ -14,8 +14,8 @@ from specctl.jsonl import Record
 from specctl.models.running.pair import Pair
 from specctl.profile.schema import Profile
 from specctl.prompts.suites import SuitePrompt
-from specctl.replay.collecting import answerer_of
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording.collecting import answerer_of
+from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.replay.steps import DraftSteps
 from specctl.replay.trace_files import TraceSet
 from specctl.replay.traces import Trace

@@ -110,7 +110,7 @@ def describe(profile: Profile, suite: Suite, kind: Kind = "specdec++") -> dict[s
     sampling = profile.sampling.model_dump(mode="json")
     tables = {"target": profile.target, "draft": profile.draft}
     quantised = {f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None}
-    drafting = {} if head is None else {"draft_head": head.kind.value}
+    drafting = {} if head is None else {"draft_head": head.kind}
     return {
         "target": profile.target.model,
         "draft": profile.draft.model,

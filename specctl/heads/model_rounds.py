@@ -6,12 +6,12 @@ import torch
 
 from specctl.decoding.along import read_along
 from specctl.decoding.draft_tokens import DraftTokens
+from specctl.decoding.rows.token_columns import token_columns
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.token_columns import token_columns
 from specctl.heads import rounds
 from specctl.heads.rounds import SIGNALS_END, RoundTokens
 from specctl.models.running.runner import Forward, Runner
-from specctl.replay.coupling import draw_draft_tokens
+from specctl.replay.recording.coupling import draw_draft_tokens
 
 
 def read_model_rounds(

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import torch
 
 from specctl.decoding.draft_tokens import DraftTokens
-from specctl.decoding.sampling import Sampling, sibling
-from specctl.decoding.token_columns import token_columns
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import token_columns
+from specctl.decoding.sampling import Sampling
 from specctl.models.running.runner import Forward, Runner
 from specctl.policies import DISTRIBUTION_SIGNALS
-from specctl.replay.coupling import draw_draft_tokens
-from specctl.replay.starts import ReadText, starts_of
+from specctl.replay.recording.coupling import draw_draft_tokens
+from specctl.replay.recording.starts import ReadText, starts_of
 
 LONGEST = 20
 """The most tokens that a round drafts, as the policies specdec++ and disco do if left alone."""

@@ -20,11 +20,11 @@ ModelKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Candidates:
     """The candidates of a benchmark, and the models to load for them.
 
     Attributes:
-        candidates: the baseline, then every setting once, then the peers.
+        all: the baseline, then every setting once, then the peers.
         drafts: the tables of the draft models, without heads.
         heads: for each draft, the names of the heads that its policies read.
         above: for each draft the index of the draft that it first drafts for, None for the target; a draft head reads
@@ -32,7 +32,7 @@ class Field:
         launches: by label, how the peers are started that run in processes of their own.
     """
 
-    candidates: list[Candidate]
+    all: list[Candidate]
     drafts: list[DraftTable]
     heads: list[list[str]]
     above: list[int | None]
@@ -41,22 +41,20 @@ class Field:
     @property
     def tree(self) -> TreeSize | None:
         """The size of the trees that a candidate drafts: the first one's; None where all are chains."""
-        trees = (
-            one.setting.tree for one in self.candidates if one.setting is not None and one.setting.tree is not None
-        )
+        trees = (one.setting.tree for one in self.all if one.setting is not None and one.setting.tree is not None)
         return next(trees, None)
 
     @property
     def leaves(self) -> bool:
         """Whether the drafts of a candidate have leaves."""
-        return any(one.setting is not None and one.setting.leaves is not None for one in self.candidates)
+        return any(one.setting is not None and one.setting.leaves is not None for one in self.all)
 
 
-def field_of(
+def candidates_of(
     competing_drafts: Iterable[DraftTable],
     peers: Iterable[PeerSetting] = (),
     launches: Mapping[str, Launch] = MappingProxyType({}),
-) -> Field:
+) -> Candidates:
     """The candidates that draft tables and peers make.
 
     Args:
@@ -98,7 +96,7 @@ def field_of(
             converted = launches[peer.label].converted
             values = {**values, "weights": converted.weights, "cache": converted.cache}
         candidates.setdefault(peer.label, Candidate(peer.label, None, peer=peer.peer, peer_settings=values))
-    return Field(
+    return Candidates(
         list(candidates.values()),
         list(drafts.values()),
         [heads[key] for key in drafts],
@@ -107,24 +105,20 @@ def field_of(
     )
 
 
-def with_counterpart(field: Field) -> Field:
-    """The field with one more candidate where transformers' own loop takes part: ours, run eagerly as that runs.
+def with_counterpart(candidates: Candidates) -> Candidates:
+    """The candidates with one more where transformers' own loop takes part: ours, run eagerly as that runs.
 
     It is the first that drafts with the first draft alone and in turns. Without it, what another engine brings would
     look like what another algorithm brings.
     """
-    first = next((index for index, one in enumerate(field.candidates) if one.peer in ASSISTED), None)
+    first = next((index for index, one in enumerate(candidates.all) if one.peer in ASSISTED), None)
     ours = next(
-        (
-            one
-            for one in field.candidates
-            if one.setting not in (None, NONE) and one.drafts == (0,) and not one.parallel
-        ),
+        (one for one in candidates.all if one.setting not in (None, NONE) and one.drafts == (0,) and not one.parallel),
         None,
     )
     if first is None or ours is None:
-        return field
-    return replace(field, candidates=[*field.candidates[:first], ours.eagerly, *field.candidates[first:]])
+        return candidates
+    return replace(candidates, all=[*candidates.all[:first], ours.eagerly, *candidates.all[first:]])
 
 
 def competing_drafts(

@@ -24,7 +24,7 @@ class ReplicatedRecords:
     ``worker_died``.
 
     Attributes:
-        replicas: each a `specctl.commands.answering.replica`.
+        replicas: each a `specctl.commands.tasks.record_answerer.replica`.
         sink, traced, finished, rounds, token_ids: as in `RecordStream`.
         tally: as in `RecordStream`.
         run_id: differs from run to run; policies of replicas that served another run start from nothing again.

@@ -11,7 +11,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import Session
 from specctl.errors import RecordError
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.pair import Pair
 from specctl.observing.candidate import Candidate
 from specctl.observing.findings import Failed, Skipped

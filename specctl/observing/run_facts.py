@@ -5,8 +5,7 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from specctl.models.running.engines import engine_report
 from specctl.models.running.pair import Pair
@@ -14,6 +13,9 @@ from specctl.models.running.threads import threads_of
 from specctl.observing.results import Facts, of_request
 from specctl.profile import Profile
 from specctl.prompts.suites import Suite
+
+if TYPE_CHECKING:
+    import torch
 
 SCIKIT_LEARN = "scikit-learn"
 
@@ -37,9 +39,11 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
     )
 
 
-def device_name(device: torch.device, threads: int) -> str:
+def device_name(device: "torch.device", threads: int) -> str:
     """The device and its hardware, as text; of a CPU with the threads of a pass."""
     if device.type == "cuda":
+        import torch
+
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({cpu_name()}, {threads} threads)"
 

@@ -1,4 +1,4 @@
-"""A folder with a pair's models in the format of another engine, as `tools.peer_models` writes it."""
+"""A folder with a pair's models in the format of another engine, as `specctl.peers.convert` writes it."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -46,7 +46,7 @@ def read_manifest(folder: Path, peer: str) -> Converted:
     Raises:
         UsageError: the folder holds no models for this peer.
     """
-    hint = f"python -m tools.peer_models {peer} --target MODEL --draft MODEL {folder} writes one"
+    hint = f"python -m specctl.peers.convert {peer} --target MODEL --draft MODEL {folder} writes one"
     try:
         found = TypeAdapter(Converted).validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specctl.errors import UsageError
 from specctl.peers.converted import Converted, read_manifest
-from specctl.peers.names import ENGINES, Engine, PeerSetting
+from specctl.peers.names import ENGINES, PeerEngine, PeerSetting
 from specctl.profile.wording import did_you_mean
 
 WORKER = Path(__file__).with_name("programs") / "worker.py"
@@ -73,7 +73,7 @@ def launches(
         if folder is None:
             raise UsageError(
                 f"{setting.peer} reads models in a format of its own",
-                f"convert them with python -m tools.peer_models {setting.peer}, then "
+                f"convert them with python -m specctl.peers.convert {setting.peer}, then "
                 f"--peer-models {setting.peer}=FOLDER",
             )
         converted = read_manifest(folder, setting.peer)
@@ -84,7 +84,7 @@ def launches(
     return found
 
 
-def _command(peer: str, engine: Engine, program: Path | None) -> tuple[str, ...]:
+def _command(peer: str, engine: PeerEngine, program: Path | None) -> tuple[str, ...]:
     if program is not None:
         # Not resolved: the Python of a virtual environment is a link, and knows by its own path where it belongs.
         if shutil.which(program.absolute()) is None:

@@ -57,7 +57,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class PeerEngine:
     """An engine that is measured in a process of its own.
 
     Attributes:
@@ -74,13 +74,13 @@ class Engine:
 _TOKENS = Way("tokens", 1, 64, 5)
 _THRESHOLD = Way("threshold", 0, 1, 0.4)
 ENGINES = {
-    "onnxruntime-genai": Engine(
+    "onnxruntime-genai": PeerEngine(
         "onnxruntime_genai",
         "onnxruntime-genai",
         {"constant": Way("tokens", 1, 16, 5), "adaptive": Way("tokens", 1, 16, 2)},
     ),
-    "openvino": Engine("openvino_genai", "openvino-genai", {"constant": _TOKENS, "confidence": _THRESHOLD}),
-    "llama.cpp": Engine(None, "llama-server", {"constant": _TOKENS, "confidence": _THRESHOLD}),
+    "openvino": PeerEngine("openvino_genai", "openvino-genai", {"constant": _TOKENS, "confidence": _THRESHOLD}),
+    "llama.cpp": PeerEngine(None, "llama-server", {"constant": _TOKENS, "confidence": _THRESHOLD}),
 }
 
 
@@ -99,7 +99,7 @@ class PeerSetting:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> PeerEngine | None:
         """None for transformers, which runs on specctl's own models."""
         return ENGINES.get(self.peer)
 

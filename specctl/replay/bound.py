@@ -6,7 +6,6 @@ from math import log, sqrt
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit
 
 from specctl.policies import Signal
 from specctl.policies.base import Rule, read
@@ -17,7 +16,7 @@ from specctl.replay.play import Replay, replay
 from specctl.replay.steps import Judged
 from specctl.replay.traces import Trace
 from specctl.statistics.intervals import Floats
-from specctl.statistics.soft_logistic import fit_weights
+from specctl.statistics.soft_logistic import fit_weights, sigmoid
 
 LEVELS = 12
 """Number of classes, of equal size, into which tokens are sorted by their predicted acceptance."""
@@ -60,7 +59,7 @@ class Solved(Rule):
         if step.index == 1:
             self._survival = 0.0
         row = np.array([_row(read(step.top_prob), read(step.entropy), step.index)])
-        accepted = float(expit(row @ self.weights)[0])
+        accepted = float(sigmoid(row @ self.weights)[0])
         self._survival += log(max(1e-9, accepted))
         level = int(np.searchsorted(self.cuts, accepted))
         return float(np.interp(self._survival, SURVIVALS, self.continuing[:, level])) <= 0
@@ -106,7 +105,7 @@ def best_stopping(
     rows = [_rows(run) for run in judged]
     outcomes = [np.array(run.outcomes, dtype=np.float64) for run in judged]
     weights = fit_weights(np.concatenate(rows), np.concatenate(outcomes), ridge=RIDGE)
-    chances = [expit(row @ weights) for row in rows]
+    chances = [sigmoid(row @ weights) for row in rows]
     cuts = np.quantile(np.concatenate(chances), np.linspace(0, 1, LEVELS + 1)[1:-1])
     classes = [np.searchsorted(cuts, chance) for chance in chances]
     sizes = np.bincount(np.concatenate(classes), minlength=LEVELS) + 1e-9

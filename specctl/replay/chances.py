@@ -4,10 +4,10 @@ Both kinds say what they know of a round by where it begins, how many of its tok
 branch that follows these: see `specctl.replay.recorded.Recorded`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from specctl.decoding.block_chances import kept_in_turn
+from specctl.decoding.rows.draft_verdict import kept_in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class TokenChances:
     """
 
     in_blocks: ClassVar[Literal[False]] = False
-    along: list[float] = field(default_factory=list)
-    branches: list[list[float]] = field(default_factory=list)
+    along: list[float]
+    branches: list[list[float]]
 
     def of_round(self, start: int, shared: int, branch: int | None, count: int) -> tuple[float, ...]:
         """Of the tokens of a draft of ``count``, so far as they are judged."""
@@ -35,7 +35,7 @@ class TokenChances:
 
 @dataclass(frozen=True, slots=True)
 class BlockChances:
-    """Of n draft tokens in a row from the first of their round on; `specctl.decoding.acceptance.passing` has w and h.
+    """Of n draft tokens in a row from the first of their round on; `rows.host_verdict.passing` has w and h.
 
     Attributes:
         weights: w_1 to w_n: given the first i tokens alone, the probability that these or more are kept.

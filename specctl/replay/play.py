@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from specctl.errors import UsageError
 from specctl.policies import Setting, StoppingPolicy, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, RoundSummary, StopReason
 from specctl.replay.recorded import Recorded
@@ -163,8 +164,8 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
 
     In greedy decoding the rounds are identical to live ones: the target's text is fixed, so a round depends only on
     where it starts and when the policy stops. When sampling, the rounds have the distribution of a live run; for drafts
-    verified as blocks `specctl.replay.block_coupling` says why. Where tokens are verified one by one, at every position
-    the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
+    verified as blocks `specctl.replay.recording.block_coupling` says why. Where tokens are verified one by one, at
+    every position the target's token x, the draft token y and its verdict were drawn jointly, x first: with probability
     min(1, q(x) / p(x)), y = x and y is accepted; otherwise y is drawn from max(q - p, 0) and rejected. This is the
     joint distribution of drafting y, accepting it with probability min(1, p(y) / q(y)) and drawing x from max(p - q, 0)
     after a rejection. So the rounds are distributed as in a live run at whichever positions a policy drafts, and a
@@ -204,6 +205,19 @@ def _active(players: Sequence[Player]) -> Sequence[Player]:
     """The players that take part: the first, and those below it until a policy never drafts, as in a live run."""
     idle = (level for level, player in enumerate(players) if level and not player.policy.drafts)
     return players[: next(idle, len(players))]
+
+
+def require_recordable(drafts: int, has_draft_head: bool) -> None:
+    """Raise UsageError for a draft head below another draft.
+
+    Its round depends on the states that this draft had read when the round began, and so on the rounds before.
+    """
+    if drafts > 1 and has_draft_head:
+        raise UsageError(
+            "a draft head below another draft cannot be replayed: what it drafts depends on what that draft had read "
+            "when the round began, which a trace does not hold",
+            "leave one of the two out, or compare settings live with `specctl bench`",
+        )
 
 
 def replayable(setting: Setting, *, sampled: bool) -> bool:

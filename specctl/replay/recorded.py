@@ -30,6 +30,9 @@ drafts at a position depends on where the round began, nothing is shared, and ea
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from specctl.models.predictors.disco_head import DiscoHead
 from specctl.records import DraftStep
@@ -40,6 +43,8 @@ from specctl.replay.steps import DraftSteps, Judged, judged_in_round, too_short
 @dataclass(frozen=True)
 class Recorded:
     """The rounds of a draft along a text of N tokens, written by the target or, in a hierarchy, by the draft above.
+
+    Trace files hold it as it is.
 
     Attributes:
         accepted_runs: of the round that begins at each of the N positions, and at the end, how many of its tokens are
@@ -65,7 +70,7 @@ class Recorded:
     below: "Recorded | None" = None
     branches_below: "list[Recorded]" = field(default_factory=list)
     longest: int | None = None
-    disco: DiscoHead | None = field(default=None, compare=False)
+    disco: Annotated[DiscoHead | None, Field(exclude=True)] = field(default=None, compare=False)
 
     def step(self, start: int, index: int) -> DraftStep:
         """The ``index``-th step of a round that starts at a position.
@@ -226,7 +231,7 @@ def recorded_by_place(
             runs[start], shared[start], tails[start] = runs[start + 1] + 1, shared[start + 1] + 1, tails[start + 1]
         else:
             shared[start], tails[start] = 1, numbers.get(start)
-    known = None if chances is None else TokenChances(along=chances)
+    known = None if chances is None else TokenChances(chances, [])
     ordered = [branches_below[position] for position in branches] if branches_below else []
     return Recorded(runs, shared, tails, list(branches.values()), along, known, below, ordered)
 
@@ -249,7 +254,7 @@ def recorded_by_start(
             that is rejected, this one included, once those before it are accepted.
         blocks: when sampling with block verification, what the chances of each row follow from, in place of these.
     """
-    one_by_one = None if chances is None else TokenChances(branches=chances)
+    one_by_one = None if chances is None else TokenChances([], chances)
     known = one_by_one if blocks is None else RoundChances([], blocks)
     nothing = [0] * (len(rows) + 1)
     return Recorded([*runs, 0], nothing, [*range(len(rows)), None], rows, chances=known, longest=longest)

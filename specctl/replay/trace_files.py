@@ -106,7 +106,8 @@ class TraceSet:
                 self.costs = record
 
 
-TRACES = LineFormat(Content.TRACE, TraceHeader, {"prompt": TracedPrompt, "failure": Skipped, "costs": CostTable})
+_KINDS = {"prompt": TracedPrompt, "failure": Skipped, "costs": CostTable}
+TRACES = LineFormat(Content.TRACE, TraceHeader, _KINDS, version=2)
 """The format of a trace file; `TraceSet.add` accepts every record after the header."""
 
 

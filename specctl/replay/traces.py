@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specctl.models.predictors.disco_head import DiscoHead
-from specctl.replay.recorded_layouts import Spelled
+from specctl.replay.recorded import Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Trace:
     prompt_tokens: int
     limit: int
     tokens: list[int]
-    draft: Spelled
+    draft: Recorded
     prefill_ms: float
 
     def of_head(self, name: str | None) -> "Trace":

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from specctl.errors import RecordError
-from specctl.jsonl import Record, deciding
+from specctl.jsonl import DUPLICATE, Record, deciding
 
 _FULL = 0.6
 """Share of the places that may be taken; then the table doubles."""
@@ -85,4 +85,4 @@ def distinct(records: Iterable[Record]) -> Iterator[Record]:
         what = f"line {line} has the same id" + (
             "" if record.has_id else "; a record without an id has its line number"
         )
-        yield replace(record, error=RecordError("duplicate_id", what))
+        yield replace(record, error=RecordError(DUPLICATE, what))

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
 
 import numpy as np
-from scipy.stats import binomtest, spearmanr
 
 from specctl.statistics.intervals import CONFIDENCE, Floats
 
@@ -53,13 +54,24 @@ def spearman(one: Floats, other: Floats) -> float | None:
     """Rank correlation of two ``(N,)`` arrays, ties sharing their mean rank; None where one of them does not vary."""
     if not len(one) or not np.ptp(one) or not np.ptp(other):
         return None
-    return float(spearmanr(one, other).statistic)
+    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    """The rank ``(N,)`` of each number; equal ones share their mean rank."""
+    _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[position]
+    return ranks
 
 
 def wilson(successes: int, count: int) -> tuple[float, float]:
-    """The Wilson 95% interval of a frequency."""
-    low, high = binomtest(successes, count).proportion_ci(CONFIDENCE, method="wilson")
-    return float(low), float(high)
+    """The Wilson 95% interval of a frequency (Wilson 1927)."""
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    share, reach = successes / count, z * z / count
+    middle = share + reach / 2
+    wide = sqrt(reach * (share * (1 - share) + reach / 4))
+    low, high = (middle - wide) / (1 + reach), (middle + wide) / (1 + reach)
+    return low if successes else 0.0, high if successes < count else 1.0  # and nothing that rounding left
 
 
 def binned(signal: Floats, values: Floats, *, frequency: bool = False) -> list[Bin]:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
 
 from specctl.statistics.intervals import Floats
 
@@ -21,6 +20,12 @@ class Logistic:
 
     def logits(self, signal: Floats) -> Floats:
         return self.intercept + self.slope * signal
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Chances from logits of any shape; small ones keep their digits."""
+    found: Floats = np.exp(-np.logaddexp(0.0, -logits))
+    return found
 
 
 def fit_logistic(signal: Floats, accepted: Floats, reject_weight: float = 1.0) -> Logistic:
@@ -50,7 +55,7 @@ def fit_weights(features: Floats, accepted: Floats, *, ridge: float, reject_weig
     penalty = ridge * np.eye(features.shape[1])
     weights = np.zeros(features.shape[1])
     for _ in range(_NEWTON_STEPS):
-        predicted = expit(features @ weights)  # (N,)
+        predicted = sigmoid(features @ weights)  # (N,)
         gradient = features.T @ (accepted - importance * predicted) - penalty @ weights
         curvature = (features.T * (importance * predicted * (1 - predicted))) @ features + penalty
         step = np.linalg.solve(curvature, gradient)

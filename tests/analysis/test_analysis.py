@@ -349,6 +349,7 @@ def test_traces_without_anything_to_analyse(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 400])
+@pytest.mark.representatives("1")
 def test_every_table_and_figure_takes_few_tokens_and_many(tokens: int) -> None:
     generator = np.random.default_rng(0)
     entropy = generator.gamma(1.0, 1.0, tokens)

@@ -11,7 +11,7 @@ import pytest
 import specctl
 from specctl.errors import ProfileError, RecordError, UsageError
 from specctl.policies import POLICIES
-from specctl.replay import metering
+from specctl.replay.recording import metering
 
 PROMPT = "Tom had a red kite. One windy day"
 

@@ -100,6 +100,7 @@ PENALTY, DECAY = RepetitionPenaltyLogitsProcessor(1.6), ExponentialDecayLengthPe
 
 @pytest.mark.parametrize("rules", [[PENALTY], [DECAY], [DECAY, PENALTY]], ids=["penalty", "decay", "both"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.representatives("llama")
 def test_a_normalization_stays_where_a_rule_behind_it_sees_it(family, rules):
     """Rules that depend on a score's sign or size are others after a shift."""
     fast = speculative(noisy_copy(family), "constant:draft_length=3")
@@ -182,7 +183,7 @@ def test_where_the_draft_can_hold_no_more_the_target_goes_on_alone():
     draft = random_model("llama", layers=1, seed=1)
     fast = speculative(draft, "constant")
     written("llama", custom_generate=fast)
-    fast._target._levels[0].runner.context = 10
+    fast._target._drafts[0].context = 10
     assert written("llama", custom_generate=fast).equal(written("llama"))
     assert any(round_.steps for round_ in fast.rounds)
     assert not any(round_.steps for round_ in fast.rounds[-10:])

@@ -330,9 +330,15 @@ def test_nothing_in_common(tmp_path: Path, runs: list[Run], candidates: list[Can
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [(["--repeats", "2", "-o", "x"], "--repeats, -o"), (["--from", "x"], "--from")]
+    ("options", "named"), [(["--repeats", "2", "-o", "x"], "--repeats, --output"), (["--from", "x"], "--from")]
 )
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, options: list[str], named: str) -> None:
     a = save(tmp_path / "a", results(some_runs()))
     with pytest.raises(UsageError, match=f"--compare runs nothing, so {named} "):
         run("--compare", a, a, *options)
+
+
+def test_options_that_results_cannot_change_are_refused(tmp_path: Path) -> None:
+    a = save(tmp_path / "a", results(some_runs()))
+    with pytest.raises(UsageError, match="--from runs nothing, so --policy, --temperature has no effect"):
+        run("--from", a, "--policy", "svip", "-t", "0", "--json")

@@ -97,6 +97,7 @@ def test_without_stretches_there_is_no_table() -> None:
     assert "parallel" not in as_json(results())
 
 
+@pytest.mark.slow
 def test_the_figure_of_both_rates_leaves_parallel_drafts_out(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = results()

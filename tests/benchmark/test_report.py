@@ -79,6 +79,7 @@ def test_a_whole_report(tmp_path: Path) -> None:
     assert all(f"({name})" in markdown for name in names if name.endswith("png"))
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in write_report(full(), tmp_path / "one")}
     assert first == {path.name: path.read_bytes() for path in write_report(full(), tmp_path / "two")}
@@ -98,6 +99,7 @@ def test_a_single_prompt_is_enough_for_most_figures(tmp_path: Path) -> None:
     assert written == {"report"} | ALWAYS
 
 
+@pytest.mark.slow
 def test_a_difference_comes_first_in_the_report(tmp_path: Path) -> None:
     noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
     runs = [*some_runs("a"), drafted_run("svip", "<b>$x$_", ROUNDS, difference=noted, category="$\\frac$")]

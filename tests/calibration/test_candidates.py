@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from specctl.calibration.ascent import Space, explore
-from specctl.calibration.compared_settings import contest
+from specctl.calibration.compared_settings import compared_settings
 from specctl.calibration.grids import grid, level_grids, with_heads
 from specctl.errors import UsageError
 from specctl.policies import Setting, nested
@@ -150,12 +150,12 @@ def test_every_level_has_its_price():
 def test_drafts_with_leaves_are_not_replayed():
     draft = resolve("embedded").profile.draft.model_copy(update={"leaves": "cost"})
     with pytest.raises(UsageError, match="cannot be replayed") as found:
-        contest(draft, None, "paper", [], SIGNALS, {})
+        compared_settings(draft, None, "paper", [], SIGNALS, {})
     assert "draft.leaves=0" in found.value.hint
 
 
 def test_drafts_that_are_trees_are_not_replayed():
     draft = resolve("embedded").profile.draft.model_copy(update={"tree": 60})
     with pytest.raises(UsageError, match="cannot be replayed") as found:
-        contest(draft, None, "paper", [], SIGNALS, {})
+        compared_settings(draft, None, "paper", [], SIGNALS, {})
     assert "draft.tree=0" in found.value.hint

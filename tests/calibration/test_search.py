@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from specctl.calibration.ascent import Space
 from specctl.calibration.calibrated import calibrated_profile, profile_text
 from specctl.calibration.calibration_tables import as_document, calibration_tables, curve, verdict
+from specctl.calibration.decision import Decision
 from specctl.calibration.grids import grid
 from specctl.calibration.search import NONE, choose, score, score_oracle, search, split
 from specctl.errors import UsageError
@@ -170,8 +171,8 @@ def test_settings_that_say_the_default_are_left_out():
 def test_tables_and_document_tell_the_same():
     found = search(traces(6), grid("svip", "dense", SIGNALS), Setting("constant"), flat_costs(1, 10))
     costs = flat_costs(1, 10)
-    shown = calibration_tables(found, costs, [])
-    document = as_document(found, costs, [])
+    decision = Decision(traces(6), found, costs, [])
+    shown, document = calibration_tables(decision), as_document(decision)
     assert shown[0].rows[0][0].removesuffix(" *") == found.ranking[0].score.setting.label
     assert document["chosen"] == found.winner.score.setting.table
     assert document["verdict"] == verdict(found)
@@ -184,9 +185,10 @@ def test_tables_and_document_tell_the_same():
 def test_more_than_the_oracle_is_said_to_be_noise():
     costs = flat_costs(1, 10)
     found = search(traces(6), grid("svip", "paper", SIGNALS), Setting("constant"), costs)
-    assert "noise" not in calibration_tables(found, costs, [])[0].note.replace("within the noise", "")
+    decision = Decision(traces(6), found, costs, [])
+    assert "noise" not in calibration_tables(decision)[0].note.replace("within the noise", "")
     found.oracle = replace(found.oracle, score=replace(found.oracle.score, ms=1.2 * found.ranking[0].score.ms))
-    assert calibration_tables(found, costs, [])[0].note.endswith(
+    assert calibration_tables(decision)[0].note.endswith(
         " No policy can beat the oracle: more than 100% of it is noise in the measured costs."
     )
 
@@ -228,7 +230,8 @@ def test_the_signal_bound_is_priced_in_the_middle_of_the_text():
 def test_a_calibrated_profile_is_short_and_reads_back(tmp_path):
     costs = flat_costs(1, 10)
     found = search(traces(6), grid("svip", "dense", SIGNALS), Setting("constant"), costs)
-    table = calibrated_profile(resolve("embedded"), found, costs, {"suite": {"name": "made"}}, tmp_path / "own.toml")
+    decision = Decision(traces(6), found, costs, [])
+    table = calibrated_profile(resolve("embedded"), decision, {"suite": {"name": "made"}}, tmp_path / "own.toml")
     text = profile_text(table, found)
     assert tomllib.loads(text) == table
     assert text.startswith(f"# {verdict(found)}\n")

@@ -155,6 +155,7 @@ def test_a_pair_needs_a_draft(models: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize(("head", "temperature"), [("eagle3", "0"), ("eagle3", "1"), ("dspark", "0")])
+@pytest.mark.representatives("eagle3-0")
 def test_a_draft_head_drafts_from_every_place(head: str, temperature: str, here: Path) -> None:
     found = document("-p", f"embedded-{head}", "-i", "prompts.jsonl", "-n", "8", "-t", temperature)
     assert (found["source"], found["prompts"], found["theory"]) == ("models", 2, None)

@@ -87,6 +87,7 @@ def test_no_policy_beats_the_oracle(whole):
             assert sum(turn.target_forwards for turn in run.turns) >= results.oracle[run.prompt] - len(run.turns)
 
 
+@pytest.mark.slow
 def test_no_policy_beats_the_oracle_of_a_draft_head(prompts, tmp_path):
     """A round of the oracle begins where the one before ended, which a reading by places alone would not know."""
     path = tmp_path / "results.jsonl"
@@ -139,6 +140,7 @@ def test_earlier_results_show_the_same_table(whole):
     assert document["expected_runs"] == 12
 
 
+@pytest.mark.slow
 def test_a_killed_benchmark_continues_where_it_stopped(whole, prompts, tmp_path):
     path = tmp_path / "half.jsonl"
     lines = whole[0].read_text(encoding="utf-8").splitlines(keepends=True)
@@ -188,6 +190,7 @@ def test_mistakes(arguments, message):
         bench(*arguments)
 
 
+@pytest.mark.slow
 def test_answers_for_spec_bench_and_a_report(whole, tmp_path):
     bench("--from", whole[0], "--spec-bench-out", tmp_path / "answers", "--report", tmp_path / "report")
     assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 4
@@ -208,6 +211,7 @@ def test_trees_have_no_oracle(prompts):
         bench("-i", prompts, "--policy", "svip", "--tree", "99")
 
 
+@pytest.mark.slow
 def test_trees_are_compared_with_chains(prompts, tmp_path):
     results = tmp_path / "results.jsonl"
     bench("-i", prompts, "-n", "12", "--limit", "1", "--policy", "svip", "--tree", "12", "-o", results, "-q")
@@ -220,6 +224,7 @@ def test_trees_are_compared_with_chains(prompts, tmp_path):
     assert "nodes" in table
 
 
+@pytest.mark.slow
 def test_ours_runs_eagerly_too_beside_transformers_own_loop(prompts, tmp_path):
     asked = ["-i", prompts, "--limit", "1", "-n", "8", "--policy", "svip", "--peer", "hf-constant", "-q"]
     path = tmp_path / "static.jsonl"

@@ -9,6 +9,8 @@ from invoked import invoke
 from specctl.errors import UsageError
 from specctl.observing.results import read_results
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     {"id": "kite", "category": "stories", "prompt": "Tom had a red kite. One windy day"},
     {"id": "apples", "category": "maths", "prompt": "Question: Ann has 3 apples and buys 2. How many?\nAnswer:"},

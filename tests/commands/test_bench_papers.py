@@ -10,6 +10,8 @@ from transformers import GenerationMixin
 from specctl.benchmark.papers import PAPERS, PEERS
 from specctl.observing.results import read_results
 
+pytestmark = pytest.mark.slow
+
 TITLE = "The papers' policies"
 
 

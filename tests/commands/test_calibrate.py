@@ -13,12 +13,12 @@ from toy_heads import random_eagle3
 
 from specctl.errors import UsageError
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.observing.results import read_results
 from specctl.policies import POLICIES
 from specctl.profile import resolve
 from specctl.profile.embedded import head_path
-from specctl.replay import metering as costs
+from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
 
 PROMPTS = [
@@ -221,6 +221,7 @@ def hierarchy(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_hierarchy_is_calibrated_at_every_level(hierarchy):
     document = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))
     ranked = {" < ".join(_names(entry["policy"])) for entry in document["ranking"]}
@@ -238,6 +239,7 @@ def _names(policy):
     return [policy["name"] + "(once)" * (policy.get("pre_verify") == "once"), *below]
 
 
+@pytest.mark.slow
 def test_the_profile_of_a_hierarchy_contains_the_policy_of_every_level(hierarchy):
     found = resolve(str(hierarchy / "fast.toml")).profile
     chosen = json.loads((hierarchy / "shown.json").read_text(encoding="utf-8"))["chosen"]
@@ -261,12 +263,14 @@ def test_the_profile_of_a_hierarchy_contains_the_policy_of_every_level(hierarchy
         ),
     ],
 )
+@pytest.mark.slow
 def test_mistakes_about_levels_are_reported(hierarchy, arguments, message):
     options = [argument.format(trace=hierarchy / "trace.jsonl") for argument in arguments]
     with pytest.raises(UsageError, match=message):
         calibrate("-p", "embedded-hsddw", *options, "--no-verify")
 
 
+@pytest.mark.slow
 def test_a_setting_that_cannot_be_replayed_is_run_live(hierarchy):
     settings = "name=svip", "keep_trigger=false", "max_draft=8"
     dropping = [text for setting in settings for text in ("--set", f"draft.policy.{setting}")]
@@ -289,6 +293,7 @@ def sweep(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_path):
     options = ["-p", "embedded-specdec++", "-i", hierarchy / "prompts.jsonl", "-n", 12, "--grid", "paper"]
     output, report = tmp_path / "fast.toml", tmp_path / "report"
@@ -315,12 +320,14 @@ def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_pa
         (["--head", "{sweep}", "--from", "{trace}"], "recorded without the head"),
     ],
 )
+@pytest.mark.slow
 def test_mistakes_about_heads_are_reported(folder, sweep, tmp_path, arguments, message):
     places = {"empty": tmp_path, "sweep": sweep, "trace": folder / "trace.jsonl"}
     with pytest.raises(UsageError, match=message):
         calibrate(*(argument.format(**places) for argument in arguments), "--no-verify")
 
 
+@pytest.mark.slow
 def test_drafts_of_several_profiles_side_by_side(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:4]), encoding="utf-8")
@@ -369,7 +376,7 @@ def stacked(folder, *middles):
     """A profile with an EAGLE-3 head below the middle models named, of which the lowest is the embedded one."""
     shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
     head = random_eagle3(layers=(1, 2, 3), states=128, vocabulary=4096, shape=shape)
-    write_eagle3(folder / "head", head, verifier="embedded:mid")
+    write_head(folder / "head", head, Verifier("embedded:mid"))
     tables = [f'[{".".join(["draft"] * (1 + place))}]\nmodel = "{name}"\n' for place, name in enumerate(middles)]
     lowest = ".".join(["draft"] * (1 + len(middles)))
     path = folder / "stacked.toml"
@@ -383,7 +390,7 @@ def stacked(folder, *middles):
 
 @pytest.mark.parametrize("middles", [1, 2])
 def test_a_draft_head_below_a_draft_is_refused_before_a_model_is_loaded(middles, tmp_path, monkeypatch):
-    for name in ("calibrating", "calibrate_several"):
+    for name in ("calibrate", "tasks.several_calibrations"):
         monkeypatch.setattr(f"specctl.commands.{name}.load", lambda *_, **__: pytest.fail("a model was loaded"))
     path = stacked(tmp_path, *["embedded:mid"] * middles)
     for arguments in (["-p", path], ["-p", "embedded", "--against", path]):
@@ -392,6 +399,7 @@ def test_a_draft_head_below_a_draft_is_refused_before_a_model_is_loaded(middles,
         assert "specctl bench" in error.value.hint
 
 
+@pytest.mark.slow
 def test_a_draft_head_below_a_draft_runs_all_the_same(tmp_path):
     """Alone and among settings compared live: greedily, it writes what the target writes."""
     prompts, results = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"

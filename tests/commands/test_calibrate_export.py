@@ -7,8 +7,10 @@ import pytest
 from invoked import invoke
 
 from specctl.errors import UsageError
-from specctl.replay import metering as costs
+from specctl.replay.recording import metering as costs
 from specctl.replay.trace_files import read_traces
+
+pytestmark = pytest.mark.slow
 
 PROMPTS = [
     {"id": "kite", "prompt": "Tom had a red kite. One windy day"},

@@ -96,6 +96,7 @@ def test_a_panel_leaves_the_answer_as_it_is() -> None:
     assert chat("--live", said=QUESTION) == chat(said=QUESTION)
 
 
+@pytest.mark.slow
 def test_no_conversation_is_saved_in_an_input_or_output(tmp_path: Path) -> None:
     said, answered = tmp_path / "said.txt", tmp_path / "answers.txt"
     said.write_text(f"{QUESTION}\n/save {said}\n/save {answered}\n")
@@ -151,7 +152,7 @@ def test_wrong_options_end_it_before_anything_is_read(arguments: list[str], mess
 
 def test_an_interrupt_in_a_pipe_leaves_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = chat(said=QUESTION).stdout
-    from specctl.commands.talking import Watcher
+    from specctl.commands.tasks.chat_dialogue import Watcher
 
     show: Callable[..., None] = Watcher.__call__
     rounds: list[object] = []

@@ -15,11 +15,12 @@ from transformers import MixtralConfig
 from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
-from specctl.commands.outlook import Devices, examine_devices, sections
+from specctl.commands.tasks.device_report import Devices, examine_devices, sections
 from specctl.doctor import diagnosis
 from specctl.doctor.bandwidth import Bandwidth, bandwidth, published
 from specctl.doctor.diagnosis import diagnose
-from specctl.models.onnx.automatic import LARGEST, PACKAGES
+from specctl.models.onnx.automatic import LARGEST
+from specctl.models.onnx.engine_times import PACKAGES
 from specctl.models.placing import cards
 from specctl.models.placing.cards import Card, Graphics, parsed
 from specctl.models.placing.engine_table import build_runner, chosen

@@ -96,6 +96,7 @@ def helps(tmp_path_factory):
 
 
 @pytest.mark.parametrize("line", command_lines(), ids=" ".join)
+@pytest.mark.representatives("generate", "train-draft", "doctor")
 def test_help_needs_no_model_library(helps, line):
     done = helps[" ".join(line)]
     assert done.returncode == 0, done.stderr
@@ -211,6 +212,7 @@ INTERRUPTED = {
 }
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_torch_makes_another_error(tmp_path):
     bodies = [body for body, *_ in INTERRUPTED.values()]
     found = forked(tmp_path, READ_BY_TORCH, "sys.argv = ['specctl', 'probe']\nmain()", bodies)
@@ -260,6 +262,7 @@ def test_colour_only_on_a_terminal_that_wants_it(no_color, coloured):
     assert ("\x1b[" in output) is coloured
 
 
+@pytest.mark.slow
 def test_packages_for_quantised_weights_say_nothing_on_import():
     """torchao's import logs about kernels for other machines; transformers imports it wherever it is installed."""
     pytest.importorskip("torchao")

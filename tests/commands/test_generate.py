@@ -178,6 +178,7 @@ def test_seeds(specctl):
     assert len({say(seed) for seed in range(4)}) > 1
 
 
+@pytest.mark.slow
 def test_both_ways_to_verify_write_a_text_and_only_greedy_decoding_writes_the_same(specctl):
     def text(*more):
         return specctl(PROMPT, "-n", "24", "--policy", "constant:draft_length=5", *more).stdout
@@ -525,6 +526,7 @@ GREEDY = ("-n", "6", "--engine", "eager")
     ],
 )
 @pytest.mark.usefixtures("left")
+@pytest.mark.representatives("changed0", "changed3")
 def test_the_results_of_another_run_are_not_continued(specctl, monkeypatch, changed, differing):
     from specctl.commands import generate
 
@@ -540,6 +542,7 @@ def test_the_results_of_another_run_are_not_continued(specctl, monkeypatch, chan
 
 
 @pytest.mark.usefixtures("left")
+@pytest.mark.slow
 def test_another_run_goes_on_anyway_and_is_then_the_one_that_made_the_results(specctl):
     ran = specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "7", "--resume", "--anyway")
     assert ran.code == 0
@@ -548,6 +551,7 @@ def test_another_run_goes_on_anyway_and_is_then_the_one_that_made_the_results(sp
     assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "7", "--resume").code == 0
 
 
+@pytest.mark.slow
 def test_what_decides_no_text_may_change(specctl, left):
     """Greedy text does not depend on the draft, nor on how passes run, nor on where the models are."""
     policy = ["--policy", "constant", "--threads", "1", "--workers", "1"]
@@ -561,6 +565,7 @@ def test_what_decides_no_text_may_change(specctl, left):
 
 
 @pytest.mark.usefixtures("left")
+@pytest.mark.slow
 def test_a_sampled_text_depends_on_its_draft(specctl):
     drawn = ["-i", "in.jsonl", "-o", "drawn.jsonl", *GREEDY, "-t", "1"]
     assert specctl(*drawn, "-q").code == 0
@@ -607,6 +612,7 @@ def test_a_record_with_another_prompt_is_refused_by_line(specctl, monkeypatch):
 
 
 @pytest.mark.usefixtures("left")
+@pytest.mark.slow
 def test_what_is_left_beside_removed_results_is_replaced(specctl):
     Path("out.jsonl").unlink()
     assert specctl("-i", "in.jsonl", "-o", "out.jsonl", *GREEDY, "-n", "3", "-q").code == 0
@@ -672,6 +678,7 @@ def interrupted_at(monkeypatch, turn):
     "sampling", [[], ["-t", "1", "--seed", "3", "--rounds", "--token-ids"]], ids=["greedy", "drawn"]
 )
 @pytest.mark.parametrize("first", [[], [RECORDS[0]]], ids=["first record", "second record"])
+@pytest.mark.representatives("first record-greedy", "second record-drawn")
 def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sampling, first):
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path / "in.jsonl", *first, {"id": "talk", "turns": TALK}, RECORDS[1])
@@ -698,6 +705,7 @@ def test_finished_turns_survive_an_interrupt(specctl, tmp_path, monkeypatch, sam
 
 
 @pytest.mark.parametrize("changed", ["turns", "settings", "damaged", "torn", "run file"])
+@pytest.mark.representatives("turns")
 def test_turns_of_another_record_or_run_are_asked_again(specctl, tmp_path, monkeypatch, changed):
     monkeypatch.chdir(tmp_path)
     turns, path = TALK, Path("out.jsonl.turns.jsonl")

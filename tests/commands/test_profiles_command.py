@@ -177,6 +177,7 @@ def test_a_terminal_obeys_nothing_in_other_peoples_profiles(tmp_path, environmen
     assert "[red]x[/]" in output, "a list of this width has room for descriptions"
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_other_peoples_profiles_as_they_are(tmp_path, specctl):
     own_profile(tmp_path, f"schema_version = 1\ndescription = {json.dumps('a' + HOSTILE)}\n[target]\nmodel = 'x'\n")
     assert json.loads(specctl("profiles", "show", "mine", "--json").stdout)["profile"]["description"] == "a" + HOSTILE

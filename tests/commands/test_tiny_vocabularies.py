@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from specctl.observing.results import read_results
 
+pytestmark = pytest.mark.slow
+
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ."
 
 

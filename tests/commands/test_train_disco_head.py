@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from specctl.commands.app import app
 from specctl.errors import ModelError, ProfileError, UsageError
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = 30
 TRAINING = ["--kind", "disco", "--epochs", "4", "--batch-size", "8"]
 

@@ -17,6 +17,7 @@ from specctl.commands.app import app
 from specctl.errors import UsageError
 from specctl.learning.answer_folder import PROMPTS_PER_SHARD
 from specctl.learning.data_shards import INDEX
+from specctl.models.head_files.formats import FORMATS
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
 TRAINING = ["--steps", "3", "--epochs", "2", "--lr", "0.003"]
@@ -81,7 +82,8 @@ SMALL = {kind: ["--depth", "1", "--steps", "3", "--anchors", "4"] for kind in ("
 SMALL["glide"] = ["--depth", "2", "--steps", "3"]
 
 
-@pytest.mark.parametrize("kind", ["eagle1", "glide", "mtp", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "eagle3"])
+@pytest.mark.representatives("dflash")
 def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole: tuple[Path, Any]) -> None:
     more = ["--answers", str(whole[0] / "answers"), "--epochs", "1"]
     size = SMALL.get(kind, [])
@@ -91,7 +93,8 @@ def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole:
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.representatives("eagle3", "dflash")
 def test_generate_drafts_with_it_and_writes_what_the_target_writes(folder: Path, kind: str) -> None:
     if not (folder / kind / "config.json").exists():
         answers = str(folder / "eagle3" / "answers")

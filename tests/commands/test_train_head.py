@@ -122,6 +122,7 @@ def test_doctor_checks_the_head(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("whole")
+@pytest.mark.slow
 def test_bench_compares_heads(folder: Path) -> None:
     (folder / "one.jsonl").write_text('{"prompt": "the moon"}\n')
     pair = str(folder / "pair.toml")
@@ -165,6 +166,7 @@ def kill_when(arguments: list[str], ready: Any) -> None:
     assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_every_head_from_the_same_data(folder: Path, whole: tuple[Path, Any]) -> None:
     data = ["--examples", str(whole[0] / "examples"), "--sweep", "--epochs", "1", "--lr", "0.01", "-q"]
     shown = invoke(*options(folder, "sweep", *data)).stdout

@@ -18,8 +18,9 @@ from specctl.heads.examples import DataFolder
 from specctl.learning.answer_folder import PROMPTS_PER_SHARD
 from specctl.learning.data_shards import INDEX
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.block_writing import write_block
-from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.head_files.network_files import Verifier, write_head
+
+pytestmark = pytest.mark.slow
 
 PROMPTS = 2 * PROMPTS_PER_SHARD
 SHAPE = LayerShape(hidden_size=12, intermediate_size=24, heads=2, kv_heads=1, head_dim=6)
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(folder / "target", llama_config(initializer_range=0.1))
     for name, seed in (("draft", 1), ("another", 2)):
         head = random_eagle3(layers=(0, 1), states=16, vocabulary=258, shape=SHAPE, seed=seed, spread=0.2)
-        write_eagle3(folder / name, head, verifier="someone/target")
+        write_head(folder / name, head, Verifier("someone/target"))
     (folder / "pair.toml").write_text(
         f'[target]\nmodel = "{folder / "target"}"\ndevice = "cpu"\n'
         f'[draft]\nmodel = "{folder / "draft"}"\nhead = "{folder / "whole"}"\n'
@@ -130,7 +131,7 @@ def test_one_for_a_head_that_drafts_blocks(folder: Path) -> None:
     """No state follows the last token of its block, so no example does either."""
     shape = LayerShape(hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, head_dim=8, qk_norm=True)
     head = random_block(block_size=5, layers=(0, 1), vocabulary=258, shape=shape, spread=0.2)
-    write_block(folder / "block", head, verifier="someone/target")
+    write_head(folder / "block", head, Verifier("someone/target"))
     drafting = ["--set", f"draft.model={folder / 'block'}"]
     invoke(
         *collecting(folder, "on-blocks", "--signals", "--limit", "12", *drafting, "--set", f"draft.head={folder / 'x'}")

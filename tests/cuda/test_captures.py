@@ -9,7 +9,7 @@ from pretend_cuda import Devices
 from pretend_cuda.pairs import TEXT, VOCABULARY, chain_head, on, runner_of, tiny_model, unexpected
 from toys import random_model
 
-from specctl.decoding.reading import Reader
+from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.models.loading.head_engines import build_head_runner
 from specctl.models.running.eager import EagerRunner

@@ -32,8 +32,8 @@ from specctl.policies import POLICIES, Setting
 from specctl.policies.leaf_rule import leaf_rule
 from specctl.policies.rules.constant import Constant
 from specctl.policies.tree_shape import TreeSize
-from specctl.replay import metering
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording import metering
+from specctl.replay.recording.sequence_recording import read_sequence
 
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01)
 BLOCKS = Sampling(1.0, verification="block")
@@ -75,6 +75,7 @@ def text() -> list[int]:
 
 
 @pytest.mark.parametrize("devices", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")], ids="-".join)
+@pytest.mark.representatives("cuda:0-cuda:1")
 def test_pairs(cuda: Devices, devices: tuple[str, str], text: list[int]) -> None:
     sampled = []
     for engine in ("eager", "static", "graph"):
@@ -99,6 +100,7 @@ def test_a_disco_head(cuda: Devices, text: list[int]) -> None:
 
 
 @pytest.mark.parametrize("draft_on", ["cuda:0", "cuda:2"])
+@pytest.mark.representatives("cuda:2")
 def test_a_target_that_is_spread(cuda: Devices, draft_on: str, text: list[int]) -> None:
     target = EagerRunner(spread(cuda, random_model("llama"), "cuda:0", "cuda:1"), VOCABULARY)
     draft = EagerRunner(on(cuda, noisy_copy("llama"), draft_on), VOCABULARY)
@@ -124,6 +126,7 @@ def test_a_draft_that_is_spread_gives_its_head_one_state(cuda: Devices, text: li
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
+@pytest.mark.representatives("sampled")
 def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None:
     target, middle, lowest = models(cuda, "cuda:0", "cuda:1", "cuda:2")
     head = cuda.move(random_head(32, spread=0.15), "cuda:1")
@@ -133,6 +136,7 @@ def test_a_hierarchy(cuda: Devices, sampling: Sampling, text: list[int]) -> None
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.representatives("graph-sampled", "eager-greedy")
 def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: list[int]) -> None:
     target, draft = models(cuda, "cuda:0", "cuda:1", engine=engine)
     tree = TreeDrafter(draft, Constant(2), TreeSize(tokens=6, beams=2))
@@ -143,6 +147,7 @@ def test_trees_and_leaves(cuda: Devices, engine: str, sampling: Sampling, text: 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.representatives("graph-chain", "graph-block")
 def test_draft_heads(cuda: Devices, engine: str, make: Callable[[], Any], text: list[int]) -> None:
     (target,) = models(cuda, "cuda:0", engine=engine)
     settings = EngineSettings(engine=engine, notice=unexpected)  # type: ignore[arg-type]
@@ -170,6 +175,7 @@ def test_drafting_in_parallel(cuda: Devices, text: list[int]) -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED, BLOCKS], ids=["greedy", "sampled", "in blocks"])
+@pytest.mark.representatives("in blocks", "greedy")
 def test_recording_for_replay(cuda: Devices, sampling: Sampling) -> None:
     """Branches that share a cache, and predictions along them."""
     head = cuda.move(random_head(32, spread=0.15), "cuda:1")

@@ -183,7 +183,7 @@ def test_what_would_fail_for_every_record_ends_the_run(error):
 def test_an_interrupt_that_native_code_made_another_error_ends_the_run(monkeypatch):
     notes, answers = answerer()
     notes.error = RuntimeError("it was Ctrl-C")
-    monkeypatch.setattr("specctl.decoding.failures.interrupt.became", lambda error: error is notes.error)
+    monkeypatch.setattr("specctl.decoding.answers.interrupt.became", lambda error: error is notes.error)
     with pytest.raises(RuntimeError, match="it was"):
         answers.answer(Record(1, 1, {"prompt": "a"}))
 

@@ -11,10 +11,11 @@ from toy_heads import random_block
 from toys import Replays, TableRunner, random_model, related_table, table
 
 from specctl.decoding.composition import Stage, compose
-from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
+from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Draft
 from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.draft_heads.block import BlockHead
@@ -66,6 +67,7 @@ def text_of(rounds: Sequence[Round]) -> list[int]:
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
+@pytest.mark.representatives("prompt-None-llama", "one token-gated-gemma2", "prompt-rnn-llama", "prompt-vanilla-llama")
 def test_greedy_text_is_the_targets_own(prompt: list[int], kind: MarkovKind | None, family: str) -> None:
     alone = EagerRunner(random_model(family), 64)
     with torch.inference_mode():
@@ -77,6 +79,7 @@ def test_greedy_text_is_the_targets_own(prompt: list[int], kind: MarkovKind | No
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives("None-graph", "rnn-uncompiled", "gated-graph")
 def test_what_a_block_drafts_does_not_depend_on_earlier_rounds(kind: MarkovKind | None, engine: str) -> None:
     rounds = play(drafter_of(kind, engine), PROMPT, 40)
     assert sum(round_.accepted < round_.drafted for round_ in rounds) > 3, "nothing was ever taken back"
@@ -109,6 +112,12 @@ def toy_drafter(case: Case, kind: MarkovKind | None) -> ModelDrafter:
     ("case", "kind"),
     [(case, None) for case in DFLASH_CASES] + [(case, kind) for case in DSPARK_CASES for kind in MARKOV],
     ids=str,
+)
+@pytest.mark.representatives(
+    "T=1-None",
+    "confidence: threshold=0.5; T=1-rnn",
+    "confidence: threshold=0.5; T=0.7 top_k=2 top_p=0.95-gated",
+    "constant: draft_length=2; T=1-vanilla",
 )
 def test_output_has_the_law_of_the_target(case: Case, kind: MarkovKind | None) -> None:
     sampling = SAMPLINGS[case.sampling]

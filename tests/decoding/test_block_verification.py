@@ -10,22 +10,24 @@ import numpy as np
 import pytest
 import torch
 from block_in_fractions import Rows, in_fractions
-from enumeration import COINS, law_of, tossing, walk
+from enumeration import COINS, law_of, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_table import DRAFT, MID, PLAIN, enumerate_decode, error, expected_law
 from toys import TableRunner, seeded
 
-from specctl.decoding import round as one_round
-from specctl.decoding import verification
-from specctl.decoding.acceptance import Kept, by_block, by_block_on_device, by_token, passing
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.host import Floats
-from specctl.decoding.sampling import Sampling, draw
+from specctl.decoding.rows import device_rows, device_verdict, host_verdict, rows_of
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.host_laws import Floats
+from specctl.decoding.rows.host_verdict import Kept, by_block, by_token, passing
+from specctl.decoding.rows.rows_of import verify
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.decoding.verification import Verdict, verify, verify_on_device
 from specctl.models.loading.assembly import load_pair
 from specctl.policies import Setting
 from specctl.policies.rules.constant import Constant
@@ -41,7 +43,7 @@ EXACT, BIASED = 3e-7, 3e-4
 def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to come to a verdict."""
     if not request.param:
-        monkeypatch.setattr(verification, "on_host", lambda _: False)
+        monkeypatch.setattr(rows_of, "on_host", lambda _: False)
 
 
 def a_block(seed: int) -> tuple[list[int], Rows, Rows]:
@@ -70,7 +72,7 @@ def test_of_a_given_block_the_verdict_has_the_law_of_the_paper(seed: int) -> Non
     tensors = as_tensors(*block)
 
     def play() -> tuple[int, int]:
-        verdict = one_round.verify(*tensors, None, "block")  # where a walk finds it
+        verdict = verify(*tensors, None, "block")
         return verdict.accepted, verdict.extra
 
     found, expected = law_of(walk(play)), in_fractions(*block)
@@ -84,8 +86,8 @@ def accepted_on_average(rule: Verification) -> float:
     draft, target = torch.tensor([[2 / 3, 1 / 3]] * 2), torch.tensor([[1 / 3, 2 / 3]] * 3)
 
     def play() -> int:
-        tokens = torch.stack([verification.pick(row, torch.tensor(0.0)) for row in draft])
-        return one_round.verify(tokens, draft, target, None, rule).accepted
+        tokens = torch.stack([device_rows.pick(row, torch.tensor(0.0)) for row in draft])
+        return verify(tokens, draft, target, None, rule).accepted
 
     return sum(accepted * probability for accepted, probability in walk(play))
 
@@ -113,7 +115,7 @@ def test_after_a_draft_without_chance_both_rules_follow_the_target() -> None:
     draft, target = torch.eye(3)[[0, 1]], torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
 
     def play(rule: Verification) -> tuple[int, ...]:
-        verdict = one_round.verify(torch.tensor([0, 1]), draft, target, None, rule)
+        verdict = verify(torch.tensor([0, 1]), draft, target, None, rule)
         return (*(0, 1)[: verdict.accepted], verdict.extra)
 
     by_one, by_both = (law_of(walk(lambda rule=rule: play(rule))) for rule in ("token", "block"))  # type: ignore[misc]
@@ -177,7 +179,7 @@ def corrects_as_a_block(target_of: Floats, draft_of: Floats, draft: Floats, targ
 
 @pytest.mark.parametrize("wrong", [breaks_at_the_first_failure, forgets_the_weight, corrects_as_a_block])
 def test_a_wrong_rule_is_caught(wrong: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "by_block", wrong)
+    monkeypatch.setattr(host_verdict, "by_block", wrong)
     found = enumerate_decode(three_at_once, BLOCK)
     assert error(found, expected_law(BLOCK)) > BIASED
 
@@ -189,7 +191,7 @@ def test_one_coin_for_two_tokens_is_caught(shared: bool) -> None:
     next_draft, next_target = [[1 / 8, 7 / 8], [1 / 2, 1 / 2]], [[3 / 4, 1 / 4], [1 / 2, 1 / 2]]  # by the first token
 
     def drawn(weights: Sequence[float]) -> int:
-        return int(verification.pick(torch.tensor(weights), torch.tensor(0.0)))
+        return int(device_rows.pick(torch.tensor(weights), torch.tensor(0.0)))
 
     def coin() -> int:
         return round((drawn([1.0] * 21) + 0.5) / 21 * COINS)
@@ -199,8 +201,9 @@ def test_one_coin_for_two_tokens_is_caught(shared: bool) -> None:
         draft = torch.tensor([first_draft, next_draft[first]])
         target = torch.tensor([first_target, next_target[first], [1 / 2, 1 / 2]])
         tokens = [first, drawn(next_draft[first])]
-        with tossing([coin()] * 2 if shared else [coin(), coin()]):
-            verdict = verify(torch.tensor(tokens), draft, target, None, "block")
+        coins = [coin()] * 2 if shared else [coin(), coin()]
+        numbers = [*(value / COINS for value in coins), 0.0]
+        verdict = host_verdict.verified(tokens, draft.numpy(), target.numpy(), numbers, "block")
         text = (*tokens[: verdict.accepted], verdict.extra)
         return text[:2] if len(text) > 1 else (*text, drawn(next_target[text[0]]))  # then the target writes alone
 
@@ -223,6 +226,12 @@ def wild_blocks(draw_value: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torc
     return torch.randint(12, (count,), generator=generator), draft, target
 
 
+def on_device(
+    tokens: torch.Tensor, draft: torch.Tensor, target: torch.Tensor, generator: torch.Generator, rule: Verification
+) -> Verdict:
+    return DeviceRows(target).verify(tokens, draft, generator, rule)
+
+
 def arrays(tokens: torch.Tensor, draft: torch.Tensor, target: torch.Tensor) -> tuple[Floats, Floats, Floats, Floats]:
     places = torch.arange(len(tokens))
     of_tokens = target[places, tokens].numpy(), draft[places, tokens].numpy()
@@ -240,7 +249,7 @@ def test_wild_ratios_leave_a_law(block: tuple[torch.Tensor, torch.Tensor, torch.
     *_, draft, target = (part.astype(np.float64) for part in numbers)
     further = np.minimum(weights[1:-1, None] * target[1:-1], draft[1:]).sum(-1)  # (K - 1,)
     assert further + (1 - further) * chances[:-1] == pytest.approx(weights[1:-1], abs=1e-6)
-    for form in (verify, verify_on_device):
+    for form in (verify, on_device):
         verdict = form(*block, seeded(3), "block")
         assert block[2][verdict.accepted, verdict.extra] > 0
         assert verdict.chances is not None
@@ -255,7 +264,7 @@ def test_the_walk_of_a_device_is_the_product_of_the_host(
     coins = torch.rand(len(block[0]), generator=seeded(1))
     numbers = arrays(*block)
     here = by_block(*numbers, coins.tolist())
-    there = by_block_on_device(*map(torch.from_numpy, numbers), coins)  # type: ignore[arg-type]
+    there = device_verdict.by_block(*map(torch.from_numpy, numbers), coins)  # type: ignore[arg-type]
     assert int(there.accepted) == here.accepted
     assert float(there.weight) == pytest.approx(here.weight, rel=1e-6)
     assert there.chances.tolist() == pytest.approx(here.chances, rel=1e-6, abs=1e-9)
@@ -268,7 +277,7 @@ def test_the_host_and_a_device_come_to_the_same_verdict(seed: int, count: int, s
     sampling = Sampling(1.0, top_p=0.9)
     target, drafted = sampling.probs(rows[0]), sampling.probs(rows.mean(0))[:count]
     tokens = draw(drafted, seeded(seed + 1))
-    here, there = (form(tokens, drafted, target, seeded(seed + 2), "block") for form in (verify, verify_on_device))
+    here, there = (form(tokens, drafted, target, seeded(seed + 2), "block") for form in (verify, on_device))
     assert (here.accepted, here.extra, here.kind) == (there.accepted, there.extra, there.kind)
     assert here.chances == pytest.approx(there.chances, rel=1e-5, abs=1e-7)
 
@@ -279,7 +288,7 @@ def test_the_host_and_a_device_come_to_the_same_verdict(seed: int, count: int, s
 def test_chances_are_those_of_keeping_one_more(rule: Verification, seed: int) -> None:
     """Given the block, of each token that of being kept if those before it are: what the verdicts' own law says."""
     tensors = as_tensors(*a_block(seed))
-    verdicts: list[tuple[Verdict, float]] = list(walk(lambda: one_round.verify(*tensors, None, rule)))
+    verdicts: list[tuple[Verdict, float]] = list(walk(lambda: verify(*tensors, None, rule)))
     at_least = [
         sum(probability for verdict, probability in verdicts if verdict.accepted >= kept)
         for kept in range(len(tensors[0]) + 1)
@@ -310,7 +319,7 @@ def test_more_of_the_same_drafts_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         expected.append(tuple(found))  # type: ignore[arg-type]
         return kept
 
-    monkeypatch.setattr(verification, "by_block", by_both)
+    monkeypatch.setattr(host_verdict, "by_block", by_both)
     session = Session(pair, build_drafter(pair, Setting.of({"name": "constant", "draft_length": 10})))
     accepted = {"token": 0.0, "block": 0.0}
     for rule in accepted:

@@ -93,6 +93,7 @@ def play(target: Runner, drafter: Drafter, prompt: Sequence[int], limit: int) ->
 
 @pytest.mark.parametrize("engine", TARGETS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox"])
+@pytest.mark.representatives("llama", "gemma2-eager")
 def test_a_head_is_shown_the_states_of_the_text_and_of_nothing_else(family: str, engine: str) -> None:
     model = random_model(family)
     if family == "gemma2" and engine != "eager":
@@ -168,6 +169,7 @@ def test_a_kept_cache_gives_the_same_drafts_as_a_fresh_one() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox", "mistral"])
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
+@pytest.mark.representatives("prompt-llama", "one token-gemma2", "prompt-gpt-neox")
 def test_greedy_text_is_the_targets_own(family: str, prompt: list[int]) -> None:
     model = random_model(family)
     target, drafter = EagerRunner(model, 64), head_drafter()
@@ -208,6 +210,12 @@ def toy_drafter(case: Case) -> ModelDrafter:
 
 
 @pytest.mark.parametrize("case", HEAD_CASES, ids=str)
+@pytest.mark.representatives(
+    "constant: draft_length=3; T=1",
+    "svip: c=1.0, threshold=0.87, keep_trigger=False; T=1",
+    "cost-optimal: defaults; T=1",
+    "constant: draft_length=2; T=0.7 top_k=2 top_p=0.95",
+)
 def test_output_has_the_law_of_the_target(case: Case) -> None:
     sampling = SAMPLINGS[case.sampling]
     found = enumerate_decode(lambda: toy_drafter(case), sampling, 3, 4, layers=(0,))
@@ -216,6 +224,7 @@ def test_output_has_the_law_of_the_target(case: Case) -> None:
     assert found.extras >= {ExtraToken.CORRECTION, ExtraToken.BONUS}
 
 
+@pytest.mark.slow
 def test_output_of_a_hierarchy_over_a_head_has_the_law_of_the_target() -> None:
     case = Case("constant", "T=1", {"draft_length": 2})
     middle = related_table(table(8, eos_logit=-0.5, spread=1.0, vocabulary=3), seed=5, noise=0.6)

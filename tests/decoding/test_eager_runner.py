@@ -64,6 +64,7 @@ def test_single_steps_taken_back_at_once(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [1, 4, 25])
 @pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.representatives("1-25", "3-4")
 def test_a_far_rollback(family: str, length: int, width: int) -> None:
     """Behind an earlier rollback: the cache may end up shorter than asked, but what follows must be right."""
     runner = runner_of(family)

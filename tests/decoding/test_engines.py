@@ -80,6 +80,9 @@ EVERYWHERE = ("constant", "svip", "specdec++")
     [("llama", name) for name in WITHOUT_FORESIGHT]
     + [(family, name) for family in ("qwen3", "gpt-neox") for name in EVERYWHERE],
 )
+@pytest.mark.representatives(
+    "llama-svip", "llama-none-static", "llama-cost-optimal", "gpt-neox-constant-onnx", "qwen3-svip-graph"
+)
 def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str) -> None:
     target, draft = ENGINES[engine](random_model(family)), ENGINES[engine](noisy_copy(family))
     for prompt in PROMPTS:
@@ -89,6 +92,7 @@ def test_greedy_tokens_are_those_of_generate(family: str, name: str, engine: str
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("name", ["constant", "svip", "specdec++"])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)], ids=["plain", "filtered"])
+@pytest.mark.representatives("plain-svip", "filtered-constant")
 def test_sampled_tokens_are_those_of_the_eager_engine(engine: str, name: str, sampling: Sampling) -> None:
     """The same randomness is used up in the same order, so that the law of the one is the law of the other."""
     model, copy = random_model("llama"), noisy_copy("llama")
@@ -119,6 +123,7 @@ OPENINGS = ("Once upon a time", "Tom has 3 red apples and buys", "The little dog
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.slow
 def test_deterministic_greedy_output_is_the_same_whatever_the_policy_in_bfloat16(engine: str) -> None:
     changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", f"engine={engine}", "deterministic=true"]
     profile = resolve("embedded", overrides=[*changes, "sampling.max_new_tokens=64"]).profile

@@ -86,6 +86,7 @@ class Chat:
 @pytest.mark.parametrize(
     ("engine", "family"), [*((engine, "llama") for engine in ENGINES), ("eager", "gemma2"), ("eager", "mistral")]
 )
+@pytest.mark.representatives("eager-llama-svip", "graph-llama-constant", "eager-gemma2-svip")
 def test_a_turn_reads_only_what_is_new(engine: str, family: str, policy: str) -> None:
     chat = Chat(engine, family, policy)
     text = OPENING
@@ -100,6 +101,7 @@ def test_a_turn_reads_only_what_is_new(engine: str, family: str, policy: str) ->
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba", "lfm2"])
+@pytest.mark.representatives("qwen3_next")
 def test_a_recurrent_state_goes_on_from_the_last_turn(family: str) -> None:
     chat = Chat(family=family)
     answer = chat.say(OPENING)
@@ -114,6 +116,7 @@ def test_a_recurrent_state_goes_on_from_the_last_turn(family: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "family"), [*((engine, "llama") for engine in ENGINES), ("eager", "gemma2"), ("eager", "qwen3_next")]
 )
+@pytest.mark.representatives("eager-llama", "static-llama-target", "eager-qwen3_next-target")
 def test_a_pass_that_fails_in_its_middle_leaves_nothing_behind(engine: str, family: str, which: int) -> None:
     chat = Chat(engine, family)
     model = (recurrent_model, noisy_recurrent)[which](family) if family in FAMILIES else None
@@ -217,6 +220,7 @@ def test_sampling_draws_as_in_a_fresh_session() -> None:
     assert kept.session.generate(prompt, table).tokens == fresh.session.generate(prompt, table).tokens
 
 
+@pytest.mark.slow
 def test_deterministic_turns_are_the_same_whatever_the_policy_in_bfloat16() -> None:
     changes = ["target.dtype=bfloat16", "draft.dtype=bfloat16", "deterministic=true", "sampling.max_new_tokens=40"]
     profile = resolve("embedded", overrides=changes).profile

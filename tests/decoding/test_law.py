@@ -31,12 +31,13 @@ from toys import DropsWhatItSaw, TableRunner, toy_head
 
 from specctl.decoding import hierarchy
 from specctl.decoding import round as one_round
-from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
+from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.round import judge, verified_round
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Fed, StartedStep
-from specctl.decoding.verification import Verdict
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.specdec import SpecDecPlusPlus
 from specctl.policies.rules.svip import Svip
@@ -117,6 +118,7 @@ REMEMBERING: list[Case | Hierarchy] = [
 
 
 @pytest.mark.parametrize("case", REMEMBERING, ids=str)
+@pytest.mark.representatives("cost-optimal: defaults; T=1")
 def test_what_is_carried_over_leaves_the_law_of_the_next_sequence(case: Case | Hierarchy) -> None:
     """Two sequences, one after the other: each is as probable as if it stood alone, whatever the other."""
     made: list[Drafter] = []
@@ -176,7 +178,7 @@ class CutsInHindsight(ModelDrafter):
         whole = super().draft(sequence, budget)
         if whole.probs is None:
             return whole
-        drawn = whole.probs.gather(1, torch.tensor(whole.tokens)[:, None])[:, 0]  # (K,)
+        drawn = torch.as_tensor(whole.probs).gather(1, torch.tensor(whole.tokens)[:, None])[:, 0]  # (K,)
         count = int(drawn.argmax()) + 1
         return replace(whole, tokens=whole.tokens[:count], probs=whole.probs[:count], steps=whole.steps[:count])
 
@@ -192,8 +194,8 @@ def draws_from_below(*args: Any, **settings: Any) -> Round:
     def bent(draft: Draft, *more: Any) -> tuple[Verdict, torch.Tensor | None]:
         verdict, probs = judge(draft, *more)
         if probs is not None and draft.probs is not None and verdict.accepted < len(draft.tokens):
-            probs = probs.clone()
-            residual = (probs[verdict.accepted] - draft.probs[verdict.accepted]).clamp_min(0)
+            probs, below = torch.tensor(probs), torch.as_tensor(draft.probs)
+            residual = (probs[verdict.accepted] - below[verdict.accepted]).clamp_min(0)
             probs[verdict.accepted] = residual / residual.sum()
         return verdict, probs
 

@@ -31,17 +31,19 @@ from toys import (
 )
 from transformers import GenerationConfig
 
-from specctl.decoding import leaves as leaf_drafts
-from specctl.decoding import reading
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import Stage, build_drafter, compose
-from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
+from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.leaves import LeafDrafter, LeafTree, likeliest_others
+from specctl.decoding.leaves import LeafDrafter, LeafTree
 from specctl.decoding.loop import decode
 from specctl.decoding.round import NOTHING, prefill, verified_round
+from specctl.decoding.rows import device_rows
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.rows_of import rows_over
 from specctl.decoding.sampling import Sampling
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair
@@ -88,6 +90,9 @@ def wrong_by(make: Callable[[], Drafter], sampling: Sampling = PLAIN, **more: An
 
 @pytest.mark.parametrize(
     ("policy", "leaves"), [*((name, 1) for name in POLICIES_TESTED), *(("constant", leaves) for leaves in LEAVES[1:])]
+)
+@pytest.mark.representatives(
+    "svip drops its trigger-1", "cost-optimal-1", "constant-2", "constant-confidence", "constant-cost"
 )
 def test_output_has_the_law_of_the_target(policy: str, leaves: Leaves) -> None:
     """At the end of a sequence and at the limit too: all sequences of up to four tokens are looked at."""
@@ -139,8 +144,8 @@ class RerankedSiblings(ModelDrafter):
         draft = super().draft(sequence, min(budget, 1))
         if draft.probs is None:
             return draft
-        (first,), law = draft.tokens, draft.probs[0]
-        second = int(reading.pick(law.index_fill(0, torch.tensor(first), 0), law))
+        (first,), law = draft.tokens, torch.as_tensor(draft.probs[0])
+        second = int(device_rows.pick(law.index_fill(0, torch.tensor(first), 0), law))
         best, other = (first, second) if law[first] >= law[second] else (second, first)
         return replace(draft, tokens=[best], steps=(DraftStep(1, best),), leaves=((other,),))
 
@@ -190,6 +195,7 @@ def rounds_of(make: Drafter, sampling: Sampling, target: Runner, limit: int = 40
 
 @pytest.mark.parametrize("sampling", [Sampling(), PLAIN, FILTERED], ids=["greedy", "T=1", "filtered"])
 @pytest.mark.parametrize("policy", POLICIES_TESTED)
+@pytest.mark.representatives("constant-greedy", "svip drops its trigger", "cost-optimal-T=1", "self-verify-filtered")
 def test_a_tree_without_leaves_is_the_chain(policy: str, sampling: Sampling) -> None:
     name, values = POLICIES_TESTED[policy]
     if name == "cost-optimal":
@@ -262,14 +268,13 @@ def test_a_verifier_that_lacks_a_part_of_the_text_reads_it_first() -> None:
 
 def test_leaves_are_the_likeliest_others_in_falling_order() -> None:
     laws = torch.tensor([[0.1, 0.5, 0.2, 0.2, 0.0], [0.0, 0.0, 0.7, 0.3, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]])
-    first, second, third = likeliest_others(laws, [0, 2, 1], 2)
+    first, second, third = rows_over(laws).others([0, 2, 1], 2)
     assert first.prob == pytest.approx(0.1)
     assert first.others[0] == (1, pytest.approx(0.5))
     assert first.others[1][1] == pytest.approx(0.2)
     assert second.others == [(3, pytest.approx(0.3))]
     assert third.others == []
-    with patch.object(leaf_drafts, "on_host", lambda _: False):  # as on another device
-        assert likeliest_others(laws, [0, 2, 1], 2) == [first, second, third]
+    assert DeviceRows(laws).others([0, 2, 1], 2) == [first, second, third]
 
 
 def test_the_numbers_of_a_tree() -> None:
@@ -306,6 +311,7 @@ ENGINES: dict[str, Callable[[Any], Runner]] = {
 )
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
+@pytest.mark.representatives("llama-eager-ConstantLeaves", "qwen3-static-CostLeaves")
 def test_tokens_are_those_of_generate(family: str, engine: str, rule: LeafRule) -> None:
     leaves = 0
     for name in WITHOUT_FORESIGHT if (engine, family) == ("eager", "llama") else ("svip", "cost-optimal"):

@@ -16,14 +16,15 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from specctl.decoding import round as one_round
 from specctl.decoding.composition import Stage, build_drafter, compose, readable
-from specctl.decoding.drafters import Draft, Drafter
+from specctl.decoding.drafters import Drafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.lookup import LookupDrafter, MatchRates
 from specctl.decoding.loop import decode
 from specctl.decoding.round import judge
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.lookup_runner import LONGEST_MATCH, LookupRunner

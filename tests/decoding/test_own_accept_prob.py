@@ -1,6 +1,7 @@
 """The signal of a DISCO head, live: what it is computed from, and when."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,13 @@ from transformers import PreTrainedModel
 from specctl.decoding.composition import build_drafter, readable
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
-from specctl.decoding.host import Softmax, array
-from specctl.decoding.reading import TOP_FIELDS, Reader
-from specctl.decoding.sampling import Sampling, read_top_probs, uniforms
+from specctl.decoding.rows.device_laws import read_top_probs
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draws import uniforms
+from specctl.decoding.rows.host_laws import Softmax
+from specctl.decoding.rows.host_rows import HostRows
+from specctl.decoding.rows.reading import TOP_FIELDS, Reader
+from specctl.decoding.sampling import Sampling
 from specctl.errors import ProfileError
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.graph import GraphRunner
@@ -97,30 +102,33 @@ def test_passes_read_within_them_give_the_same(make: Callable[[PreTrainedModel, 
 
 @pytest.mark.parametrize("vocabulary", [4, 10, 200])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=3)], ids=["greedy", "filtered"])
-def test_a_row_on_the_host_is_read_as_on_a_device(
-    sampling: Sampling, vocabulary: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, vocabulary: int) -> None:
     reader = Reader(sampling, frozenset({"entropy"}), tops=True)
     for seed in range(10):
         logits = 3 * torch.randn(vocabulary, generator=seeded(seed))
         uniform = None if sampling.greedy else uniforms((), torch.device("cpu"), seeded(seed))
-        here, _ = reader.read_row(array(logits), None if uniform is None else float(uniform))
-        with monkeypatch.context() as patched:
-            patched.setattr("specctl.decoding.sampling.on_host", lambda _: False)
-            there, _ = reader(logits, uniform)
-            several = read_top_probs(torch.stack([logits, logits + 1]))
+        number = None if uniform is None else float(uniform)
+        here, _ = HostRows(logits[None].numpy()).read(reader, number)
+        there, _ = DeviceRows(logits[None]).read(reader, number)
+        several = read_top_probs(torch.stack([logits, logits + 1]))
         assert reader.fields == ("token", "entropy", *TOP_FIELDS)
         torch.testing.assert_close(torch.tensor(here, dtype=torch.float64), there, atol=1e-6, rtol=1e-5)
         assert here[2:] == sorted(here[2:], reverse=True)
         assert sum(here[2:]) <= 1 + 1e-6
         torch.testing.assert_close(several, there[2:].float().expand(2, 10), atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(read_top_probs(logits), there[2:].float(), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.from_numpy(HostRows(logits[None].numpy()).top_probs())[0], there[2:].float(), atol=1e-6, rtol=1e-5
+        )
 
 
-def test_suppressed_and_infinite_logits() -> None:
-    logits = torch.tensor([0.0, -torch.inf, 1.0, -torch.inf])
-    assert read_top_probs(logits)[2:].tolist() == [0.0] * 8
-    assert read_top_probs(torch.tensor([0.0, torch.inf]))[:2].isnan().all()
+@pytest.mark.parametrize("form", [HostRows, DeviceRows])
+def test_suppressed_and_infinite_logits(form: Any) -> None:
+    def tops(*logits: float) -> torch.Tensor:
+        row = torch.tensor([logits])
+        return torch.as_tensor(form(row.numpy() if form is HostRows else row).top_probs()[0])
+
+    assert tops(0.0, -torch.inf, 1.0, -torch.inf)[2:].tolist() == [0.0] * 8
+    assert tops(0.0, torch.inf)[0].isnan()
 
 
 def test_without_being_asked_for_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

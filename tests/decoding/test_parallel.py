@@ -34,15 +34,16 @@ from test_kept_caches import ENGINES
 from toys import Replays, TableRunner, ToyDraftHead, generated, noisy_copy, random_model, seeded
 
 from specctl.decoding import parallel
-from specctl.decoding import round as one_round
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.drafters import Draft
 from specctl.decoding.loop import decode
 from specctl.decoding.parallel import ParallelDrafter
 from specctl.decoding.round import prefill
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict
+from specctl.decoding.rows.host_rows import HostRows
+from specctl.decoding.rows.rows_of import rows_of
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
-from specctl.decoding.verification import Verdict
 from specctl.errors import ProfileError
 from specctl.metrics import Metrics
 from specctl.models.running.eager import EagerRunner
@@ -102,23 +103,24 @@ class OneCoin:
         self._afresh = True
 
     def judge(
-        self, draft: Draft, forward: Forward, sampling: Sampling, generator: torch.Generator | None
+        self, draft: Draft, forward: Forward, sampling: Sampling, _: torch.Generator | None
     ) -> tuple[Verdict, torch.Tensor | None]:
-        coins = one_round.verify.__self__  # type: ignore[attr-defined] # as `enumeration.doors` has put it there
-        probs, tokens = sampling.probs(forward.logits), torch.tensor(draft.tokens)  # (M, V), (M,)
+        coins = HostRows.verify.coins  # type: ignore[attr-defined] # as `enumeration.doors` has put it there
+        laws, tokens = rows_of(forward).laws(sampling), draft.tokens  # (M, V), (M,)
+        probs = torch.as_tensor(laws.numbers)
         assert draft.probs is not None
         ratio = float(probs[0, tokens[0]] / draft.probs[0, tokens[0]])
         if self._below is None:
-            verdict = coins.verify(tokens, draft.probs, probs, generator)
+            verdict = coins.verify(tokens, draft.probs, laws, "token")
         else:
             passes = min(1.0, ratio / self._below)
             if coins._chance.choose([1 - passes, passes]):
                 verdict = Verdict(1, None, None)
                 if len(tokens) > 1:
-                    rest = coins.verify(tokens[1:], draft.probs[1:], probs[1:], generator)
+                    rest = coins.verify(tokens[1:], draft.probs[1:], laws.part(slice(1, None)), "token")
                     verdict = replace(rest, accepted=rest.accepted + 1)
             else:
-                residual = (probs[0] - draft.probs[0]).clamp_min(0)
+                residual = (probs[0] - torch.as_tensor(draft.probs)[0]).clamp_min(0)
                 row = residual if residual.any() else probs[0]
                 verdict = Verdict(0, coins._chance.choose(row.tolist()), ExtraToken.CORRECTION)
         passed = verdict.extra is None
@@ -174,6 +176,7 @@ def test_what_a_seed_gives_does_not_depend_on_who_is_quicker() -> None:
 @pytest.mark.parametrize("block", [1, 3, 8])
 @pytest.mark.parametrize("draft", ["smaller", "noisy copy"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2-noisy copy-3")
 def test_tokens_are_those_of_generate(family: str, draft: str, block: int) -> None:
     target, drafting = EagerRunner(random_model(family), 64), drafter(block, EagerRunner(drafts(family)[draft], 64))
     with torch.inference_mode():

@@ -65,6 +65,7 @@ def rounds(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> list
 
 @pytest.mark.parametrize("policy", WITHOUT_FORESIGHT)
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.representatives("int8-constant", "int4-svip", "int4-cost-optimal")
 def test_tokens_are_those_of_generate_on_the_quantised_target(folder: Path, quantize: str, policy: str) -> None:
     found = rounds(quantised(folder, quantize), noisy_copy("llama", 0.02), policy)
 
@@ -89,6 +90,7 @@ def test_drafts_of_a_noisy_copy_are_accepted_and_rejected(folder: Path, quantize
     ],
     ids=["int8", "int8 pair", "int4 in bfloat16"],
 )
+@pytest.mark.slow
 def test_the_embedded_pair_writes_what_its_quantised_target_writes(settings: dict[str, Any]) -> None:
     profile = resolve("embedded", overrides=[f"{key}={value}" for key, value in settings.items()]).profile
     pair = load_pair(profile)
@@ -114,6 +116,7 @@ def test_the_embedded_pair_writes_what_its_quantised_target_writes(settings: dic
 @needs_onnx
 @pytest.mark.parametrize("way", ["constant", "svip", "cost-optimal", *CHAINS])
 @pytest.mark.parametrize("form", ONNX, ids=str)
+@pytest.mark.representatives("onnx, int8-svip", "onnx, int4-lookup")
 def test_no_way_to_draft_changes_the_text_of_onnxruntimes_forms(form: Form, way: str) -> None:
     assert not greedy_differs(form, way, "llama")
 
@@ -132,6 +135,7 @@ def test_no_way_to_draft_changes_the_text_of_the_trained_target(form: Form) -> N
 
 @pytest.mark.parametrize("way", OTHER_WAYS)
 @pytest.mark.parametrize("form", [form for form in TORCHAO if form.quantize != "fp8"], ids=str)
+@pytest.mark.representatives("eager, int8-tree", "static, int4-hierarchy", "eager, int4-lookup", "static, int8-leaves")
 def test_no_way_to_draft_changes_the_text_of_torchaos_forms(form: Form, way: str) -> None:
     assert not greedy_differs(form, way, "llama")
 
@@ -139,6 +143,7 @@ def test_no_way_to_draft_changes_the_text_of_torchaos_forms(form: Form, way: str
 @needs_onnx
 @pytest.mark.parametrize("way", [*(name for name in POLICIES if name != "none"), *CHAINS])
 @pytest.mark.parametrize("form", ONNX, ids=str)
+@pytest.mark.representatives("onnx, int8-svip", "onnx, int4-cost-optimal", "onnx, int4-lookup", "onnx, int8-hierarchy")
 def test_no_way_to_draft_changes_the_law_of_onnxruntimes_forms(form: Form, way: str) -> None:
     assert law_error(form, way, "T=1") < ROUNDED
 

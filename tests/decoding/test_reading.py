@@ -4,9 +4,11 @@ import pytest
 import torch
 from toys import random_head, seeded
 
-from specctl.decoding.host import array
-from specctl.decoding.reading import Reader, packed_signals
-from specctl.decoding.sampling import Sampling, uniforms
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draws import uniforms
+from specctl.decoding.rows.host_rows import HostRows
+from specctl.decoding.rows.reading import Reader, packed_signals
+from specctl.decoding.sampling import Sampling
 from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.policies import DISTRIBUTION_SIGNALS
 
@@ -26,8 +28,9 @@ def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: Acce
         logits, hidden = 3 * torch.randn(200, generator=seeded(seed)), torch.randn(32, generator=seeded(seed + 50))
         uniform = None if sampling.greedy else uniforms((), HERE, seeded(seed))
         given = None if head is None else hidden, previous, lambda token: token / 200
-        there, probs = reader(logits, uniform, *given)
-        here, same = reader.read_row(array(logits), None if uniform is None else float(uniform), *given)
+        number = None if uniform is None else float(uniform)
+        there, probs = DeviceRows(logits[None]).read(reader, number, *given)
+        here, same = HostRows(logits[None].numpy()).read(reader, number, *given)
         assert len(here) == len(reader.fields)
         torch.testing.assert_close(torch.tensor(here, dtype=torch.float64), there, atol=1e-6, rtol=1e-5)
         assert (probs is None) == (same is None) == sampling.greedy
@@ -39,6 +42,6 @@ def test_a_row_on_the_host_is_read_as_on_a_device(sampling: Sampling, head: Acce
 def test_only_what_is_wanted_is_read() -> None:
     reader = Reader(Sampling(), frozenset({"top_prob"}))
     logits = torch.tensor([0.0, 2.0, 1.0])
-    numbers, probs = reader.read_row(array(logits), None)
+    numbers, probs = HostRows(logits[None].numpy()).read(reader, None)
     assert (reader.fields, probs) == (("token", "top_prob"), None)
     assert numbers == [1, pytest.approx(float(logits.softmax(-1)[1]))]

@@ -11,9 +11,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specctl.decoding import sampling as module
-from specctl.decoding.host import Softmax, _reaching, argmax, picked
-from specctl.decoding.sampling import AT_A_TIME, Sampling, Uniforms, draw, pick, read_signals, sibling
+from specctl.decoding.rows import rows_of as module
+from specctl.decoding.rows.device_laws import draw, pick
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draws import AT_A_TIME, Uniforms, sibling
+from specctl.decoding.rows.host_laws import Softmax, _reaching, picked
+from specctl.decoding.rows.rows_of import rows_over
+from specctl.decoding.sampling import Sampling
 from specctl.policies import DISTRIBUTION_SIGNALS
 
 
@@ -87,7 +91,7 @@ def test_what_is_no_number_stays_none(sampling: Sampling) -> None:
     logits[1, 7] = torch.nan
     probs = sampling.probs(logits)
     assert probs.sum(-1).isnan().tolist() == [False, True, False]
-    assert argmax(logits).tolist() == logits.argmax(-1).tolist()
+    assert rows_over(logits).best()[0] == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7, 3, 0.9, 0.1), Sampling(1.0, top_p=0.9), Sampling(1.0, top_k=4)])
@@ -102,9 +106,7 @@ def test_suppressed_tokens_are_never_kept(sampling: Sampling) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_first_of_equal_largest_values(dtype: torch.dtype) -> None:
     values = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], dtype=dtype)
-    found = argmax(values)
-    assert (found.tolist(), found.dtype) == ([1, 0], torch.int64)
-    assert argmax(values[0]).shape == ()
+    assert rows_over(values).best() == ([1, 0], [3.0, 2.0])
 
 
 @pytest.mark.usefixtures("somewhere")
@@ -147,7 +149,7 @@ def test_greedy_and_plain(sampling: Sampling, greedy: bool, plain: bool) -> None
 def test_plain_is_the_softmax_itself() -> None:
     """Drafters take their signals from these probabilities instead of computing the softmax a second time."""
     logits = torch.randn(4, 30, generator=seeded(3))
-    assert torch.equal(Sampling(1.0).probs(logits), logits.softmax(-1))
+    assert torch.equal(DeviceRows(logits).laws(Sampling(1.0)).numbers, logits.softmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -194,16 +196,19 @@ def test_numbers_taken_many_at_a_time_are_the_generators() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_signals_on_the_host_are_those_of_a_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_on_the_host_are_those_of_a_device(dtype: torch.dtype) -> None:
     logits = (4 * torch.randn(5, 300, generator=seeded(8))).to(dtype)
     logits[1, 3:] = -torch.inf
     logits[2, 7] = 1e4
     logits[3, 7] = torch.nan
     tokens = torch.tensor([4, 2, 7, 1, 9])
-    here = read_signals(logits, tokens)
-    one = [read_signals(row, token) for row, token in zip(logits, tokens, strict=True)]
-    monkeypatch.setattr(module, "on_host", lambda _: False)
-    there = read_signals(logits, tokens)
+    wanted = frozenset(DISTRIBUTION_SIGNALS)
+    here = {name: torch.from_numpy(values) for name, values in rows_over(logits).signals(tokens, wanted).items()}
+    one = [
+        {name: torch.from_numpy(values)[0] for name, values in rows_over(row[None]).signals([token], wanted).items()}
+        for row, token in zip(logits, tokens.tolist(), strict=True)
+    ]
+    there = DeviceRows(logits).signals(tokens, wanted)
     assert list(here) == list(there) == list(DISTRIBUTION_SIGNALS)
     for name, values in here.items():
         torch.testing.assert_close(values, there[name], atol=2e-6, rtol=1e-5, equal_nan=True)

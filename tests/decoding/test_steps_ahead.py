@@ -27,12 +27,14 @@ from toys import (
     toy_head,
 )
 
-from specctl.decoding.drafters import Draft, ModelDrafter
+from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.lead import Lead
 from specctl.decoding.loop import decode
-from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling, Uniforms
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import Uniforms
+from specctl.decoding.rows.reading import Reader
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.steps_ahead import Reach, StartedStep, StepsAhead
 from specctl.models.draft_heads.block_runner import GraphBlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
@@ -46,7 +48,7 @@ from specctl.policies import POLICIES, StoppingPolicy, never_stops
 from specctl.policies.rules.constant import Constant
 from specctl.policies.rules.svip import Svip
 from specctl.records import Round, StopReason
-from specctl.replay.metering import Asked
+from specctl.replay.recording.metering import Asked
 
 pytestmark = pytest.mark.crossed
 
@@ -134,6 +136,7 @@ def settings_of(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", DRAFTING)
+@pytest.mark.representatives("always")
 def test_rounds_with_the_same_seed_are_the_same(name: str, sampling: str, when: str) -> None:
     """Their tokens, signals and stops, what is cached after each draft, and what is drawn behind it."""
     unwanted = 0

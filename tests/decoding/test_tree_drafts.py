@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from enumeration import steady_clocks
@@ -49,18 +50,22 @@ from toys import (
 )
 from transformers import GenerationConfig
 
-from specctl.decoding import tree_drafter, tree_verification
 from specctl.decoding.beams import IMPOSSIBLE, ROOT, BeamTree
 from specctl.decoding.composition import Stage, build_drafter, compose
-from specctl.decoding.drafters import Draft, Drafter, ModelDrafter
+from specctl.decoding.drafters import Drafter, ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill, verified_round
-from specctl.decoding.sampling import Sampling, uniforms
+from specctl.decoding.rows import tree_verification
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draws import host_numbers
+from specctl.decoding.rows.host_rows import HostRows
+from specctl.decoding.rows.tree_verification import DraftTree, verify_tree
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.tree_drafter import TreeDrafter
-from specctl.decoding.tree_verification import DraftTree, verify_tree
 from specctl.decoding.warming import warm_up
 from specctl.errors import ProfileError, RecordError
-from specctl.models.passes.masks import LARGEST_TREE, WIDEST
+from specctl.models.passes.tree_sight import LARGEST_TREE, WIDEST
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.graph import GraphRunner
@@ -196,10 +201,10 @@ def test_a_draw_in_the_row_of_another_token_is_caught() -> None:
 def test_tokens_of_a_path_are_independent(shared: bool) -> None:
     """What no enumeration sees, which draws by itself: the same number at every depth."""
 
-    def once(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
-        return uniforms((1,), device, generator).expand(*shape)
+    def once(_: HostRows, count: int, generator: Any) -> list[float]:
+        return host_numbers(1 if shared else count, generator) * (count if shared else 1)
 
-    with patch.object(tree_verification, "uniforms", once if shared else uniforms):
+    with patch.object(HostRows, "draws", once):
         found = fit(sample(drafter("constant", TreeSize(64, 3)), PLAIN, 1500), PLAIN)
     assert (found.p < 1e-9) if shared else (found.p > 1e-3)
 
@@ -261,11 +266,10 @@ def test_logits_that_are_no_numbers_are_refused(sampling: Sampling) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_host_and_device_draw_alike(seed: int) -> None:
-    logits, numbers = 2 * torch.randn(7, 5, generator=seeded(seed)), uniforms((4,), torch.device("cpu"), seeded(seed))
+    logits = 2 * torch.randn(7, 5, generator=seeded(seed))
     for sampling in (PLAIN, FILTERED):
         here, there = (
-            each(TREE, Forward(logits), sampling, numbers)
-            for each in (tree_verification._drawn_on_host, tree_verification.drawn_on_device)
+            rows.look(TREE, sampling, seeded(seed)) for rows in (HostRows(logits.numpy()), DeviceRows(logits))
         )
         for number in range(7):
             assert here(number).token == there(number).token
@@ -483,6 +487,7 @@ ENGINES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
+@pytest.mark.representatives("llama-eager", "gpt-neox-static")
 def test_tokens_are_those_of_generate(family: str, engine: str) -> None:
     elsewhere = 0
     for name in WITHOUT_FORESIGHT if engine == "eager" else ("svip", "cost-optimal"):
@@ -580,10 +585,10 @@ def test_laws_are_read_alike_on_another_device() -> None:
     rows = Forward(torch.randn(3, 9, generator=seeded(2)))
     for signals in (frozenset(), frozenset({"entropy", "token_prob"})):
         one = TreeDrafter(TableRunner(DRAFT), Constant(2), TreeSize(9, 3), record=signals)
-        here = one._laws_of(rows)
-        with patch.object(tree_drafter, "rows_of", lambda _: None):
-            there = one._laws_of(rows)
-        assert here[:2] == there[:2]
+        here = one._beams_of(rows)
+        there = DeviceRows(rows.logits).beams(3, slice(1), signals, tops=False)
+        assert here.ids == there.ids
+        assert np.array(here.logs) == pytest.approx(np.array(there.logs), abs=1e-6)
         assert here.signals.keys() == there.signals.keys() == signals
         for name, values in here.signals.items():
             assert values == pytest.approx(there.signals[name], abs=1e-6)

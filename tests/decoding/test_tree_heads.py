@@ -55,6 +55,7 @@ def witnessed(runner: HeadRunner, count: int) -> HeadRunner:
 @pytest.mark.parametrize("known", [len(TEXT) - 1, len(TEXT) - 2, 0])
 @pytest.mark.parametrize("length", [1, len(TEXT)])
 @pytest.mark.parametrize("engine", HEADS)
+@pytest.mark.representatives("1-7", "8-6")
 def test_every_token_is_read_as_in_a_chain(engine: str, length: int, known: int) -> None:
     """Also after a single token, to which no other attends, and where states of the text are missing."""
     text, seen = TEXT[:length], min(known, length - 1)
@@ -126,6 +127,7 @@ def test_the_text_is_the_targets_own(engine: str, prompt: list[int]) -> None:
 
 @pytest.mark.parametrize("engine", HEADS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives("EAGLE-3")
 def test_a_tree_of_one_beam_is_the_chain(kind: str, engine: str) -> None:
     chain = played(ModelDrafter(HEADS[engine](KINDS[kind]()), Constant(4)), TEXT)
     tree = played(TreeDrafter(HEADS[engine](KINDS[kind]()), Constant(4), TreeSize(30, 1)), TEXT)
@@ -139,6 +141,7 @@ def test_a_tree_of_one_beam_is_the_chain(kind: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", HEADS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.representatives("GliDe-uncompiled", "EAGLE-3-graph")
 def test_what_a_head_drafts_does_not_depend_on_earlier_rounds(kind: str, engine: str) -> None:
     def new() -> TreeDrafter:
         return TreeDrafter(HEADS[engine](KINDS[kind]()), Constant(3), TreeSize(20, 4))

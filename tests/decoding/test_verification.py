@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from toys import seeded
 
-from specctl.decoding import round as one_round
-from specctl.decoding import verification
-from specctl.decoding.sampling import Sampling, draw
-from specctl.decoding.verification import Verdict, verify, verify_greedy, verify_on_device
+from specctl.decoding.rows import device_rows, rows_of
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.device_rows import DeviceRows
+from specctl.decoding.rows.draft_verdict import Verdict, verify_greedy
+from specctl.decoding.rows.rows_of import verify
+from specctl.decoding.sampling import Sampling
 from specctl.profile.schema import Verification
 from specctl.records import ExtraToken
 
@@ -22,7 +24,7 @@ BONUS, CORRECTION = ExtraToken.BONUS, ExtraToken.CORRECTION
 def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to come to a verdict."""
     if not request.param:
-        monkeypatch.setattr(verification, "on_host", lambda _: False)
+        monkeypatch.setattr(rows_of, "on_host", lambda _: False)
 
 
 @st.composite
@@ -91,8 +93,8 @@ def test_first_and_second_token_have_the_law_of_the_target(target: list[float], 
     rows, draft_row = torch.tensor([target, SECOND]), torch.tensor(drafted)
 
     def play() -> tuple[int, int | None]:
-        token = verification.pick(draft_row, torch.tensor(0.0))
-        verdict = one_round.verify(token[None], draft_row[None], rows, None)  # where a walk finds it
+        token = device_rows.pick(draft_row, torch.tensor(0.0))
+        verdict = verify(token[None], draft_row[None], rows, None)
         return (int(token), verdict.extra) if verdict.accepted else (verdict.extra, None)
 
     found = law_of(walk(play))
@@ -196,7 +198,7 @@ def test_the_host_and_a_device_come_to_the_same_verdict(seed: int, count: int, s
     target, drafted = sampling.probs(rows[0]), sampling.probs(rows.mean(0))[:count]
     tokens = draw(drafted, seeded(seed + 1))
     found = verify(tokens, drafted, target, seeded(seed + 2))
-    assert found == verify_on_device(tokens, drafted, target, seeded(seed + 2))
+    assert found == DeviceRows(target).verify(tokens, drafted, seeded(seed + 2))
 
 
 @pytest.mark.usefixtures("somewhere")
@@ -223,6 +225,6 @@ def test_without_a_row_behind_the_draft_host_and_device_agree(
     target, drafted = Sampling(1.0).probs(rows[0]), Sampling(1.0).probs(rows.mean(0))
     tokens = draw(drafted, seeded(seed + 1))
     found = verify(tokens, drafted, target, seeded(seed + 2), verification)
-    there = verify_on_device(tokens, drafted, target, seeded(seed + 2), verification)
+    there = DeviceRows(target).verify(tokens, drafted, seeded(seed + 2), verification)
     assert replace(found, chances=None) == replace(there, chances=None)
     assert found.chances == pytest.approx(there.chances, abs=1e-4)

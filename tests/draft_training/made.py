@@ -8,11 +8,10 @@ from toys import random_model, seeded
 from transformers import PreTrainedModel
 
 from specctl.draft_training.answers import Answer
-from specctl.draft_training.networks import new_head
-from specctl.draft_training.recipes import RECIPES, Recipe
+from specctl.draft_training.courses import COURSES, new_head
+from specctl.draft_training.recipes import Recipe
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.head_files.draft_head import HeadKind
 
 VOCABULARY = 64
 MASK = 63
@@ -22,7 +21,7 @@ DRAWN = [1, 2, 3, 5, 8, 13, 21, 34, 55]
 
 def recipe(kind: str, **changes: object) -> Recipe:
     """The published recipe, small."""
-    published = RECIPES[HeadKind(kind)]
+    published = COURSES[kind].recipe
     small: dict[str, object] = {"depth": 2 if published.anchors else 1, "steps": min(published.steps, 4)}
     if published.markov_rank:
         small["markov_rank"] = 8

@@ -10,17 +10,16 @@ from transformers import PreTrainedModel
 
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer
+from specctl.draft_training.courses import COURSES, new_head
 from specctl.draft_training.evaluation import drafts_of_head, evaluate
 from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.recipes import Recipe, Schedule
 from specctl.draft_training.training import Training, rate
 from specctl.errors import UsageError
 from specctl.learning import saved_state
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-
-KINDS = ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"]
+from specctl.models.draft_heads.eagle3 import Eagle3Head
 
 
 def training(
@@ -36,7 +35,8 @@ def weights(of: Training) -> dict[str, torch.Tensor]:
     return of.head.state_dict()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.representatives("eagle3", "dflash")
 def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_path: Path) -> None:
     target = chain_target()
     answers = greedy_answers(target, 28)
@@ -54,8 +54,9 @@ def test_a_trained_head_is_accepted_more_than_an_untrained_one(kind: str, tmp_pa
     assert accepted(found.head) > accepted(untrained) + 0.6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COURSES)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.representatives("muon-eagle3", "adamw-dflash")
 def test_an_interrupted_training_ends_as_if_nothing_had_happened(
     kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,17 @@ def test_what_is_shared_with_the_target_is_not_trained(tmp_path: Path) -> None:
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
     training(recipe("dspark"), Schedule(1, 4, 1e-2), [answer(number) for number in range(4)], tmp_path / "state").run()
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
+
+
+def test_a_new_eagle3_head_begins_with_the_targets_output_rows() -> None:
+    target, tokens = random_model("llama"), torch.tensor(DRAWN)
+    before = target.get_input_embeddings().weight.clone()
+    head, again = (new_head(recipe("eagle3", depth=2), target, tokens, MASK, 1) for _ in range(2))
+    assert isinstance(head, Eagle3Head)
+    assert torch.equal(head.lm_head.weight, target.get_output_embeddings().weight[tokens])
+    assert torch.equal(target.get_input_embeddings().weight, before)
+    assert 0.01 < float(head.fc.weight.detach().std()) < 0.03
+    assert all(torch.equal(one, two) for one, two in zip(head.parameters(), again.parameters(), strict=True))
 
 
 def test_another_seed_makes_another_head(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from made import DRAWN, VOCABULARY, answer, spread_head
 from toys import random_model
 
 from specctl.draft_training.chains import drafted_steps
+from specctl.draft_training.courses import COURSES
 from specctl.draft_training.drafts import head_drafts, model_drafts
 from specctl.draft_training.lessons import Lesson, Teacher
 from specctl.errors import ModelError
@@ -30,7 +31,8 @@ def in_a_round(head: ChainHead | BlockHead, lesson: Lesson, start: int, index: i
 
 
 @pytest.mark.parametrize("prompt", [1, 4])
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "glide", "mtp", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", COURSES)
+@pytest.mark.representatives("eagle1-1", "eagle3-4", "glide-4", "dspark-4")
 def test_the_rounds_of_a_text_are_those_of_decoding(kind: str, prompt: int) -> None:
     target = random_model("llama")
     head = spread_head(kind, target, tokens=DRAWN if kind == "eagle3" else None)

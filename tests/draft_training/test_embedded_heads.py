@@ -15,7 +15,7 @@ from specctl.draft_training.chains import drafted_steps
 from specctl.draft_training.evaluation import drafts_of_head, drafts_of_model, evaluate
 from specctl.draft_training.lessons import Lesson, Teacher
 from specctl.models.draft_heads.eagle3 import Eagle3Head
-from specctl.models.head_files.eagle_formats import build_eagle3
+from specctl.models.head_files.formats import FORMATS
 from specctl.profile.embedded import model_path
 
 SUITE = Path(specctl.prompts.__file__).parent / "embedded_suite.jsonl"
@@ -29,7 +29,7 @@ def model(name: str) -> LlamaForCausalLM:
 def embedded_eagle3(target: LlamaForCausalLM) -> Eagle3Head:
     folder = model_path("eagle3")
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    return build_eagle3(config, load_file(folder / "model.safetensors"), target).float()
+    return FORMATS["eagle3"].read(config, load_file(folder / "model.safetensors"), target).float()
 
 
 @cache

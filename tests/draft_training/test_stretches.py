@@ -8,15 +8,16 @@ from made import MASK, VOCABULARY, answer, recipe, spread_head
 from test_drafted_rounds import in_a_round
 from toys import random_model, seeded
 
+from specctl.draft_training.courses import new_head
 from specctl.draft_training.lessons import Lesson, Teacher
 from specctl.draft_training.losses import text_loss
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.stretches import stretched
 from specctl.errors import ModelError
 from specctl.models.draft_heads.glide import GlideHead
 from specctl.models.files.checkpoint import locate
 from specctl.models.head_files.draft_head import draft_head
-from specctl.models.head_files.glide_layout import build_glide, write_glide
+from specctl.models.head_files.formats import FORMATS
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.schema import ModelTable
 
 SIZE = 4
@@ -78,10 +79,10 @@ def test_what_is_trained_for_a_target_is_read_for_it_again(family: str, tmp_path
     head = new_head(recipe("glide", depth=2), target, None, MASK, 0)
     assert isinstance(head, GlideHead)
     assert torch.equal(head.lm_head.weight, target.get_output_embeddings().weight)  # type: ignore[no-untyped-call]
-    write_glide(tmp_path, head, verifier="some/target")
+    write_head(tmp_path, head, Verifier("some/target"))
     found = draft_head(locate(ModelTable(model=str(tmp_path)), "draft"))
     assert found is not None
-    again = build_glide(found.config, found.read(), target)
+    again = FORMATS["glide"].read(found.config, found.read(), target)
     assert (again.config, again.layers) == (head.config, head.layers)
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from specctl.draft_training.blocks import drafted_blocks
 from specctl.draft_training.chains import drafted_steps
 from specctl.draft_training.lessons import Lesson, Teacher
-from specctl.draft_training.workshop import write_head
+from specctl.models.head_files.network_files import Verifier, write_head
 
 pytest.importorskip("speculators", reason="speculators, which pins an older transformers, is not installed")
 
@@ -28,7 +28,7 @@ def written(kind: str, folder: Path, **changes: Any) -> tuple[Any, Lesson, Any]:
     config = llama_config(64, initializer_range=0.3, num_hidden_layers=8, max_position_embeddings=128)
     target = AutoModelForCausalLM.from_pretrained(save_model(folder / "target", config)).eval()
     head = spread_head(kind, target, tokens=DRAWN if kind == "eagle3" else None, **changes)
-    write_head(folder / "head", head, target, str(folder / "target"))
+    write_head(folder / "head", head, Verifier.of(str(folder / "target"), target))
     name = {"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel"}[kind]
     model = getattr(import_module(f"speculators.models.{kind}"), name)
     config = model.config_class.from_pretrained(folder / "head")

@@ -182,6 +182,7 @@ def test_given_costs_price_wider_passes() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.representatives("transformers", "vllm", "openvino")
 def test_the_rule_is_searched_whole(engine: Engine) -> None:
     space = rule_space(engine, engine.confidence, 40)
     assert len(set(space)) == len(space)

@@ -13,7 +13,7 @@ from specctl.export.rereading import GREEDY, Reading, traces_as
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting
 from specctl.replay.play import rounds
-from specctl.replay.recording import read_sequence
+from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.replay.trace_files import TraceHeader, TraceSet
 from specctl.replay.traces import Trace
 

@@ -28,7 +28,7 @@ from specctl.commands import app  # noqa: F401 - imported once here, and not by 
 from specctl.heads import workshop  # noqa: F401
 from specctl.learning import answer_folder as learning_collecting
 from specctl.learning import saved_state
-from specctl.replay import collecting, metering
+from specctl.replay.recording import collecting, metering
 from tests.checkpoints import llama_config, save_model
 
 Items = Iterable[tuple[str, Any]]

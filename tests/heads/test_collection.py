@@ -11,7 +11,7 @@ from specctl.heads.collection import describe
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.stored_weights import files_hash
-from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.predictors.head_checkpoint import HeadCheckpoint, mismatch
 from specctl.profile import resolve
 from specctl.profile.schema import Profile
@@ -36,9 +36,7 @@ def test_a_draft_head_is_known_by_its_weights(layout: str, tmp_path: Path) -> No
     save_model(tmp_path / "target", llama_config())
     shape = LayerShape(hidden_size=12, intermediate_size=24, heads=2, kv_heads=1, head_dim=6)
     folder = tmp_path / "head"
-    write_eagle3(
-        folder, random_eagle3(layers=(0, 1), states=16, vocabulary=258, shape=shape), verifier="someone/target"
-    )
+    write_head(folder, random_eagle3(layers=(0, 1), states=16, vocabulary=258, shape=shape), Verifier("someone/target"))
     weights = folder / "model.safetensors"
     if layout == "pickle":
         weights = folder / "pytorch_model.bin"

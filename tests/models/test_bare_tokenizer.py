@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specctl.decoding.text import TextStream, decode_after, find_stop, special_ids
+from specctl.models.files.chat_template import CannotRender, ChatTemplate
 from specctl.models.files.tokenizer import PROBES, BareTokenizer, Spelling
 from specctl.profile import resolve
 
@@ -182,10 +183,77 @@ def test_what_only_transformers_does_goes_through_it() -> None:
     ids = whole.encode("one , two . it 's", add_special_tokens=False)
     assert not told
     assert own.decode(ids) == whole.decode(ids) != own.decode(ids, clean_up_tokenization_spaces=False)
-    messages = [{"role": "user", "content": "it"}]
+    messages = [{"role": "user", "content": "it", "name": "x"}]
     asked = {"add_generation_prompt": True, "tokenize": False}
     assert own.apply_chat_template(messages, **asked) == whole.apply_chat_template(messages, **asked) == "user: it\n"
     assert len(told) == 2
+
+
+HEADED = """{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim %}{% endif %}
+Today: {{ strftime_now("%d %b %Y") }}{{ '\n' }}{{ first | default("none") }}
+{%- for message in messages if message.role != "system" %}
+  <|{{ message['role'] }}|>{{ message['content'] | tojson }}{{ eos_token }}
+{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+ALTERNATING = """{% set seen = namespace(turns=0) %}{% for message in messages %}
+    {% if (message['role'] == 'user') != (seen.turns % 2 == 0) %}{{ raise_exception('no turns') }}{% endif %}
+    {% set seen.turns = seen.turns + 1 %}
+    {% if loop.index > 40 %}{% break %}{% endif %}
+{{ loop.index }}{{ message.content }}
+{% endfor %}{{ tools is none }}{{ documents is defined }}{{ range(3) | list }}"""
+TRACKED = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+MADE = "{% set d = dict(a='b') %}{{ d.a }}{% for m in messages %}{{ m.content }}{% endfor %}"
+HIDDEN = "{% set ns = namespace() %}{% set ns._x = 1 %}{{ messages[0].content }}"
+BROKEN = "{% for m in messages %}{{ m.content }}"
+TALK = [
+    {"role": "system", "content": " be <brief> & 'kind' "},
+    {"role": "user", "content": "é\n{{ 7 * 7 }}"},
+    {"role": "assistant", "content": "<eos>"},
+    {"role": "user", "content": "b"},
+]
+
+
+def outcome(tokenizer: Any, chat: Any, opened: bool) -> str:
+    """The text of a conversation, or what is raised instead."""
+    try:
+        return str(tokenizer.apply_chat_template(chat, add_generation_prompt=opened, tokenize=False))
+    except Exception as error:
+        return f"{type(error)}: {error}"
+
+
+@pytest.mark.parametrize(("template", "asks"), [(HEADED, 0), (ALTERNATING, 2), (TRACKED, 4), (MADE, 4), (BROKEN, 4)])
+def test_chats_are_written_as_transformers_writes_them(template: str, asks: int) -> None:
+    """Wherever a template raises an error, it is transformers that is asked, and whose error is told."""
+    whole = tiny_tokenizer()
+    whole.chat_template = template
+    told: list[int] = []
+    own = bare(whole, lambda: told.append(1) or whole)
+    for chat in (TALK, TALK[1:]):
+        for opened in (False, True):
+            assert outcome(own, chat, opened) == outcome(whole, chat, opened)
+    assert len(told) == asks
+
+
+def test_a_template_that_would_be_written_otherwise_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tiny_tokenizer()
+    whole.chat_template = HEADED
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: "another text")
+    spelling = Spelling.of(whole)
+    assert spelling is not None
+    assert (spelling.chats, spelling.template) == (True, None)
+    whole.chat_template = None
+    assert (bare(whole).chat_template, Spelling.of(whole).template) == (False, None)
+
+
+@pytest.mark.parametrize(
+    "attack", [HIDDEN, "{{ ''.__class__ }}", "{{ messages.append(1) }}", "{{ lipsum.__globals__ }}"]
+)
+def test_a_template_has_no_more_than_its_messages(attack: str) -> None:
+    try:
+        text = ChatTemplate(attack, {}).render(TALK, add_generation_prompt=True)
+    except CannotRender:
+        return
+    assert text in ("", "None"), "what is hidden is undefined"
 
 
 class Louder(PreTrainedTokenizerFast):

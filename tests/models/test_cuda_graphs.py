@@ -6,9 +6,10 @@ from toys import noisy_copy, random_head, random_model, seeded
 
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
-from specctl.decoding.reading import Reader
 from specctl.decoding.round import prefill
-from specctl.decoding.sampling import Sampling, uniforms
+from specctl.decoding.rows.draws import uniforms
+from specctl.decoding.rows.reading import Reader
+from specctl.decoding.sampling import Sampling
 from specctl.models.passes.cuda_capture import CudaCapture
 from specctl.models.placing.engine_table import build_runner
 from specctl.models.running.eager import EagerRunner

@@ -11,7 +11,7 @@ from transformers import GPTNeoXConfig, LlamaModel, Qwen3Config
 from specctl.errors import ModelError
 from specctl.models.files.loading_failures import explain
 from specctl.models.loading import model as loading
-from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, model_tables
+from specctl.models.loading.model import eos_ids, load_model, load_tokenizer, loading_order, model_tables
 from specctl.models.placing.memory import DeviceMemory
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -289,15 +289,13 @@ def test_a_damaged_tokenizer(folder: Path) -> None:
         load_tokenizer(ModelTable(model=str(folder)))
 
 
-def test_model_tables_put_the_innermost_draft_first() -> None:
+def test_models_are_loaded_from_the_innermost_draft_up() -> None:
     fast, middle, target = (ModelTable(model=name) for name in ("fast", "middle", "target"))
     profile = Profile(target=target, draft=DraftTable(**middle.model_dump(), draft=DraftTable(**fast.model_dump())))
 
-    assert [(key, table.model) for key, table in model_tables(profile)] == [
-        ("draft.draft", "fast"),
-        ("draft", "middle"),
-        ("target", "target"),
-    ]
+    tables = [("target", "target"), ("draft", "middle"), ("draft.draft", "fast")]
+    assert [(key, table.model) for key, table in model_tables(profile)] == tables
+    assert [(key, table.model) for key, table in loading_order(model_tables(profile))] == tables[::-1]
 
 
 def test_a_hub_model_is_downloaded_and_then_loads_from_the_cache(hub: Hub, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from transformers import Gemma2Config, GPTNeoXConfig, Qwen2Config
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
+from specctl.models.placing import accelerator
 from specctl.models.placing.memory import DeviceMemory, Estimate, cached_values, device_memory, estimate
 from specctl.models.placing.placement import after, named_devices, place
 from specctl.profile.schema import ModelTable
@@ -218,3 +219,23 @@ def test_memory_left_after_a_placement() -> None:
     devices = machine(40, 40)
 
     assert [device.free for device in after(devices, put(devices))] == [40 * GIB - 14 * 10**9, 40 * GIB, 64 * GIB]
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "there"),
+    [
+        ({"cuda": "13.0", "hip": None, "xpu": None}, "nvidiactl", True),
+        ({"cuda": "13.0", "hip": None, "xpu": None}, "dri/renderD128", False),
+        ({"cuda": None, "hip": None, "xpu": "2025"}, "dri/renderD128", True),
+        ({"cuda": None, "hip": "7.0", "xpu": None}, "kfd", True),
+        ({"cuda": None, "hip": None, "xpu": None}, "nvidiactl", False),
+        ({"cuda": "13.0", "hip": None, "xpu": None}, "null", False),
+    ],
+)
+def test_an_accelerator_needs_a_driver_and_a_build_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: dict[str, str | None], driver: str, there: bool
+) -> None:
+    monkeypatch.setattr(accelerator, "torch_builds", lambda: built)
+    (tmp_path / driver).parent.mkdir(exist_ok=True)
+    (tmp_path / driver).touch()
+    assert accelerator.may_be_there(tmp_path) is there

@@ -379,7 +379,8 @@ def test_one_interrupt_leaves_a_pass_that_waits_for_a_follower_to_it():
 
 
 def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkeypatch):
-    from specctl.models.sharding.meeting_folder import ABANDONED, MeetingFolder
+    from specctl.models.sharding.meeting_folder import MeetingFolder
+    from specctl.outputs.locks import ABANDONED
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     used = MeetingFolder()  # of this process, as of any that lives
@@ -389,9 +390,11 @@ def test_folders_of_killed_leaders_are_removed_by_age_and_owner(tmp_path, monkey
         (tmp_path / name / "store").touch()
         (tmp_path / name / "lock").touch()
         if not name.endswith("young"):
-            os.utime(tmp_path / name, (old, old))
+            for each in (*(tmp_path / name).iterdir(), tmp_path / name):
+                os.utime(each, (old, old))
     (tmp_path / "specctl-shards-link").symlink_to(tmp_path / "another-dead")
-    os.utime(used.path, (old, old))
+    for each in (*used.path.iterdir(), used.path):
+        os.utime(each, (old, old))
     mine = MeetingFolder()
     left = {path.name for path in tmp_path.iterdir()}
     assert "specctl-shards-dead" not in left

@@ -12,10 +12,11 @@ from toys import FAMILIES, Replays, random_head, random_model, seeded
 from transformers import BloomConfig, OPTConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from specctl.decoding.reading import Reader, packed_signals
-from specctl.decoding.sampling import Sampling, uniforms
+from specctl.decoding.rows.draws import uniforms
+from specctl.decoding.rows.reading import Reader, packed_signals
+from specctl.decoding.sampling import Sampling
 from specctl.models.passes.fixed_buffers import PIECE
-from specctl.models.passes.masks import WIDEST
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -79,6 +80,7 @@ def test_a_sequence_up_to_the_last_place_of_the_context(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("given_tokens", "keep"), [(1, 0), (1, 1), (6, 0), (6, 1), (6, 6), (90, 3), (90, 90)])
+@pytest.mark.representatives("6-1", "90-3")
 def test_logits_and_hidden_states_of_the_last_tokens(engine: str, given_tokens: int, keep: int) -> None:
     model = random_model("llama")
     runner = ENGINES[engine](model)

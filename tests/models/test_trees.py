@@ -14,8 +14,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specctl.errors import ModelError
 from specctl.models.passes.compilation import Compiler, missing_compiler
-from specctl.models.passes.masks import WIDEST, seen_in_tree
 from specctl.models.passes.tree_paths import path_to
+from specctl.models.passes.tree_sight import WIDEST, TreeSight
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -89,6 +89,7 @@ def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("family", READ)
 @given(prompt=st.integers(1, 40), rounds=st.lists(trees(), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(deadline=None, derandomize=True, max_examples=5)
+@pytest.mark.representatives("llama", "gpt2-eager")
 def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
     engine: str, family: str, prompt: int, rounds: list[tuple[list[int], list[int]]], seed: int
 ) -> None:
@@ -114,6 +115,7 @@ def test_every_token_is_read_as_in_a_chain_and_a_path_is_kept(
 @pytest.mark.parametrize("family", READ)
 @given(prompt=st.integers(2, 40), pieces=st.lists(trees(), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(deadline=None, derandomize=True, max_examples=3)
+@pytest.mark.representatives("llama", "gpt2-static", "phi3-eager")
 def test_a_tree_that_grows_pass_by_pass_is_the_tree_of_one_pass(
     engine: str, family: str, rooted: bool, prompt: int, pieces: list[tuple[list[int], list[int]]], seed: int
 ) -> None:
@@ -308,6 +310,11 @@ def test_a_runner_that_reads_chains_says_so() -> None:
 
 
 def test_who_sees_whom() -> None:
-    assert seen_in_tree([0, 1, 0]).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    assert TreeSight().grown([0, 1, 0], 0).astype(int).tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 1, 0],
+        [1, 0, 0, 1],
+    ]
     assert path_to([0, 1, 0], 2) == [0, 1, 2]
     assert path_to([0, 1, 0], 0) == [0]

@@ -54,7 +54,7 @@ def test_what_is_not_installed_is_told_with_the_command_that_installs_it(tmp_pat
 
 def test_models_must_be_those_of_the_peer(tmp_path):
     peer = parse_peer("openvino")
-    with pytest.raises(UsageError, match=r"python -m tools\.peer_models openvino"):
+    with pytest.raises(UsageError, match=r"python -m specctl\.peers\.convert openvino"):
         launches([peer], {}, {})
     with pytest.raises(UsageError, match=r"no readable specctl-peer\.json"):
         launches([peer], {"openvino": tmp_path}, {})

@@ -15,10 +15,10 @@ import torch
 from block_in_fractions import in_fractions
 from enumeration import law_of, walk
 
-from specctl.decoding.acceptance import passing
-from specctl.decoding.block_chances import kept_in_turn
-from specctl.replay import block_coupling
+from specctl.decoding.rows.draft_verdict import kept_in_turn
+from specctl.decoding.rows.host_verdict import passing
 from specctl.replay.chances import BlockChances
+from specctl.replay.recording import block_coupling
 
 Tokens = tuple[int, ...]
 Model = Callable[[Tokens], list[Fraction]]
@@ -76,7 +76,7 @@ def live(draft: Model, target: Model, stops: Stops) -> Law:
 
 
 def recorded(draft: Model, target: Model, stops: Stops) -> Law:
-    """The same of what `specctl.replay.block_coupling` says, the text drawn from the target first."""
+    """The same of what `specctl.replay.recording.block_coupling` says, the text drawn from the target first."""
     law: Law = {}
 
     def unkept(tokens: Tokens, kept: int, extra: int, weight: Fraction, probability: Fraction) -> None:

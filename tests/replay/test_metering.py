@@ -11,7 +11,7 @@ from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.running.runner import Forward
 from specctl.policies import Signal
 from specctl.replay.costs import signal_key
-from specctl.replay.metering import IN_A_ROW, PASSES, measure
+from specctl.replay.recording.metering import IN_A_ROW, PASSES, measure
 
 VOCABULARY, CONTEXT, LONGEST = 120, 20, 6
 

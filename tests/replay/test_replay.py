@@ -18,10 +18,11 @@ from toys import (
 )
 from traced import live, pair_of, shape, trace_of
 
-from specctl.decoding import drafters, reading
 from specctl.decoding import round as one_round
+from specctl.decoding.rows import host_rows
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.verification import Verdict
 from specctl.errors import UsageError
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
@@ -82,6 +83,7 @@ def greedy_pair(family: str, eos: frozenset[int]) -> tuple[Pair, Trace]:
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2-svip")
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy_pair(family, frozenset())
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
@@ -90,6 +92,7 @@ def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str, settings:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+@pytest.mark.representatives("llama")
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only the draft proposes."""
     _, whole = greedy_pair(family, frozenset())
@@ -174,7 +177,7 @@ class FromTrace:
         self._index += 1
         return self._trace.draft.step(self._start, self._index).token
 
-    def judge(self, block: drafters.Draft, *_: object) -> tuple[Verdict, None]:
+    def judge(self, block: Draft, *_: object) -> tuple[Verdict, None]:
         accepted = min(len(block.tokens), self._trace.draft.accepted_runs[self._start])
         kind = ExtraToken.BONUS if accepted == len(block.tokens) else ExtraToken.CORRECTION
         self._start, self._index = self._start + accepted + 1, 0
@@ -197,7 +200,7 @@ def test_sampled_rounds_are_those_of_a_live_run_that_draws_alike(
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, frozenset(), clock)]
         with monkeypatch.context() as patched:
-            patched.setattr(reading, "picked", chance.draw)
+            patched.setattr(host_rows, "picked", chance.draw)
             patched.setattr(one_round, "judge", chance.judge)
             assert found == [
                 shape(played) for played in live(pair, Setting.of({"name": name, **settings}), PROMPT, LENGTH, PLAIN)

@@ -11,24 +11,24 @@ from test_replay_grid import PAIRS, toy_pair
 from toys import Ticks, noisy_copy, random_model
 from traced import live, pair_of, shape, trace_of
 
-from specctl.decoding import drafters, reading
 from specctl.decoding import round as one_round
-from specctl.decoding.acceptance import passing
-from specctl.decoding.block_chances import kept_in_turn
-from specctl.decoding.host import array
+from specctl.decoding.rows import device_rows, host_rows
+from specctl.decoding.rows.draft import Draft
+from specctl.decoding.rows.draft_verdict import Verdict, kept_in_turn
+from specctl.decoding.rows.host_verdict import passing
+from specctl.decoding.rows.rows import array
 from specctl.decoding.sampling import Sampling
-from specctl.decoding.verification import Verdict
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.models.running.runner import Forward
 from specctl.outputs import Outputs
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import ExtraToken
-from specctl.replay import tails
 from specctl.replay.bound import best_stopping
 from specctl.replay.costs import CostTable
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
+from specctl.replay.recording import tails
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 
@@ -72,7 +72,7 @@ class FromTrace:
         self._index += 1
         return self._trace.draft.step(self._start, self._index).token
 
-    def judge(self, block: drafters.Draft, forward: Forward, sampling: Sampling, _: object) -> tuple[Verdict, None]:
+    def judge(self, block: Draft, forward: Forward, sampling: Sampling, _: object) -> tuple[Verdict, None]:
         count, start = len(block.tokens), self._start
         accepted = min(count, self._trace.draft.accepted_runs[start])
         kind = ExtraToken.BONUS if accepted == count else ExtraToken.CORRECTION
@@ -103,8 +103,8 @@ def test_replayed_blocks_are_those_of_a_live_run_that_draws_alike(kind: str, mon
         chance = FromTrace(trace)
         found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, NO_EOS, clock)]
         with monkeypatch.context() as patched:
-            patched.setattr(reading, "picked", chance.draw)
-            patched.setattr(reading, "pick", lambda *_, draw=chance.draw: torch.tensor(draw()))  # not on the host
+            patched.setattr(host_rows, "picked", chance.draw)
+            patched.setattr(device_rows, "pick", lambda *_, draw=chance.draw: torch.tensor(draw()))  # not on the host
             patched.setattr(one_round, "judge", chance.judge)
             played = live(pair, Setting.of({"name": name, **settings}), prompt, LENGTH, BLOCK)
         assert found == [shape(one) for one in played]
@@ -131,7 +131,7 @@ def test_what_the_draft_drafts_alone_may_be_read_in_parts(monkeypatch: pytest.Mo
     whole = recorded(pair, 1)
     monkeypatch.setattr(tails, "HELD", 1)
     for module in ("block_recording", "grid_recording"):
-        monkeypatch.setattr(f"specctl.replay.{module}.HELD", 1)
+        monkeypatch.setattr(f"specctl.replay.recording.{module}.HELD", 1)
     parts = recorded(pair, 1)
     assert (parts.draft.accepted_runs, parts.draft.tails) == (whole.draft.accepted_runs, whole.draft.tails)
     assert list(map(len, parts.draft.branches)) == list(map(len, whole.draft.branches))

@@ -40,13 +40,13 @@ from specctl.models.running.eager import EagerRunner
 from specctl.models.running.pair import Pair
 from specctl.policies import NONE, POLICIES, Setting
 from specctl.records import StopReason
-from specctl.replay import starts
 from specctl.replay.bound import best_stopping, play_best
 from specctl.replay.chances import TokenChances
 from specctl.replay.costs import CostTable
 from specctl.replay.oracle import oracle
 from specctl.replay.play import replay, rounds
 from specctl.replay.recorded import Recorded, recorded_by_place
+from specctl.replay.recording import starts
 from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, read_traces
 from specctl.replay.traces import Trace
 
@@ -159,6 +159,7 @@ def assert_rounds_are_live(
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 @pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.representatives("toy", "chain", "block")
 def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: dict[str, object]) -> None:
     pair, trace = greedy(kind)
     found = [shape(played) for played in rounds(POLICIES[name](**settings), trace, pair.eos, clock)]
@@ -167,6 +168,7 @@ def test_greedy_rounds_are_those_of_a_live_run(kind: str, name: str, settings: d
 
 
 @pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.representatives("chain", "block")
 def test_so_are_those_after_a_prompt_of_one_token(kind: str) -> None:
     """One setting of each policy: what differs is where the head's own cache begins."""
     pair, trace = greedy(kind, prompt=PROMPT[:1])
@@ -248,6 +250,7 @@ def recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, record: Callable[[], Tr
 
 @pytest.mark.parametrize("length", [1, 5, PIECE + 40])
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
+@pytest.mark.representatives("chain-5", "block-552", "remembering-1")
 def test_side_by_side_a_head_drafts_as_from_one_start_after_another(
     kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +377,7 @@ def fewest_passes(trace: Trace) -> int:
     return passes
 
 
+@pytest.mark.slow
 def test_the_oracle_takes_the_fewest_passes_that_there_can_be() -> None:
     pair, _ = greedy("toy")
     saved = 0
@@ -400,6 +404,7 @@ def test_nobody_takes_fewer_passes_than_one_who_knows_where_the_target_disagrees
     assert best <= min(len(replay(POLICIES[name](**settings), [trace], pair.eos)[0].starts) for name, settings in CASES)
 
 
+@pytest.mark.slow
 def test_the_signal_bound_is_not_slower_than_fixed_lengths() -> None:
     """And it knows that a token's chances fall with its number in the round."""
     pair, _ = greedy("toy")

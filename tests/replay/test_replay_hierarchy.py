@@ -170,6 +170,7 @@ def greedy(family: str, levels: int, eos: frozenset[int] = frozenset()) -> tuple
 
 @pytest.mark.parametrize("name", HIERARCHIES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.representatives("llama", "gemma2-full")
 def test_greedy_rounds_are_those_of_a_live_run(family: str, name: str) -> None:
     pair, trace = greedy(family, 2)
     found = [shape(played) for played in play(players(HIERARCHIES[name]), trace, pair.eos)]
@@ -184,6 +185,7 @@ def test_so_are_those_of_four_models() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
+@pytest.mark.slow
 def test_so_are_those_of_a_sequence_that_ends(family: str) -> None:
     """With an end of sequence among the target's own tokens, and one that only a draft proposes."""
     _, whole = greedy(family, 2)

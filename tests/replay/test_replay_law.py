@@ -22,9 +22,9 @@ from traced import pair_of, trace_of
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.pair import Pair
 from specctl.records import Round, StopReason
-from specctl.replay import block_coupling, block_recording, grid_recording, tails
-from specctl.replay.block_coupling import InBlocks, Unkept
 from specctl.replay.play import Player, play
+from specctl.replay.recording import block_coupling, block_recording, grid_recording, tails
+from specctl.replay.recording.block_coupling import InBlocks, Unkept
 from specctl.replay.traces import Trace
 
 pytestmark = pytest.mark.crossed
@@ -152,6 +152,7 @@ POLICIES_ALONE = [
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
+@pytest.mark.representatives("svip")
 def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in ALONE:
@@ -160,6 +161,7 @@ def test_replayed_rounds_have_the_law_of_live_ones(name: str, settings: dict[str
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), POLICIES_ALONE, ids=str)
+@pytest.mark.representatives("constant")
 def test_replayed_rounds_of_a_draft_head_have_the_law_of_live_ones(
     name: str, settings: dict[str, object], stop: str
 ) -> None:
@@ -173,6 +175,7 @@ DROPPING = ("max-confidence", {"threshold": 0.6, "adapt": False, "keep_trigger":
 
 
 @pytest.mark.parametrize(("name", "settings", "stop"), [*POLICIES_ALONE, DROPPING], ids=str)
+@pytest.mark.representatives("svip")
 def test_so_have_replayed_rounds_that_are_verified_as_blocks(name: str, settings: dict[str, object], stop: str) -> None:
     stops = set()
     for toy in IN_BLOCKS:
@@ -236,6 +239,7 @@ CHANCE = [(HeadToy(1, 2, 4), PLAIN, 3000), (HeadToy(1, 3, 3), BLOCK, 1500), (Toy
 
 
 @pytest.mark.parametrize(("toy", "sampling", "count"), CHANCE, ids=str)
+@pytest.mark.slow
 def test_so_have_rounds_replayed_from_traces_as_chance_makes_them(toy: Toy, sampling: Sampling, count: int) -> None:
     """Above, a test draws for every start on its own; here the program does, with one coin for each position."""
     pair, parts = toy.pair(), [PAIRS]
@@ -292,6 +296,7 @@ HIERARCHIES: dict[str, tuple[list[Part], str]] = {
 
 
 @pytest.mark.parametrize("name", HIERARCHIES)
+@pytest.mark.representatives("full", "SpecDec++ over SVIP", "cost-optimal twice")
 def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> None:
     parts, stop = HIERARCHIES[name]
     stops = set()
@@ -302,7 +307,7 @@ def test_replayed_rounds_of_a_hierarchy_have_the_law_of_live_ones(name: str) -> 
 
 def test_a_trace_that_forgets_how_likely_proposals_were_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the comparisons above might see nothing."""
-    from specctl.replay import coupling
+    from specctl.replay.recording import coupling
 
     right = coupling.draw_draft_tokens
 

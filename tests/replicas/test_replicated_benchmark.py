@@ -12,7 +12,7 @@ from specctl.benchmark.replicated import run_by_replicas
 from specctl.benchmark.run import run_benchmark
 from specctl.errors import UsageError
 from specctl.models.loading.assembly import load_pair
-from specctl.observing.candidates import competing_drafts, field_of
+from specctl.observing.candidates import candidates_of, competing_drafts
 from specctl.observing.progress import SILENT
 from specctl.observing.results import read_results
 from specctl.outputs import Outputs
@@ -29,7 +29,7 @@ PROMPTS = 5
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """The profile, field, suite and plan of a benchmark."""
+    """The profile, candidates, suite and plan of a benchmark."""
     folder = tmp_path_factory.mktemp("pair")
     for name, layers in (("target", 2), ("draft", 1)):
         save_model(folder / name, llama_config(num_hidden_layers=layers, initializer_range=0.3))
@@ -40,15 +40,13 @@ def asked(tmp_path_factory):
     lines[3] = '{"id": "long", "prompt": "' + "x" * 3000 + '"}\n'
     (folder / "prompts.jsonl").write_text("".join(lines))
     suite = load_records(folder / "prompts.jsonl")
-    return SimpleNamespace(
-        profile=profile, field=field_of(competing_drafts([profile], [])), suite=suite, plan=Plan([4, 8], repeats=2)
-    )
+    return Plan(profile, candidates_of(competing_drafts([profile], [])), suite, [4, 8], repeats=2)
 
 
 @pytest.fixture(scope="module")
 def alone(asked):
     pair = load_pair(asked.profile, measured=False)
-    return run_benchmark(pair, asked.profile, asked.field, asked.suite, asked.plan, None, unwatched, SILENT)
+    return run_benchmark(pair, asked, None, unwatched, SILENT)
 
 
 def unwatched(*_):
@@ -56,9 +54,12 @@ def unwatched(*_):
 
 
 def run(asked, output=None, earlier=None, replicas=InProcess):
-    job = Job("specctl.commands.benching:replica", {**vars(asked), "foreign_head": False, "expected_tokens": 0})
+    job = Job(
+        "specctl.commands.tasks.benchmark_run:replica",
+        {"profile": asked.profile, "plan": asked, "foreign_head": False, "expected_tokens": 0},
+    )
     start = lambda: replicas(job)  # noqa: E731
-    return run_by_replicas(start, asked.suite, asked.plan, output, unwatched, earlier)
+    return run_by_replicas(start, asked, output, unwatched, earlier)
 
 
 def outcomes(results):

@@ -8,8 +8,8 @@ from specctl.models.loading.assembly import load_pair
 from specctl.outputs import Outputs
 from specctl.profile import parse_policy, resolve
 from specctl.prompts.suites import load_records
-from specctl.replay import collecting, metering
-from specctl.replay.collecting import collect_traces
+from specctl.replay.recording import collecting, metering
+from specctl.replay.recording.collecting import collect_traces
 from specctl.replay.trace_files import read_traces
 from specctl.replicas.job import Job
 from specctl.replicas.replica import Lost
@@ -62,7 +62,10 @@ def untimed(traces):
 
 def test_traces_and_their_order_are_the_same_and_costs_are_measured_here(profile, suite, tmp_path):
     pair = load_pair(profile, measured=False)
-    job = Job("specctl.commands.tracing:replica", {"profile": profile, "heads": [], "depth": 4, "foreign_head": False})
+    job = Job(
+        "specctl.commands.tasks.trace_replica:replica",
+        {"profile": profile, "heads": [], "depth": 4, "foreign_head": False},
+    )
     expected = collect_traces(pair, profile, suite, 4)
     with Outputs() as outputs:
         file = outputs.file("trace", tmp_path / "trace.jsonl")

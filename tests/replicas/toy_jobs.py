@@ -41,7 +41,7 @@ def echo(*, number, **setup):
 
 
 def records(*, number, traced, **_):
-    """Stands for `specctl.commands.answering.replica`: a completion is the prompt in capitals."""
+    """Stands for `specctl.commands.tasks.record_answerer.replica`: a completion is the prompt in capitals."""
     act = echo(number=number)
 
     def answer(question):

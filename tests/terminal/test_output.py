@@ -7,7 +7,7 @@ import pytest
 from hostile import HOSTILE, Terminal, commands
 from rich.console import Console
 
-from specctl.commands.streaming import show_prompt
+from specctl.commands.tasks.generation_view import show_prompt
 from specctl.files import write_line
 from specctl.jsonl import Record
 from specctl.printable import harmless, one_line, printable

@@ -22,16 +22,16 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 from specctl.decoding.sampling import Sampling
 from specctl.draft_training.answers import Answer
+from specctl.draft_training.courses import new_head
 from specctl.draft_training.evaluation import drafts_of_head, drafts_of_model, evaluate
 from specctl.draft_training.lessons import Teacher
-from specctl.draft_training.networks import new_head
 from specctl.draft_training.recipes import Recipe, Schedule
-from specctl.draft_training.report import KIND_NAMES, PAPERS, Result, result_tables
+from specctl.draft_training.report import Result, result_tables
 from specctl.draft_training.training import Training
-from specctl.draft_training.workshop import write_head
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
-from specctl.models.head_files.draft_head import HeadKind
+from specctl.models.head_files.formats import FORMATS
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.embedded import model_path
 from specctl.reporting.table import as_markdown
 from tools.embedded.corpus import Corpus, encode_documents, question_prompt, read_corpus
@@ -43,9 +43,9 @@ MASK = 1
 DEPTH = 7
 """Tokens of the rounds that are evaluated."""
 HEADS = {
-    "eagle3": Recipe(HeadKind.EAGLE3, steps=5, rounds=0.25),
-    "glide": Recipe(HeadKind.GLIDE, steps=5),
-    "dspark": Recipe(HeadKind.DSPARK, depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64),
+    "eagle3": Recipe("eagle3", steps=5, rounds=0.25),
+    "glide": Recipe("glide", steps=5),
+    "dspark": Recipe("dspark", depth=2, steps=7, anchors=40, gamma=4.0, markov_rank=64),
 }
 
 
@@ -127,11 +127,11 @@ def lessons(course: Course, answers: Answered, documents: list[torch.Tensor]) ->
 
 
 def compare(
-    head: ChainHead | BlockHead, kind: HeadKind, target: LlamaForCausalLM, draft: LlamaForCausalLM, unseen: Answered
+    head: ChainHead | BlockHead, kind: str, target: LlamaForCausalLM, draft: LlamaForCausalLM, unseen: Answered
 ) -> list[Result]:
     """The head beside the draft, by domain and way of answering."""
-    depth = min(DEPTH, head.longest) if isinstance(head, BlockHead) else DEPTH
-    drafts = {KIND_NAMES[kind]: drafts_of_head(head, depth), "embedded:draft": drafts_of_model(draft, depth)}
+    depth = min(DEPTH, head.longest or DEPTH)
+    drafts = {FORMATS[kind].title: drafts_of_head(head, depth), "embedded:draft": drafts_of_model(draft, depth)}
     teacher, results = Teacher(target, head.layers), []
     for domain, texts in unseen.items():
         for greedy, name in ((True, "greedy"), (False, "temperature 1")):
@@ -145,14 +145,14 @@ def compare(
 
 def card(results: list[Result], recipe: Recipe, course: Course, tokens: int, steps: int, sha256: str) -> str:
     """The head's card, in Markdown."""
-    name = KIND_NAMES[recipe.kind]
+    name = FORMATS[recipe.kind].title
     settings = {**asdict(recipe), **asdict(course)}
     own = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "kind" and value != 0)
     tables = "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables(results))
     return f"""# {name} for embedded:target
 
 A draft head that reads the hidden states of embedded:target
-({PAPERS[recipe.kind]}), in the layout that `specctl train-draft` writes. A
+({FORMATS[recipe.kind].paper}), in the layout that `specctl train-draft` writes. A
 demonstration, like the models of its family: it lets every command run with a draft head on a machine without weights.
 
 - Made by `python -m tools.embedded.draft_heads --corpus DIR --kind {recipe.kind}` (torch {torch.__version__}).
@@ -212,7 +212,7 @@ def export(
     unseen: Answered,
 ) -> None:
     """Write a head of bfloat16 weights, then its card with what it is worth."""
-    write_head(folder, head, target, "embedded:target")
+    write_head(folder, head, Verifier.of("embedded:target", target))
     (folder / "model.safetensors").chmod(0o644)
     results = compare(head.float(), recipe.kind, target, draft, unseen)
     sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()

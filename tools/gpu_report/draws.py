@@ -7,7 +7,8 @@ from time import perf_counter
 
 import torch
 
-from specctl.decoding.sampling import pick, uniforms
+from specctl.decoding.rows.device_laws import pick
+from specctl.decoding.rows.draws import uniforms
 from tools.gpu_report.record import Recorder
 from tools.gpu_report.stage import Stage
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import Cache
 
-from specctl.models.draft_heads.head import DraftHead
+from specctl.models.draft_heads.head import Borrowed, DraftHead
 from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
 from specctl.models.draft_heads.markov import MARKOV, MarkovKind
 
@@ -86,7 +86,7 @@ class BlockHead(DraftHead):
         longest: the most tokens that it drafts in one pass.
     """
 
-    tokens: torch.Tensor | None
+    longest: int
 
     def __init__(
         self,
@@ -95,17 +95,18 @@ class BlockHead(DraftHead):
         embeddings: nn.Module | None = None,
         output: nn.Module | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(tokens)
         shape = config.shape
         self.config = config
         self.layers, self.state_size, self.width = config.layers, shape.hidden_size, shape.hidden_size
-        self.draft_vocabulary, self.cached_values = config.draft_vocabulary, config.num_layers * shape.cached_values
+        self.kind = "dflash" if config.markov is None and not config.confidence else "dspark"
+        self.vocabulary, self.draft_vocabulary = config.vocabulary, config.draft_vocabulary
+        self.cached_values = config.num_layers * shape.cached_values
         self.block_size, self.num_layers, self.context = config.block_size, config.num_layers, config.context
         self.longest = config.block_size - config.first_row
-        # In tuples, so that they do not become parts of the head. The output layer's forward method is not called:
-        # hooks on it keep the verifier's last states.
-        self._embeddings = () if embeddings is None else (embeddings,)
-        self._output = () if output is None else (output,)
+        # The output layer's forward method is not called: hooks on it keep the verifier's last states.
+        self._embeddings = None if embeddings is None else Borrowed(embeddings)
+        self._output = None if output is None else Borrowed(output)
         if embeddings is None:
             self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
         self.fc = nn.Linear(len(config.layers) * shape.hidden_size, shape.hidden_size, bias=False)
@@ -122,7 +123,6 @@ class BlockHead(DraftHead):
         if config.confidence:
             more = config.markov_rank if config.confidence_reads_token else 0
             self.confidence = nn.Linear(shape.hidden_size + more, 1)
-        self.register_buffer("tokens", tokens, persistent=False)
 
     def context_rows(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """The fused states ``(..., H)`` of places whose states are given, ``(..., H)`` for each of ``layers``."""
@@ -143,8 +143,12 @@ class BlockHead(DraftHead):
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(..., H)`` of ids ``(...)``."""
-        found: torch.Tensor = self._embeddings[0](ids) if self._embeddings else self.embed_tokens(ids)
+        found: torch.Tensor = (self._embeddings.module if self._embeddings else self.embed_tokens)(ids)
         return found
+
+    @property
+    def borrowed_output(self) -> nn.Module | None:
+        return self._output.module if self._output else None
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Cache) -> BlockPass:
         """Read a block.
@@ -160,7 +164,7 @@ class BlockHead(DraftHead):
         for index, layer in enumerate(self.decoder):
             states = layer(states, rope, mask, cache, index)
         hidden = self.norm(states)[0]
-        output: Any = self._output[0] if self._output else self.lm_head
+        output: Any = self._output.module if self._output else self.lm_head
         return BlockPass(linear(hidden, output.weight, output.bias), hidden)
 
     def blank(self) -> torch.Tensor:

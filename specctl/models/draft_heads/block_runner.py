@@ -8,8 +8,8 @@ import torch
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
-from specctl.models.passes.masks import WIDEST
 from specctl.models.passes.token_reader import Foresee, Token, TokenReader
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.watching import States
 from specctl.models.running.graph import Capturing
 from specctl.models.running.runner import Forward, Runner

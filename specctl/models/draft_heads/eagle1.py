@@ -9,6 +9,7 @@ from torch.nn.functional import embedding, linear
 from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import DecoderLayer, LayerShape, Rotary
 
 
@@ -41,20 +42,19 @@ class Eagle1Head(ChainHead):
         embeddings: the verifier's input embeddings ``(V, H)``, likewise; None for embeddings of its own.
     """
 
-    layers: tuple[int, ...]
+    kind = "eagle1"
 
     def __init__(self, config: Eagle1Config, unembedding: nn.Module, embeddings: nn.Module | None = None) -> None:
         super().__init__()
         shape = config.shape
         self.config = config
         self.layers, self.state_size, self.width = (-1,), shape.hidden_size, shape.hidden_size
-        self.draft_vocabulary = config.vocabulary
+        self.vocabulary = self.draft_vocabulary = config.vocabulary
         self.num_layers, self.context = config.num_layers, config.context
         self.cached_values = config.num_layers * shape.cached_values
-        # In tuples, so that they do not become parts of the head. Their forward methods are not called either: hooks
-        # on the verifier's output layer keep its last states.
-        self._unembedding = (unembedding,)
-        self._shared = () if embeddings is None else (embeddings,)
+        # Their forward methods are not called: hooks on the verifier's output layer keep its last states.
+        self._output = Borrowed(unembedding)
+        self._embeddings = None if embeddings is None else Borrowed(embeddings)
         if embeddings is None:
             self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=config.fc_bias)
@@ -63,16 +63,20 @@ class Eagle1Head(ChainHead):
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(..., H)`` of ids ``(...)``; see `Eagle3Head.embed`."""
-        weight = self._shared[0].weight if self._shared else self.embed_tokens.weight
-        return embedding(ids, weight)  # type: ignore[arg-type]
+        return embedding(ids, (self._embeddings.module if self._embeddings else self.embed_tokens).weight)
+
+    @property
+    def borrowed_output(self) -> nn.Module:
+        layer: nn.Module = self._output.module
+        return layer
 
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return states[-1]
 
     def output(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits ``(..., V)`` of the last layer's output ``(..., H)``, by the verifier's output layer."""
-        (layer,) = self._unembedding
-        return linear(rows, layer.weight, layer.bias)  # type: ignore[arg-type]
+        layer = self._output.module
+        return linear(rows, layer.weight, layer.bias)
 
     def forward(
         self,

@@ -9,6 +9,7 @@ from torch.nn.functional import embedding
 from transformers import Cache
 
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.head import Borrowed
 from specctl.models.draft_heads.head_layers import Attention, DecoderLayer, GatedNetwork, LayerShape, Rope, Rotary
 
 
@@ -88,21 +89,19 @@ class Eagle3Head(ChainHead):
             saved nor moved with the head; None for embeddings of its own.
     """
 
-    tokens: torch.Tensor | None
-    layers: tuple[int, ...]
+    kind = "eagle3"
 
     def __init__(
         self, config: Eagle3Config, tokens: torch.Tensor | None = None, embeddings: nn.Module | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(tokens)
         shape, sources = config.shape, len(config.layers)
         self.config = config
         self.layers, self.state_size, self.width = config.layers, config.target_hidden_size, shape.hidden_size
-        self.draft_vocabulary = config.draft_vocabulary
+        self.vocabulary, self.draft_vocabulary = config.vocabulary, config.draft_vocabulary
         self.num_layers, self.context = config.num_layers, config.context
         self.cached_values = config.num_layers * shape.cached_values
-        # In a tuple, so that it does not become a part of the head.
-        self._shared = () if embeddings is None else (embeddings,)
+        self._embeddings = None if embeddings is None else Borrowed(embeddings)
         if embeddings is None:
             self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
         if config.norm_before_fc:
@@ -115,7 +114,6 @@ class Eagle3Head(ChainHead):
         self.further = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers - 1))
         self.norm = shape.norm()
         self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocabulary, bias=False)
-        self.register_buffer("tokens", tokens, persistent=False)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(..., H)`` of ids ``(...)``.
@@ -123,8 +121,7 @@ class Eagle3Head(ChainHead):
         The verifier's are read without the factor that some models multiply theirs by: heads are trained on the
         weights.
         """
-        weight = self._shared[0].weight if self._shared else self.embed_tokens.weight
-        return embedding(ids, weight)  # type: ignore[arg-type]
+        return embedding(ids, (self._embeddings.module if self._embeddings else self.embed_tokens).weight)
 
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         parts = [states[layer] for layer in self.layers]
@@ -162,32 +159,3 @@ class Eagle3Head(ChainHead):
             everything = logits.new_full((logits.shape[0], self.config.vocabulary), -torch.inf)
             logits = everything.index_copy(1, self.tokens, logits)
         return ChainPass(logits, hidden, further)
-
-
-def new_eagle3(
-    config: Eagle3Config,
-    tokens: torch.Tensor | None = None,
-    *,
-    embeddings: nn.Module | None = None,
-    unembedding: torch.Tensor | None = None,
-    std: float = 0.02,
-) -> Eagle3Head:
-    """A head to train: weights from torch's global generator, normal with a standard deviation, norms 1, biases 0.
-
-    Args:
-        config: the network.
-        tokens: as for `Eagle3Head`.
-        embeddings: as for `Eagle3Head`.
-        unembedding: ``(V, H)``, the verifier's output weights, whose rows the output layer begins with.
-        std: of the weights.
-    """
-    head = Eagle3Head(config, tokens, embeddings)
-    for module in head.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-    if unembedding is not None:
-        rows = unembedding if tokens is None else unembedding[tokens.to(unembedding.device)]
-        head.lm_head.weight.data.copy_(rows)
-    return head

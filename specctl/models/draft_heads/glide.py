@@ -88,33 +88,29 @@ class GlideHead(ChainHead):
 
     Args:
         config: the network.
-        keys: what the verifier's layers make of states, one layer for each of the head's; no part of the head.
+        keys: what the verifier's layers make of states, one layer for each of the head's; no module, and so no part of
+            the head.
     """
 
-    sees_first = True
+    kind, sees_first = "glide", True
 
     def __init__(self, config: GlideConfig, keys: VerifierKeys) -> None:
         super().__init__()
         shape = config.shape
         self.config = config
         self.layers, self.state_size, self.width = keys.layers, keys.state_size, shape.hidden_size
-        self.draft_vocabulary, self.context = config.vocabulary, config.context
+        self.vocabulary = self.draft_vocabulary = config.vocabulary
+        self.context = config.context
         # Its own keys, the verifier's, and whether there are any of the latter.
         self.num_layers = 2 * config.num_layers + 1
         self._per_place = 2 * keys.kv_heads * keys.head_dim  # numbers of one verifier layer in a row
         self.cached_values = config.num_layers * (shape.cached_values + self._per_place) + 2
-        # In a tuple, so that it does not become a part of the head.
-        self._keys = (keys,)
+        self.keys = keys
         self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
         self.rotary = Rotary(shape)
         self.blocks = nn.ModuleList(GlideLayer(shape, keys) for _ in range(config.num_layers))
         self.norm = shape.norm()
         self.lm_head = nn.Linear(shape.hidden_size, config.vocabulary, bias=False)
-
-    @property
-    def keys(self) -> VerifierKeys:
-        """What makes rows of the verifier's states."""
-        return self._keys[0]
 
     @property
     def row_size(self) -> int:

@@ -1,26 +1,57 @@
 """What all draft heads have in common."""
 
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A module of the verifier that a head computes with.
+
+    It is held in here so that it does not become a part of the head: neither moved, trained nor saved with it.
+    """
+
+    module: Any
 
 
 class DraftHead(nn.Module):
     """A network that drafts from the states of the model that verifies it.
 
     Attributes:
+        kind: what it is, in the words of flags and files.
         layers: the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state
             after the final norm.
         state_size: width of the verifier's states.
         width: H, the width of its own states.
-        draft_vocabulary: how many of the verifier's tokens it can draft.
+        vocabulary: V, the verifier's.
+        draft_vocabulary: D, how many of the verifier's tokens it can draft.
+        tokens: ``(D,)`` int64, the verifier's id of each draft token; None if D = V.
         num_layers: layers that keep keys and values.
         cached_values: numbers in its cache for each token.
         context: the most tokens that it can read.
+        longest: the most tokens that it drafts in a round; None for any number.
     """
 
+    kind: str
     layers: tuple[int, ...]
     state_size: int
     width: int
+    vocabulary: int
     draft_vocabulary: int
+    tokens: torch.Tensor | None
     num_layers: int
     cached_values: int
     context: int
+    longest: int | None = None
+
+    def __init__(self, tokens: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    @property
+    def borrowed_output(self) -> nn.Module | None:
+        """The verifier's output layer, where it has none of its own."""
+        return None

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.chain import ChainHead, ChainPass
+from specctl.models.draft_heads.head import Borrowed
 from specctl.models.running.context import ENDLESS, context_length
 
 _HINT = "Draft with a small model instead, or use a head of another kind that was made for this target."
@@ -72,6 +73,7 @@ class MtpHead(ChainHead):
         ModelError: layers of the target's kind cannot draft this way.
     """
 
+    kind = "mtp"
     layers = (-1,)
     num_layers = 1
 
@@ -92,22 +94,27 @@ class MtpHead(ChainHead):
         self.eh_proj = nn.Linear(2 * self.width, self.width, bias=False)
         self.block = type(decoder.layers[-1])(config, 0)
         self.norm = norm(self.width, eps=config.rms_norm_eps)
-        shared: tuple[Any, Any] = target.get_input_embeddings(), target.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self.draft_vocabulary: int = config.vocab_size if shared[1] is None else shared[1].weight.shape[0]
+        output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.draft_vocabulary: int = config.vocab_size if output is None else output.weight.shape[0]
+        self.vocabulary = self.draft_vocabulary
         self.cached_values = _cached_values(config)
         self.embeddings = nn.Embedding(config.vocab_size, self.width) if own_embeddings else None
         self.output = nn.Linear(self.width, self.draft_vocabulary, bias=False) if own_output else None
-        # In a tuple, so that they do not become parts of the head.
-        self._shared = (*shared, decoder.rotary_emb)
+        self.share(target.get_input_embeddings(), output)
+        self._rotary = Borrowed(decoder.rotary_emb)
         # Rotary embeddings for pictures too want a position for each of three axes.
         self._axes = 3 if hasattr(decoder.rotary_emb, "mrope_section") else 0
         # Inkling's order; all others put the embedding first.
         self._state_first = bool(getattr(config, "mtp_hidden_states_first", False))
         self.eval()
 
-    def share(self, embeddings: nn.Module, output: nn.Module) -> None:
-        """Use these in place of the target's embeddings and output layer: copies in the head's own dtype."""
-        self._shared = (embeddings, output, self._shared[2])
+    def share(self, embeddings: nn.Module, output: nn.Module | None) -> None:
+        """Use these where it has none of its own: the target's, or copies in the head's dtype."""
+        self._embeddings, self._output = Borrowed(embeddings), Borrowed(output)
+
+    @property
+    def borrowed_output(self) -> nn.Module | None:
+        return self._output.module if self.output is None else None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "MtpHead":
         # A cast must not reach buffers: the router's correction is float32 in every model.
@@ -130,19 +137,19 @@ class MtpHead(ChainHead):
         cache: Cache,
         keep: int = 0,
     ) -> ChainPass:
-        embeddings, output, rotary = self._shared
-        embedded = (self.embeddings or embeddings)(ids).to(rows)  # (1, T, H)
+        embedded = (self.embeddings or self._embeddings.module)(ids).to(rows)  # (1, T, H)
         parts = [self.enorm(embedded), self.hnorm(rows)]
         places = positions[None]
+        axes = places.expand(self._axes, 1, -1) if self._axes else places
         states = self.block(
             self.eh_proj(torch.cat(parts[::-1] if self._state_first else parts, dim=-1)),
             attention_mask=mask,
             position_ids=places,
             past_key_values=cache,
-            position_embeddings=rotary(embedded, places.expand(self._axes, 1, -1) if self._axes else places),
+            position_embeddings=self._rotary.module(embedded, axes),
         )
         states = self.norm(states[0, -keep:])  # (keep, H)
-        return ChainPass((self.output or output)(states), states, states)
+        return ChainPass((self.output or self._output.module)(states), states, states)
 
 
 def _cached_values(config: Any) -> int:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,9 +62,17 @@ def _unreachable(error: BaseException) -> bool:
     return isinstance(error, silent) and not isinstance(error, hub.HfHubHTTPError)
 
 
+def _out_of_memory(error: BaseException) -> bool:
+    """Torch's own is only raised where torch has been imported."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
 def _from_type(error: BaseException, subject: str, role: str, name: str) -> tuple[str, str] | None:
     import huggingface_hub.errors as hub
-    import torch
     from safetensors import SafetensorError
 
     match error:
@@ -95,7 +104,7 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
                 f"{subject} has damaged weights: {_first_line(error)}.",
                 "Copy or download the .safetensors files again; the last download may have been cut short.",
             )
-        case torch.OutOfMemoryError() | MemoryError():
+        case _ if _out_of_memory(error):
             return f"{subject} ran out of memory while loading: {_first_line(error)}", MEMORY_HINT
         case hub.HfHubHTTPError():
             return (

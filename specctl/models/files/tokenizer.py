@@ -1,8 +1,12 @@
 """What is asked of a tokenizer, and a form of it that needs nothing of transformers."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
+
+from specctl.models.files.chat_template import CannotRender, ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,6 +19,11 @@ PROBES = (
     "  two  spaces\r\nand lines \n\n\n",
 )
 """Texts that tokenizers split differently."""
+CHATS = tuple(
+    [{"role": role, "content": text} for role, text in zip(roles, PROBES, strict=False)]
+    for roles in (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
+)
+"""Conversations that templates write differently, or refuse."""
 TOGETHER = 64
 """Neighbouring ids that are decoded together where two forms of a tokenizer are compared."""
 OWN = ("__call__", "encode", "decode", "get_vocab", "_encode_plus", "_decode", "_switch_to_input_mode")
@@ -72,7 +81,9 @@ class Spelling:
         eos: the id that ends a sequence.
         cleans: whether spaces are cleaned up in decoded text unless that is refused.
         splits: whether special tokens are split in a text like other words.
-        template: whether there is a chat template.
+        chats: whether there is a chat template.
+        template: it; None where there is none, or only transformers writes what it says.
+        names: special tokens by the names that templates know them by.
     """
 
     backend: str
@@ -80,7 +91,9 @@ class Spelling:
     eos: int | None
     cleans: bool
     splits: bool
-    template: bool
+    chats: bool
+    template: str | None
+    names: dict[str, Any]
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Spelling | None":
@@ -101,7 +114,9 @@ class Spelling:
                 eos=whole.eos_token_id,
                 cleans=bool(whole.clean_up_tokenization_spaces),
                 splits=bool(whole.split_special_tokens),
-                template=bool(whole.chat_template),
+                chats=bool(whole.chat_template),
+                template=whole.chat_template if _chats_alike(whole) else None,
+                names=dict(whole.special_tokens_map),
             )
             return found if alike(whole, BareTokenizer(found)) else None
         except Exception:  # parts written in Python cannot be kept, and raise errors of every kind
@@ -119,7 +134,7 @@ class BareTokenizer:
 
     Args:
         spelling: of transformers' tokenizer.
-        whole: gives that one, for what goes through its chat template and where spaces are cleaned up.
+        whole: gives that one, for what `ChatTemplate` cannot write and where spaces are cleaned up.
 
     Raises:
         Exception: the spelling is damaged; the library raises nothing narrower.
@@ -134,7 +149,8 @@ class BareTokenizer:
         self._backend.encode_special_tokens = spelling.splits
         self._whole = whole or _no_other
         self._cleans = spelling.cleans
-        self.chat_template: Any = spelling.template
+        self.chat_template: Any = spelling.chats
+        self._spelling = spelling
         self.all_special_tokens = [token for token, _ in spelling.specials]
         self.all_special_ids = [index for _, index in spelling.specials]
         self.eos_token_id = spelling.eos
@@ -165,13 +181,43 @@ class BareTokenizer:
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
     ) -> Any:
+        if self._spelling.template is not None and not tokenize:
+            with suppress(CannotRender):
+                return self._template.render(conversation, add_generation_prompt=add_generation_prompt)
         return self._whole().apply_chat_template(
             conversation, add_generation_prompt=add_generation_prompt, tokenize=tokenize
         )
 
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._spelling.template or "", self._spelling.names)
+
 
 def _no_other() -> Tokenizer:
     raise AssertionError("only transformers knows templates and cleans up")
+
+
+def _chats_alike(whole: "PreTrainedTokenizerBase") -> bool:
+    """Whether a `ChatTemplate` writes `CHATS` as a tokenizer of transformers does, wherever it writes anything."""
+    if not isinstance(whole.chat_template, str):
+        return False
+    try:
+        own = ChatTemplate(whole.chat_template, whole.special_tokens_map)
+    except CannotRender:
+        return False
+    for chat in CHATS:
+        for opened in (False, True):
+            try:
+                text = own.render(chat, add_generation_prompt=opened)
+            except CannotRender:
+                continue
+            try:
+                asked: Any = chat
+                if whole.apply_chat_template(asked, add_generation_prompt=opened, tokenize=False) != text:
+                    return False
+            except Exception:  # a template is a program, and transformers lets it raise anything
+                return False
+    return True
 
 
 def alike(one: Tokenizer, other: Tokenizer) -> bool:

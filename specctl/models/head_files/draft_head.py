@@ -1,11 +1,8 @@
-"""Draft heads on disk: which kind a checkpoint is, and the tensors of its file."""
+"""The files of a draft head: which kind they are, their tensors, the network that they describe."""
 
 import pickle
-import re
 import zipfile
-from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,77 +10,15 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.stored_weights import PICKLED
+from specctl.models.head_files.formats import FORMATS, MTP, recognise
 from specctl.models.head_files.mtp_tensors import mtp_in, read_mtp
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
-
-class HeadKind(StrEnum):
-    """The kinds of draft heads."""
-
-    EAGLE1 = "eagle1"
-    EAGLE3 = "eagle3"
-    GLIDE = "glide"
-    MTP = "mtp"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
-
-
-SPECULATORS = (HeadKind.EAGLE3, HeadKind.MTP, HeadKind.DFLASH, HeadKind.DSPARK)
-"""Kinds that speculators names as specctl does; its ``eagle`` is a layout of its own for EAGLE-1."""
-
-EAGLE3_ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"})
-
-GLIDE_ARCHITECTURE, GLIDE_TENSOR = "smallLlamaForCausalLM", "model.layers.0.cross_attn.q_proj.weight"
-
-BLOCK_ARCHITECTURE = re.compile("D(Flash|Spark)(Draft)?Model$")
-"""Names of networks that draft blocks, some of which specctl does not run and refuses by name when it builds them."""
-
-
-def recognise(config: Mapping[str, Any], tensors: Iterable[str]) -> HeadKind | None:
-    """The kind of a draft head, from its configuration and its tensors, never from its name.
-
-    Args:
-        config: the contents of config.json.
-        tensors: the names of the tensors in its file.
-
-    Returns:
-        None for what is no draft head, such as an ordinary language model.
-
-    Raises:
-        ModelError: a draft head of a kind that specctl does not run.
-    """
-    if (kind := config.get("speculators_model_type")) is not None:
-        if str(kind) not in SPECULATORS:
-            raise ModelError(
-                f"specctl runs no draft heads of speculators' type {kind!r}.", f"It runs {', '.join(SPECULATORS)}."
-            )
-        return HeadKind(kind)
-    if EAGLE3_ARCHITECTURES & {str(name) for name in config.get("architectures") or ()}:
-        return HeadKind.EAGLE3
-    names = set(tensors)
-    if GLIDE_ARCHITECTURE in (config.get("architectures") or ()) or GLIDE_TENSOR in names:
-        return HeadKind.GLIDE
-    if (kind := _block_kind(config, names)) is not None:
-        return kind
-    if "midlayer.hidden_norm.weight" in names or {"fc.weight", "layers.0.hidden_norm.weight"} <= names:
-        return HeadKind.EAGLE3
-    # An ordinary model has names like model.layers.0 and an output norm; a DFlash head has a hidden_norm.
-    if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and not {"norm.weight", "hidden_norm.weight"} & names:
-        return HeadKind.EAGLE1
-    return None
-
-
-def _block_kind(config: Mapping[str, Any], names: Set[str]) -> HeadKind | None:
-    """The kind of a head that drafts blocks; DeepSpec's class for DSpark is also its class for DFlash."""
-    named = any(BLOCK_ARCHITECTURE.search(str(name)) for name in config.get("architectures") or ())
-    if not named and not {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"} <= names:
-        return None
-    nested = config.get("dflash_config")
-    settings = {**(nested if isinstance(nested, dict) else {}), **config}
-    sequential = settings.get("markov_rank") or settings.get("projector_type") == "dspark"
-    return HeadKind.DSPARK if sequential or "markov_head.markov_w1.weight" in names else HeadKind.DFLASH
+    from specctl.models.draft_heads.block import BlockHead
+    from specctl.models.draft_heads.chain import ChainHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +32,7 @@ class DraftHeadCheckpoint:
     """
 
     checkpoint: Checkpoint
-    kind: HeadKind
+    kind: str
     config: dict[str, Any]
 
     def __str__(self) -> str:
@@ -123,18 +58,18 @@ class DraftHeadCheckpoint:
     @property
     def in_target(self) -> bool:
         """Whether its tensors are among those of the target that it was trained with."""
-        return self.kind is HeadKind.MTP and "speculators_model_type" not in self.config
+        return self.kind == MTP.kind and "speculators_model_type" not in self.config
 
     @property
     def foresees(self) -> bool:
         """Whether it predicts the acceptance of tokens that are not drawn yet, by its tensors."""
-        names = tensor_names(self.checkpoint) if self.kind is HeadKind.DSPARK else []
+        names = tensor_names(self.checkpoint) if self.writes_blocks else []
         return any(name.removeprefix("decoder.").startswith("confidence") for name in names)
 
     @property
     def writes_blocks(self) -> bool:
         """Whether one pass drafts several tokens."""
-        return self.kind in (HeadKind.DFLASH, HeadKind.DSPARK)
+        return FORMATS[self.kind].blocks
 
     @property
     def local(self) -> bool:
@@ -159,6 +94,14 @@ class DraftHeadCheckpoint:
             return _unpickled(self.checkpoint, pickled)
         self.checkpoint.fetch_weights()
         return self.checkpoint.read(self.checkpoint.tensor_files())
+
+    def network(self, target: "PreTrainedModel") -> "ChainHead | BlockHead":
+        """The head as its file has it, in eval mode, beside its verifier.
+
+        Raises:
+            ModelError: as for `read`, or it is of a layout that specctl does not know, or made for another model.
+        """
+        return FORMATS[self.kind].read(self.config, self.read(), target, str(self))
 
 
 def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
@@ -188,7 +131,7 @@ def head_in_target(target: Checkpoint, role: str) -> DraftHeadCheckpoint:
         ModelError: there is none, or the files cannot be read.
     """
     mtp_in(target)
-    return DraftHeadCheckpoint(replace(target, role=role), HeadKind.MTP, target.settings())
+    return DraftHeadCheckpoint(replace(target, role=role), MTP.kind, target.settings())
 
 
 def tensor_names(checkpoint: Checkpoint) -> list[str]:

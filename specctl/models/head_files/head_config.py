@@ -10,6 +10,9 @@ from specctl.models.draft_heads.head_layers import LayerShape
 
 Value = TypeVar("Value", bool, int, float, str)
 
+ROPE_THETA = 10000.0
+"""What transformers' Llama and the code of EAGLE and GliDe use where a configuration has none."""
+
 BOOKKEEPING = frozenset(
     {
         *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "name_or_path", "torch_dtype"),
@@ -154,6 +157,27 @@ def layer_shape(config: HeadConfig, *, qk_norm: bool, rope_theta: float | None =
         rope=_rope(config, rope_theta),
         max_positions=config.take("max_position_embeddings", int, 2048),
     )
+
+
+def transformer_table(shape: LayerShape, vocabulary: int, num_layers: int) -> dict[str, Any]:
+    """What `layer_shape` reads, with the keys that go with it in transformers' configurations."""
+    return {
+        "model_type": "qwen3" if shape.qk_norm else "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": shape.activation,
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.norm_eps,
+        "attention_bias": shape.qkv_bias,
+        "mlp_bias": shape.mlp_bias,
+        "rope_parameters": dict(shape.rope),
+        "tie_word_embeddings": False,
+    }
 
 
 def _activation(config: HeadConfig) -> str:

@@ -22,13 +22,34 @@ def own_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
+def published_names(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str, str]:
+    """What a file calls each of a network's weights.
+
+    Args:
+        head: the network.
+        prefixes: how names begin in the file, by how they begin in the network; the first that fits counts.
+    """
+
+    def published(name: str) -> str:
+        own = next((own for own in prefixes if name.startswith(own)), "")
+        return prefixes.get(own, "") + name.removeprefix(own)
+
+    return {name: published(name) for name in head.state_dict()}
+
+
+def published_weights(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """A network's weights by the names that a file has for them; see `published_names`."""
+    names = published_names(head, prefixes)
+    return {names[own]: weight for own, weight in head.state_dict().items()}
+
+
 def fill(head: nn.Module, weights: Mapping[str, torch.Tensor], names: Mapping[str, str], subject: str) -> None:
     """Give a head on the meta device its weights, as they are in the file: neither copied nor cast.
 
     Args:
         head: the network.
         weights: all tensors of the file that the network has to understand.
-        names: what the file calls each of the network's weights.
+        names: what the file calls each of the network's weights (`published_names`).
         subject: the draft head, for messages.
 
     Raises:

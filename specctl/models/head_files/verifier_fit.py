@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
@@ -44,3 +45,11 @@ def context_of(shape: LayerShape, target: PreTrainedModel) -> int:
     how much of a draft is accepted, whereas a limit would end the text.
     """
     return max(shape.max_positions, context_length(target) or 0)
+
+
+def borrowed_embeddings(target: PreTrainedModel, shape: LayerShape, subject: str) -> nn.Module:
+    """A verifier's embeddings, for a head that has none of its own; of another width they are a ModelError."""
+    shared: nn.Module = target.get_input_embeddings()
+    width = int(shared.weight.shape[1])  # type: ignore[index]
+    require_same(subject, "without embeddings of its own, token embeddings of width", shape.hidden_size, width)
+    return shared

@@ -1,31 +1,28 @@
 """A target and its drafts, loaded, with matching vocabularies."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
-
-from transformers import PreTrainedModel
 
 from specctl.errors import ModelError
-from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.vocabulary import check_vocabulary
-from specctl.models.loading.fileless_drafts import Places
+from specctl.models.loading.fileless_drafts import runner_without_files
 from specctl.models.loading.kept_model import keep_known
-from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, model_tables
+from specctl.models.loading.model import LoadedModel, eos_ids, load_tokenizer, loading_order, model_tables
 from specctl.models.loading.model_runners import checked_runner, model_runner
-from specctl.models.loading.profile_models import find_all, load_found
+from specctl.models.loading.profile_models import Level, find_all, load_found, reader_of
 from specctl.models.loading.proportion import large_drafts
 from specctl.models.passes.recurrent_state import untested
 from specctl.models.placing.absent import download_note
 from specctl.models.placing.architecture import require_supported_rules
-from specctl.models.placing.engine_table import engine_named
+from specctl.models.placing.engine_table import build_runner, engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.placement import named_devices
 from specctl.models.predictors.disco_head import DiscoHead
 from specctl.models.predictors.head_checkpoint import locate_head, mismatch, require_kind
 from specctl.models.predictors.trained_heads import TrainedHead
-from specctl.models.running.engines import EngineSettings, fixed_width
+from specctl.models.running.engines import EngineSettings, checked, fixed_width
+from specctl.models.running.padded_vocabulary import NarrowRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.rounding import require_one_function
 from specctl.models.running.ruled import RuledRunner
@@ -34,9 +31,6 @@ from specctl.models.running.threads import choose, share_of
 from specctl.models.running.token_rules import TokenRules
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
-
-if TYPE_CHECKING:
-    from specctl.models.loading.head_loading import LoadedHead
 
 
 def load_pair(
@@ -79,119 +73,186 @@ def load_pair(
     began = CoreTime.now()
     settings = engines or EngineSettings.of(profile)
     engine_named(settings.engine).require()
-    tables = model_tables(profile)[-1:]
+    tables = model_tables(profile)[: None if with_drafts else 1]
     if drafts is not None:
-        # The target comes last: if it is spread over devices, it takes the remaining memory.
-        tables = [*(("draft", table) for table in reversed(drafts)), *tables]
-    elif with_drafts:
-        tables = model_tables(profile)
-    wanted = [_own_heads(table) if with_heads else [] for _, table in tables[-2::-1]] if heads is None else heads
-    # Drafts without files are left out here and take their places at the end.
-    places = Places([table for _, table in tables[-2::-1]])
-    all_above = above or in_a_row(len(tables) - 1)
-    above = places.above(all_above)
-    wanted = [wanted[index] for index in places.loaded]
-    tables = [(role, table) for role, table in tables if table.has_files]
+        tables = [tables[0], *(("draft", table) for table in drafts)]
+    wanted = [own_heads(table) if with_heads else [] for _, table in tables[1:]] if heads is None else heads
+    levels = [Level(role, table, names) for (role, table), names in zip(tables, [[], *wanted], strict=True)]
+    above = tuple(above or in_a_row(len(levels) - 1))
     # All that can be told without weights, before the first of them are loaded, which may take minutes.
-    gpus = [named_devices(table) for _, table in tables]
+    gpus = [named_devices(one.table) for one in levels if one.table.has_files]
     devices = device_memory(None if None in gpus else {name for each in gpus for name in each or ()})
-    found = find_all(tables, above, devices, settings.engine)
-    for told in dict.fromkeys(map(download_note, (one.checkpoint for one in found))):
+    levels = find_all(levels, above, devices, settings.engine)
+    files = [one.found.checkpoint for one in loading_order(levels) if one.found is not None]
+    for told in dict.fromkeys(map(download_note, files)):
         if told is not None:
             settings.notice(told)
     if profile.generation_config:
-        require_supported_rules(found[-1].checkpoint)
+        require_supported_rules(files[-1])
     for name in chain.from_iterable(wanted):
         locate_head(name)
-    networks = load_found(found, above, progress)
-    target = networks[0]
-    assert isinstance(target, LoadedModel), "the target is no draft head"
+    levels = load_found(levels, above, progress)
+    target = levels[0].model
+    assert target is not None, "the target is no draft head"
     tokenizer = load_tokenizer(profile.target)
     vocabulary = check_vocabulary(tokenizer, tokenizer, target.vocabulary, target.vocabulary)
-    tokenizers = [tokenizer]
-    for (role, table), draft in zip(tables[:-1], networks[:0:-1], strict=True):
-        tokenizers.insert(1, tokenizer)
-        if isinstance(draft, LoadedModel):
-            tokenizers[1] = load_tokenizer(table, role=role)
-            check_vocabulary(tokenizer, tokenizers[1], target.vocabulary, draft.vocabulary)
-    for told in large_drafts(networks, above, [role for role, _ in tables[::-1]]):
+    tokenizers = {0: tokenizer}
+    for place, one in enumerate(levels[1:], start=1):
+        if one.model is not None:
+            tokenizers[place] = load_tokenizer(one.table, role=one.role)
+            check_vocabulary(tokenizer, tokenizers[place], target.vocabulary, one.model.vocabulary)
+    for told in large_drafts([one.network for one in levels], above, [one.role for one in levels]):
         settings.notice(told)
     # Before any pass is compiled or any session is made: both keep the number of threads that they began with.
-    whole = not any(isinstance(one, LoadedModel) and one.sharding for one in networks)
+    models = [one.model for one in levels if one.model is not None]
+    whole = not any(model.sharding for model in models)
     setting = profile.threads if whole else share_of(profile.threads, profile.target.shards or 1)
-    threads = choose(setting, _models(networks) if measured and whole else (), vocabulary, began)
+    threads = choose(setting, [one.model for one in models] if measured and whole else (), vocabulary, began)
     settings = replace(settings, most_threads=threads.free if threads.milliseconds else None)
-    checks = settings.check or untested(target.model)
-    needed = {0} if checks and found[-1].rounding is None else set()
-    needed |= {0 if upper is None else upper + 1 for one, upper in zip(found[-2::-1], above, strict=True) if one.head}
-    runners: list[Runner] = []
-    for index, (network, one) in enumerate(zip(networks, found[::-1], strict=True)):
-        if isinstance(network, LoadedModel):
-            asked = replace(settings, trees=settings.draft_trees) if index else settings
-            model, runner = model_runner(one, network, vocabulary, asked, keeps=torch_weights or index in needed)
-            networks[index] = model
-            runners.append(runner)
-            keep_known(model, runner, tokenizers[index], one.checkpoint)
-        else:
-            from specctl.models.loading.head_engines import build_head_runner
-
-            runners.append(build_head_runner(network.head, vocabulary, network.name, settings))
-    target, bare = networks[0], runners[0]
-    assert isinstance(target, LoadedModel), "the target is no draft head"
-    require_one_function(bare, target.model, vocabulary, target.name)
-    if settings.deterministic:
-        runners[0] = fixed_width(runners[0], target.model)
-    if checks:
-        runners[0] = checked_runner(runners[0], bare, target, found[-1], vocabulary)
-    for runner, upper in zip(runners[1:], above, strict=True):
-        if runner.reads_states:
-            runners[0 if upper is None else upper + 1].watch(runner.layers)
+    made = assemble(
+        levels,
+        above,
+        vocabulary,
+        settings,
+        torch_weights=torch_weights,
+        on_foreign_head=on_foreign_head,
+        progress=progress,
+    )
+    for place, own in tokenizers.items():
+        model, found = made.levels[place].model, made.levels[place].found
+        if model is not None and found is not None:
+            keep_known(model, made.bare if place == 0 else made.drafts[place - 1], own, found.checkpoint)
+    runners = [made.target, *made.drafts]
     eos = eos_ids(target.model, tokenizer)
     if profile.generation_config and target.model.generation_config is not None:
         rules = [TokenRules.of(target.model.generation_config, eos, vocabulary, runner.device) for runner in runners]
         if rules[0].active:
-            runners = [RuledRunner(runner, own) for runner, own in zip(runners, rules, strict=True)]
-    named: list[dict[str, TrainedHead]] = []
-    for one, draft, runner, names in zip(found[-2::-1], networks[1:], runners[1:], wanted, strict=True):
-        loading: dict[str, TrainedHead] = {}
-        for name in names:
-            progress(name)
-            head = _load_head(one.checkpoint, name, draft, on_foreign_head)
-            loading[name] = head if isinstance(head, DiscoHead) else head.to(runner.device)
-        named.append(loading)
-    pair = Pair(
+            runners = [
+                runner if one.network is None else RuledRunner(runner, own)
+                for one, runner, own in zip(levels, runners, rules, strict=True)
+            ]
+    return Pair(
         target=runners[0],
         drafts=tuple(runners[1:]),
         tokenizer=tokenizer,
         eos=eos,
         context=min(runner.context for runner in runners),
-        models=_models(networks),
-        named_heads=tuple(named),
-        above=tuple(above),
-        threads=threads.by_engine(bare),
+        models=tuple(one.model.model for one in made.levels if one.model is not None),
+        named_heads=made.named_heads,
+        above=above,
+        threads=threads.by_engine(made.bare),
         vocabulary=vocabulary,
     )
-    return places.filled(pair, all_above, vocabulary)
 
 
-def _models(networks: "Sequence[LoadedModel | LoadedHead]") -> tuple[PreTrainedModel, ...]:
-    """The models among what was loaded."""
-    return tuple(network.model for network in networks if isinstance(network, LoadedModel))
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Runners around the models of a target and its drafts.
+
+    Attributes:
+        levels: from the target down, each with the model that its runner has.
+        bare: the target's runner, without others around it.
+        target: what verifies.
+        drafts: as in `Pair`.
+        named_heads: as in `Pair`.
+    """
+
+    levels: Sequence[Level]
+    bare: Runner
+    target: Runner
+    drafts: tuple[Runner, ...]
+    named_heads: tuple[dict[str, TrainedHead], ...]
 
 
-def _own_heads(table: ModelTable) -> list[str]:
+def assemble(
+    levels: Sequence[Level],
+    above: Sequence[int | None],
+    vocabulary: int,
+    settings: EngineSettings,
+    *,
+    torch_weights: bool = True,
+    on_foreign_head: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Assembled:
+    """Make the runners of a target and its drafts, and let each draft head read the states of its verifier.
+
+    Args:
+        levels: from the target down, loaded.
+        above: as in `Pair`.
+        vocabulary: V, as wide as the logits of all runners; those of a model with fewer rows are filled up.
+        settings: how passes run; its ``check`` is for the target.
+        torch_weights, on_foreign_head, progress: as in `load_pair`.
+
+    Raises:
+        ModelError: a model cannot run on the engine, or a head cannot be loaded.
+    """
+    target = levels[0].model
+    assert target is not None, "the target is no draft head"
+    checks = settings.check or untested(target.model)
+    files = levels[0].found
+    needed = {0} if checks and (files is None or files.rounding is None) else set()
+    for one, upper in zip(levels[1:], above, strict=True):
+        if one.network is not None and one.model is None:
+            needed.add(0 if upper is None else upper + 1)
+    levels, runners = list(levels), list[Runner]()
+    for place, level in enumerate(levels):
+        asked = replace(settings, trees=settings.draft_trees) if place else settings
+        levels[place], runner = _runner(level, vocabulary, asked, keeps=torch_weights or place in needed)
+        runners.append(runner)
+    target, bare = levels[0].model, runners[0]
+    assert target is not None, "the target is no draft head"
+    require_one_function(bare, target.model, vocabulary, target.name)
+    verifier = fixed_width(bare, target.model) if settings.deterministic else bare
+    if checks and files is not None:
+        verifier = checked_runner(verifier, bare, target, files, vocabulary)
+    elif checks:
+        verifier = checked(verifier, target.model, vocabulary, target.name)
+    runners[0] = verifier
+    for runner, upper in zip(runners[1:], above, strict=True):
+        if runner.reads_states:
+            reader_of(runners, upper).watch(runner.layers)
+    named: list[dict[str, TrainedHead]] = []
+    for level, runner in zip(levels[1:], runners[1:], strict=True):
+        loading: dict[str, TrainedHead] = {}
+        for name in level.heads if level.network is not None else ():
+            progress(name)
+            head = _load_head(level, name, on_foreign_head)
+            loading[name] = head if isinstance(head, DiscoHead) else head.to(runner.device)
+        named.append(loading)
+    return Assembled(levels, bare, verifier, tuple(runners[1:]), tuple(named))
+
+
+def _runner(level: Level, vocabulary: int, settings: EngineSettings, *, keeps: bool) -> tuple[Level, Runner]:
+    """A level's runner, and the level as that runs it."""
+    model = level.network
+    if model is None:
+        return level, runner_without_files(level.table, vocabulary)
+    if not isinstance(model, LoadedModel):
+        from specctl.models.loading.head_engines import build_head_runner
+
+        return level, build_head_runner(model.head, vocabulary, model.name, settings)
+    if level.found is None:
+        runner = build_runner(model.model, vocabulary, model.name, settings)
+    else:
+        model, runner = model_runner(level.found, model, vocabulary, settings, keeps=keeps)
+    if model.vocabulary < vocabulary:
+        runner = NarrowRunner(runner, model.vocabulary, vocabulary)
+    return replace(level, network=model), runner
+
+
+def own_heads(table: ModelTable) -> list[str]:
+    """The head that a draft's table names, of a kind that its policy reads."""
     if not isinstance(table, DraftTable) or table.head is None:
         return []
     require_kind(locate_head(table.head), table.policy)
     return [table.head]
 
 
-def _load_head(
-    of: Checkpoint, name: str, draft: "LoadedModel | LoadedHead", on_foreign: Callable[[str], None] | None
-) -> TrainedHead:
+def _load_head(level: Level, name: str, on_foreign: Callable[[str], None] | None) -> TrainedHead:
     checkpoint = locate_head(name)
-    head = checkpoint.load(draft.hidden_size)
-    if reason := mismatch(checkpoint, of):
+    assert level.network is not None, "a lookup has no states"
+    head = checkpoint.load(level.network.hidden_size)
+    if level.found is not None and (reason := mismatch(checkpoint, level.found.checkpoint)):
         if on_foreign is None:
             hint = "Train a head on this draft with `specctl train-head`, or use this one with --foreign-head."
             raise ModelError(f"{reason}.", hint)

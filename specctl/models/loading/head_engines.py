@@ -1,5 +1,6 @@
 """The runner for a draft head and an engine setting."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,12 @@ from specctl.models.placing.engine_table import chosen_for_head
 from specctl.models.running.engines import EngineSettings, Where, compiler_for
 from specctl.models.running.runner import Runner
 
+RUNNERS: dict[type, tuple[Callable[..., Runner], Callable[..., Runner]]] = {
+    ChainHead: (HeadRunner, GraphHeadRunner),
+    BlockHead: (BlockRunner, GraphBlockRunner),
+}
+"""By family: the runner over fixed buffers, and the one that captures its passes."""
+
 
 def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, settings: EngineSettings) -> Runner:
     """The fastest runner that the settings allow; a head always runs over fixed buffers.
@@ -22,6 +29,7 @@ def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, s
         name: the head's, in messages.
         settings: which engine, and whether to compile.
     """
+    plain, captured = next(runners for family, runners in RUNNERS.items() if isinstance(head, family))
     device = next(head.parameters()).device
     choice = chosen_for_head(settings.engine, Where((str(device),), weight_bytes(head)), settings)
     for line in choice.said:
@@ -31,9 +39,5 @@ def build_head_runner(head: ChainHead | BlockHead, vocabulary: int, name: str, s
         from specctl.models.passes.cuda_capture import CudaCapture
 
         said: dict[str, Any] = {"name": name, "notice": settings.notice, "progress": settings.progress}
-        if isinstance(head, BlockHead):
-            return GraphBlockRunner(head, vocabulary, CudaCapture(device), compiler=compiler, **said)
-        return GraphHeadRunner(head, vocabulary, CudaCapture(device), compiler=compiler, **said)
-    if isinstance(head, BlockHead):
-        return BlockRunner(head, vocabulary, compiler=compiler)
-    return HeadRunner(head, vocabulary, compiler=compiler)
+        return captured(head, vocabulary, CudaCapture(device), compiler=compiler, **said)
+    return plain(head, vocabulary, compiler=compiler)

@@ -1,8 +1,7 @@
 """From a draft head's files to a network in memory, beside the model whose states it reads."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,29 +9,13 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.files.dtypes import ITEM_BYTES
-from specctl.models.head_files.block_formats import build_block
-from specctl.models.head_files.draft_head import DraftHeadCheckpoint, HeadKind
-from specctl.models.head_files.eagle_formats import build_eagle1, build_eagle3
-from specctl.models.head_files.glide_layout import build_glide
-from specctl.models.head_files.mtp_formats import build_mtp
+from specctl.models.head_files.draft_head import DraftHeadCheckpoint
 from specctl.models.placing.memory import Estimate, device_memory
 from specctl.models.placing.placement import place
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from specctl.models.loading.model import LoadedModel
-
-Build = Callable[[Mapping[str, Any], Mapping[str, torch.Tensor], "PreTrainedModel", str], ChainHead | BlockHead]
-BUILDERS: dict[HeadKind, Build] = {
-    HeadKind.EAGLE1: build_eagle1,
-    HeadKind.EAGLE3: build_eagle3,
-    HeadKind.GLIDE: build_glide,
-    HeadKind.MTP: build_mtp,
-    HeadKind.DFLASH: build_block,
-    HeadKind.DSPARK: build_block,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +24,10 @@ class LoadedHead:
 
     Attributes:
         name: its name in the profile.
-        kind: what it is.
         head: the network, in eval mode, on its device.
     """
 
     name: str
-    kind: HeadKind
     head: ChainHead | BlockHead
 
     @property
@@ -75,7 +56,7 @@ def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "Lo
         ModelError: the head is damaged, of a layout that specctl does not know, or made for another model, or its
             device does not exist.
     """
-    head = BUILDERS[found.kind](found.config, found.read(), verifier.model, str(found))
+    head = found.network(verifier.model)
     if table.device != "auto":
         place(table, needed(head), device_memory(), found.checkpoint.role)
     output = verifier.model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -90,4 +71,4 @@ def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "Lo
             f"Set device in [{found.checkpoint.role}] to another one.",
         ) from error
     head.requires_grad_(False)
-    return LoadedHead(found.name, found.kind, head)
+    return LoadedHead(found.name, head)

@@ -1,6 +1,6 @@
 """A pair of models whose graphs are there, opened without loading a model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -8,24 +8,25 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
+from specctl.models.files.stored_weights import stored_weights
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer
 from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.loading.contents import model_hash
 from specctl.models.loading.fileless_drafts import Places
 from specctl.models.loading.proportion import large_draft
-from specctl.models.onnx.kept_graph import Kept
-from specctl.models.onnx.onnx_engine import CHAINS, no_tree_graph, open_fastest
+from specctl.models.onnx.engine_times import LARGEST, Times, packages_there
+from specctl.models.onnx.kept_graph import CHAINS, Kept, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of_files
+from specctl.models.passes.host_device import HOST
+from specctl.models.placing.accelerator import accelerator
 from specctl.models.placing.quantization import rounding
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.fixed_width import FixedWidthRunner
 from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.runner import Runner
-from specctl.models.running.threads import LARGE, Threads, choose, decided, threads_of
+from specctl.models.running.threads import LARGE, Threads, choose, decided, tell_torch, threads_of
 from specctl.processes.cores import CoreTime
 from specctl.profile.schema import IN_TARGET, ModelTable, Profile
 
@@ -41,6 +42,7 @@ class Graph:
         table: the model's.
         role: the table's key in the profile.
         path: of the graph.
+        key: its name in the store.
         kept: what is known of the model.
         no_trees: as of `OnnxRunner`.
     """
@@ -48,18 +50,26 @@ class Graph:
     table: ModelTable
     role: str
     path: Path
+    key: str
     kept: Kept
     no_trees: str | None
 
     @classmethod
-    def find(cls, table: ModelTable, role: str, asked: bool) -> "Graph | None":
+    def find(cls, table: ModelTable, role: str, asked: bool, largest: int | None) -> "Graph | None":
         """That of a model; None if there is none, or not what must be known of the model.
+
+        Args:
+            table, role: the model's.
+            asked: whether it is to read trees.
+            largest: bytes of weights beyond which nothing is read to find it; None for any number.
 
         Raises:
             ModelError: there is no such model.
         """
-        files = model_hash(locate(table, role), table.trust_remote_code)
-        if files is None:
+        checkpoint = locate(table, role)
+        if largest is not None and sum(path.stat().st_size for path in stored_weights(checkpoint)) > largest:
+            return None
+        if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
             return None
         store, form = Store(cache_folder()), rounding(table, "onnx")
         for trees in dict.fromkeys((asked, False)):
@@ -70,21 +80,27 @@ class Graph:
                 continue
             no_trees = no_tree_graph(kept.everything, "cpu", form) if asked else CHAINS
             if trees == (no_trees is None) and (path := store.find(key)) is not None:
-                return cls(table, role, path, kept, no_trees)
+                return cls(table, role, path, key, kept, no_trees)
         return None
+
+    def is_faster(self, threads: int | None) -> bool:
+        """Whether `automatic_runner` would take it, for the model is small and torch's passes take longer."""
+        if self.kept.weight_bytes > LARGEST:
+            return False
+        return Times(Store(cache_folder()).times(self.key)).onnx_is_faster(threads)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, without transformers where that adds nothing."""
         whole = cache(partial(_whole_tokenizer, self.table, self.role))
         return whole() if self.kept.spelling is None else BareTokenizer(self.kept.spelling, whole)
 
-    def runner(self, vocabulary: int, most_threads: int | None) -> "OnnxRunner":
-        """A runner of the graph, as `build_onnx_runner` opens it."""
+    def runner(self, vocabulary: int, threads: Set[int]) -> "OnnxRunner":
+        """A runner of the graph, as `build_onnx_runner` opens it, with one of some numbers of threads."""
         from specctl.models.onnx.kept_runner import Opening
 
         form = rounding(self.table, "onnx")
-        opening = Opening(torch.device("cpu"), vocabulary, self.kept.context, form, self.no_trees)
-        return open_fastest(opening, self.path, self.kept.weight_bytes, most_threads)
+        opening = Opening(HOST, vocabulary, self.kept.context, form, self.no_trees)
+        return opening.fastest(self.path, self.kept.weight_bytes, threads)
 
 
 def _whole_tokenizer(table: ModelTable, role: str) -> Tokenizer:
@@ -113,20 +129,32 @@ def kept_pair(
     levels = profile.draft.levels if profile.draft is not None else ()
     roles = ["target", *(".".join(["draft"] * depth) for depth in range(1, len(levels) + 1))]
     tables = [(table, role) for table, role in zip((profile.target, *levels), roles, strict=True) if table.has_files]
-    if settings.engine != "onnx" or settings.check or find_spec("onnxruntime") is None:
+    if settings.check or not all(_ordinary(table) for table, _ in tables):
         return None
-    if not all(_ordinary(table) for table, _ in tables):
+    if settings.engine == "onnx":
+        if find_spec("onnxruntime") is None:
+            return None
+    elif settings.engine != "auto" or not _automatic(settings, [table for table, _ in tables]):
         return None
+    number = known.number if (known := decided(profile.threads)) is not None else None
+    largest = LARGEST if settings.engine == "auto" else None
     try:
         graphs: list[Graph] = []
         for table, role in tables:
-            graph = Graph.find(table, role, settings.draft_trees if graphs else settings.trees)
-            if graph is None:
+            graph = Graph.find(table, role, settings.draft_trees if graphs else settings.trees, largest)
+            if graph is None or (settings.engine == "auto" and not graph.is_faster(number)):
                 return None
             graphs.append(graph)
         return _opened(profile, settings, graphs, Places(levels), began, progress) if _enough(profile, graphs) else None
     except (ModelError, OSError, RuntimeError):  # onnxruntime's own are RuntimeErrors
         return None
+
+
+def _automatic(settings: EngineSettings, tables: Sequence[ModelTable]) -> bool:
+    """Whether ``auto`` could be onnxruntime, as far as settings and the sizes of files tell."""
+    if settings.compile is True or any(table.quantize is not None for table in tables):
+        return False
+    return packages_there() and cache_folder().exists()
 
 
 def _ordinary(table: ModelTable) -> bool:
@@ -137,10 +165,8 @@ def _ordinary(table: ModelTable) -> bool:
         return False
     if table.shards is not None or table.max_memory is not None:
         return False
-    # As `device_memory` finds accelerators; ``auto`` is the first of them.
-    return table.device == "cpu" or (
-        table.device == "auto" and torch.accelerator.current_accelerator(check_available=True) is None
-    )
+    # ``auto`` is the first accelerator.
+    return table.device == "cpu" or (table.device == "auto" and accelerator() is None)
 
 
 def _enough(profile: Profile, graphs: Sequence[Graph]) -> bool:
@@ -174,10 +200,11 @@ def _opened(
         check_vocabulary(tokenizer, tokenizer if same else graph.tokenizer(), target.rows, graph.kept.rows)
     threads = choose(profile.threads, (), vocabulary, began)
     tries = decided(profile.threads) is None and sum(graph.kept.weight_bytes for graph in graphs) <= LARGE
+    numbers = {1, threads.free} if tries else {threads.number}
     runners: list[Runner] = []
     for graph in graphs:
         progress(graph.table.model)
-        runners.append(graph.runner(vocabulary, threads.free if tries else None))
+        runners.append(graph.runner(vocabulary, numbers))
     for upper, lower in pairwise(graphs):
         if told := large_draft((upper.role, upper.kept.parameters), (lower.role, lower.kept.parameters)):
             settings.notice(told)
@@ -197,7 +224,9 @@ def _opened(
         threads=threads,
         vocabulary=vocabulary,
     )
-    return places.filled(pair, above, vocabulary)
+    whole = places.filled(pair, above, vocabulary)
+    tell_torch(threads.number)  # which a registered drafter may have imported
+    return whole
 
 
 def _of_graph(threads: Threads, target: Runner, free: bool) -> Threads:

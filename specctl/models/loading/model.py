@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.hushing import hushed
 from specctl.models.files.loading_failures import explained
-from specctl.models.files.vocabulary import check_vocabulary
 from specctl.models.placing.memory import device_memory, estimate, load_config
 from specctl.models.placing.placement import Placement, named_devices
 from specctl.models.placing.quantization import Quantization
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from specctl.models.sharding.leading_runner import Sharding
 
-__all__ = ["LoadedModel", "check_vocabulary", "eos_ids", "load_model", "load_tokenizer", "model_tables"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +90,21 @@ class LoadedModel:
 
 
 def model_tables(profile: Profile) -> list[tuple[str, ModelTable]]:
-    """Every model of a profile with its key, in loading order: the lowest draft first, the target last.
-
-    A target that is spread over devices takes the remaining memory, so the small models must be loaded before it.
-    """
+    """Every model of a profile with its key, from the target down."""
     tables: list[tuple[str, ModelTable]] = [("target", profile.target)]
     key, draft = "draft", profile.draft
     while draft is not None:
         tables.append((key, draft))
         key, draft = f"{key}.draft", draft.draft
-    return tables[::-1]
+    return tables
+
+
+def loading_order(levels: Iterable[T]) -> list[T]:
+    """What is given from the target down in the order in which it is loaded: the lowest draft first, the target last.
+
+    A target that is spread over devices takes the remaining memory, so the small models must be loaded before it.
+    """
+    return list(levels)[::-1]
 
 
 def load_model(table: ModelTable, *, role: str, verbose: bool = False) -> LoadedModel:

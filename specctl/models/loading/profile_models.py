@@ -1,14 +1,14 @@
 """The models and draft heads of a profile, found and checked before the first of them is loaded."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.head_files.draft_head import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.loading.contents import States, model_hash, model_states
-from specctl.models.loading.model import LoadedModel, load_inspected
+from specctl.models.loading.model import LoadedModel, load_inspected, loading_order
 from specctl.models.placing.absent import absence
 from specctl.models.placing.memory import DeviceMemory
 from specctl.models.placing.placement import STRATEGIES
@@ -18,6 +18,8 @@ from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable
 
 if TYPE_CHECKING:
     from specctl.models.loading.head_loading import LoadedHead
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,62 +133,87 @@ def find_head(role: str, table: DraftTable, verifier: tuple[str, ModelTable]) ->
     return draft_head(locate(table, role))
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A target or draft of a pair on its way into memory.
+
+    Attributes:
+        role: its key in the profile.
+        table: its profile table.
+        heads: names of the acceptance heads to load for it.
+        found: its files; None before they are looked for, for a draft without files, and for a model in memory.
+        network: the model or draft head; None before it is loaded, and for a draft without files.
+    """
+
+    role: str
+    table: ModelTable
+    heads: Sequence[str] = ()
+    found: Found | None = None
+    network: "LoadedModel | LoadedHead | None" = None
+
+    @property
+    def model(self) -> LoadedModel | None:
+        """The model; None for a draft head, and for a draft without files."""
+        return self.network if isinstance(self.network, LoadedModel) else None
+
+
+def reader_of(levels: Sequence[T], upper: int | None) -> T:
+    """Of something for each level, from the target down, that of the level which ``Pair.above`` numbers so."""
+    return levels[0 if upper is None else upper + 1]
+
+
 def find_all(
-    tables: Sequence[tuple[str, ModelTable]],
-    above: Sequence[int | None],
-    devices: Sequence[DeviceMemory],
-    engine: Engine,
-) -> list[Found]:
-    """Find all models of a profile.
+    levels: Sequence[Level], above: Sequence[int | None], devices: Sequence[DeviceMemory], engine: Engine
+) -> list[Level]:
+    """Find the files of all levels that have some and are not in memory.
 
     Args:
-        tables: key and table of each, in loading order, the target last.
-        above, devices, engine: as in `load_found` and `Found.of`.
+        levels: from the target down.
+        above: as in `Pair`.
+        devices, engine: as in `Found.of`.
 
     Raises:
         AbsentError: some are not on this machine; it tells of all of them.
         ModelError: as of `Found.of`.
     """
-    verifiers = [tables[-1] if upper is None else tables[-2 - upper] for upper in above]
+    found = list(levels)
+    wanted = [place for place, one in enumerate(levels) if one.table.has_files and one.network is None]
     try:
-        return [
-            Found.of(role, table, verifier, devices, engine)
-            for (role, table), verifier in zip(tables, [*verifiers[::-1], None], strict=True)
-        ]
+        for place in loading_order(wanted):
+            one, verifier = levels[place], reader_of(levels, above[place - 1]) if place else None
+            upper = None if verifier is None else (verifier.role, verifier.table)
+            found[place] = replace(one, found=Found.of(one.role, one.table, upper, devices, engine))
     except AbsentError as error:
+        tables = [(levels[place].role, levels[place].table) for place in loading_order(wanted)]
         told = absence(tables, (device.name for device in devices))
         raise (told if told.message else error) from error  # empty where the hub came back meanwhile
+    return found
 
 
-def load_found(
-    found: Sequence[Found], above: Sequence[int | None], progress: Callable[[str], None]
-) -> "list[LoadedModel | LoadedHead]":
-    """Load all of them, the models first and in their order, then the draft heads.
+def load_found(levels: Sequence[Level], above: Sequence[int | None], progress: Callable[[str], None]) -> list[Level]:
+    """Load all that was found: the models in their order, then the draft heads.
 
     Args:
-        found: in loading order, the target last.
-        above: for each draft, from the first, the index of the draft whose states it may read; None for the target.
+        levels: from the target down, with their files.
+        above: as in `Pair`: whose states a draft may read.
         progress: called with the name of each before it is loaded.
-
-    Returns:
-        The target, then the drafts from the first on.
     """
-    if any(one.table.splits for one in found):
+    loaded = list(levels)
+    files = {place: one.found for place, one in enumerate(levels) if one.found is not None}
+    if any(one.table.splits for one in files.values()):
         from specctl.models.loading.model_shards import split
         from specctl.models.sharding.leader import lead
 
-        shards = split(one.table for one in found)
+        shards = split(one.table for one in files.values())
         assert shards is not None, "a table is split"
         progress(f"{shards} processes for shards")
         lead(shards, anew=True)
-    models: list[LoadedModel | None] = []
-    for one in found:
-        if one.head is None:
-            progress(one.table.model)
-        models.insert(0, one.load())
-    networks: list[LoadedModel | LoadedHead] = []
-    for one, model, upper in zip(found[::-1], models, [None, *above], strict=True):
-        if model is None:
-            progress(one.table.model)
-        networks.append(model or one.load_head(models[0 if upper is None else upper + 1]))
-    return networks
+    for place in loading_order(place for place, one in files.items() if one.head is None):
+        progress(levels[place].table.model)
+        loaded[place] = replace(levels[place], network=files[place].load())
+    for place, one in files.items():
+        if one.head is not None:
+            progress(levels[place].table.model)
+            network = one.load_head(reader_of(loaded, above[place - 1]).model)
+            loaded[place] = replace(levels[place], network=network)
+    return loaded

@@ -1,33 +1,23 @@
 """The onnxruntime runner where nobody asked for it: it is there, and faster."""
 
-import json
-import os
-import platform
 from collections.abc import Callable
-from importlib.util import find_spec
-from math import isfinite
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import PreTrainedModel
 
+from specctl.models.onnx.engine_times import EAGER, LARGEST, ONNX, Times, packages_there
 from specctl.models.onnx.onnx_engine import build_onnx_runner, obstacle, reads_trees
 from specctl.models.onnx.store import Store, cache_folder, key_of
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.engines import EngineSettings, Where
-from specctl.models.running.threads import small_round, timed
+from specctl.models.running.threads import small_round, timed, torch_threads
 
 if TYPE_CHECKING:
     from specctl.models.onnx.onnx_runner import OnnxRunner
 
-PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 LONG_RUN = 2_000
 """Exporting a small model, which takes as long as some hundred to a thousand tokens do, pays from this many on."""
-LARGEST = 1 << 29
-"""Bytes of weights up to which a model is exported unasked, and hashed whenever it is loaded to find its graph."""
-EAGER, ONNX = "eager", "onnx"
 
 
 def may_be_faster(model: PreTrainedModel, where: Where) -> bool:
@@ -37,7 +27,7 @@ def may_be_faster(model: PreTrainedModel, where: Where) -> bool:
         model: loaded, or its skeleton.
         where: its weights are or will be.
     """
-    if any(find_spec(package) is None for package in PACKAGES):
+    if not packages_there():
         return False
     return where.device.type == "cpu" and where.weights <= LARGEST and obstacle(model, where) is None
 
@@ -71,8 +61,8 @@ def automatic_runner(
         return None  # before all weights are hashed
     known_files = files()
     key = key_of(model, None, trees=reads_trees(model, settings), files=known_files)
-    times = Times(store.folder / f"{key}.times.json")
-    known = times.here()
+    times, threads = Times(store.times(key)), torch_threads()
+    known = times.here(threads)
     if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):
         return None  # slower, or unable: then nothing is noted
     if not long and store.find(key) is None:
@@ -80,7 +70,7 @@ def automatic_runner(
     runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
     if known is None:
         known = {} if runner is None else milliseconds(model, runner, vocabulary)
-        times.note(known)
+        times.note(known, threads)
     return runner if runner is not None and known[ONNX] < known[EAGER] else None
 
 
@@ -93,39 +83,3 @@ def milliseconds(model: PreTrainedModel, runner: "OnnxRunner", vocabulary: int) 
     seconds = timed(lambda engine: rounds[engine](), list(rounds))
     runner.rollback(0)
     return {engine: round(median(found) * 1e3, 4) for engine, found in seconds.items()}
-
-
-class Times:
-    """A file with the times of engines by machine and number of threads. What cannot be read or written is not there.
-
-    Args:
-        path: of the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._place = f"{platform.node()}, {torch.get_num_threads()} threads"
-
-    def _all(self) -> dict[str, dict[str, float]]:
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {str(place): {str(k): float(v) for k, v in times.items()} for place, times in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return {}
-
-    def here(self) -> dict[str, float] | None:
-        """Milliseconds by engine, measured on this machine with as many threads; None if nothing is known."""
-        found = self._all().get(self._place)
-        if found is None or (found and {EAGER, ONNX} - found.keys()) or not all(map(isfinite, found.values())):
-            return None
-        return found
-
-    def note(self, times: dict[str, float]) -> None:
-        """Keep the times of this machine with as many threads; empty if onnxruntime cannot run the model."""
-        new = self._path.with_name(f".{self._path.name}-{os.getpid()}")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(self._all() | {self._place: times}), encoding="utf-8")
-            new.replace(self._path)
-        except OSError:
-            new.unlink(missing_ok=True)

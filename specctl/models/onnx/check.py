@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from specctl.models.onnx.export import watched
 from specctl.models.onnx.graph_quantization import BITS, nearest
 from specctl.models.onnx.onnx_passes import Passes
-from specctl.models.passes.masks import seen_in_tree
+from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.running.rounding import ROUNDING, apart
 
 INPUTS = 0.1
@@ -55,8 +55,11 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
             found = passes.run(block, len(text), width, layers)
             text += block
             logits, states = whole_pass(model, text)
-            pairs = [(found.logits[:, :vocabulary], logits[-width:, :vocabulary])]
-            pairs += [(found.states[layer], states[layer][-width:]) for layer in (layers if quantize is None else [])]
+            pairs = [(torch.as_tensor(found.logits[:, :vocabulary]), logits[-width:, :vocabulary])]
+            pairs += [
+                (torch.as_tensor(found.states[layer]), states[layer][-width:])
+                for layer in (layers if quantize is None else [])
+            ]
             worst = max(worst, *(_apart(mine, theirs, quantize) for mine, theirs in pairs))
             del text[len(text) - back :]
         if passes.trees:
@@ -67,11 +70,11 @@ def difference(passes: Passes, model: PreTrainedModel, vocabulary: int, quantize
 def _tree_difference(passes: Passes, model: PreTrainedModel, text: list[int], two: list[int], vocabulary: int) -> float:
     """The same for a tree behind a text: two tokens, each right after the text's last one. No graph that reads trees
     is quantised."""
-    found = passes.run([text[-1], *two], len(text) - 1, 3, seen=seen_in_tree([0, 0]))
+    found = passes.run([text[-1], *two], len(text) - 1, 3, seen=TreeSight().grown([0, 0], 0))
     worst = 0.0
     for place, token in enumerate(two, start=1):
         logits, _ = whole_pass(model, [*text, token])
-        worst = max(worst, apart(found.logits[place, :vocabulary], logits[-1, :vocabulary]))
+        worst = max(worst, apart(torch.as_tensor(found.logits[place, :vocabulary]), logits[-1, :vocabulary]))
     return worst
 
 

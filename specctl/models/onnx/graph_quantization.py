@@ -10,10 +10,6 @@ BLOCK = 32
 """Weights of one output that share a scale and a zero."""
 INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
-NARROWEST = 2
-"""The fewest tokens of a pass on a CPU: onnxruntime, by its own choice, computes a single row otherwise than several.
-Measured on the embedded target, its logits differ by 0.015 (8 bits) and 0.023 (4 bits) of their spread. Passes of two
-and more agreed bit for bit."""
 
 
 def quantize(model: ir.Model, bits: int) -> int:

@@ -3,35 +3,27 @@
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import torch
-
 from specctl.errors import ModelError
+from specctl.models.onnx.kept_graph import CHAINS, no_tree_graph
 from specctl.models.onnx.store import Store, cache_folder, key_of, known_by_files, passing_store
-from specctl.models.passes.masks import WIDEST, WINDOWS, attends_to_everything
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import EngineSettings, Where
-from specctl.models.running.rounding import ROUNDING, widths_apart
-from specctl.models.running.threads import fastest, small_round, timed
+from specctl.models.running.threads import torch_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.onnx.kept_runner import Opening
     from specctl.models.onnx.onnx_runner import OnnxRunner
 
 INSTALL = "Run `pip install 'specctl[onnx]'`."
-SMALL = 16 << 20
-"""Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
 LONGEST = 1 << 17
 """The most places for which the angles of positions are tabulated."""
-CHAINS = "its onnx graph was made for chains"
-"""Why a graph reads no trees that could have been made so."""
 
 
 class Unable(Exception):  # noqa: N818 - it is a finding
@@ -93,6 +85,7 @@ def obstacle(model: "PreTrainedModel", where: Where | None = None) -> str | None
         model: loaded, or its skeleton.
         where: its weights are or will be; None for where those of a loaded model are.
     """
+    import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = model.config.get_text_config(decoder=True)
@@ -124,58 +117,14 @@ def obstacle(model: "PreTrainedModel", where: Where | None = None) -> str | None
 
 def tree_graph_obstacle(model: "PreTrainedModel", quantize: str | None = None) -> str | None:
     """Why a model's graph cannot read trees, as the end of a sentence; None if it can."""
+    from specctl.models.passes.masks import attends_to_everything
+
     return no_tree_graph(attends_to_everything(model), next(model.parameters()).device.type, quantize)
-
-
-def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | None:
-    """`tree_graph_obstacle` of a model of which this is known.
-
-    A quantised graph rounds what its products read to 8 bits. A branch of a tree stands elsewhere in the cache than a
-    chain does, and its logits were measured to differ from the chain's: by 0.03 of their spread on the embedded target,
-    where those of a graph that is not quantised differ by 4e-6.
-
-    Args:
-        everything: whether every layer sees the whole sequence.
-        kind: of its device, such as ``cpu``.
-        quantize: how the graph's weights are rounded.
-    """
-    if quantize is not None:
-        return f"onnxruntime computes something else for the branches of a tree where weights are {quantize}"
-    if not everything:
-        return WINDOWS
-    if kind != "cpu":
-        return "specctl lets onnxruntime read trees on a CPU only"
-    return None
 
 
 def reads_trees(model: "PreTrainedModel", settings: EngineSettings) -> bool:
     """Whether a model that is not quantised gets a graph that reads trees."""
     return settings.trees and tree_graph_obstacle(model) is None
-
-
-def open_fastest(
-    opening: "Opening", path: Path, weight_bytes: int, most_threads: int | None, seconds: float | None = None
-) -> "OnnxRunner":
-    """The runner of a graph whose number of threads takes the least time; the others are forgotten.
-
-    Args:
-        opening: how it is to run.
-        path: of the graph.
-        weight_bytes: of its model.
-        most_threads: as of `EngineSettings`.
-        seconds: wall time that was spent on making it.
-    """
-    several = {1, most_threads} if most_threads else {torch.get_num_threads()}
-    numbers = [1] if weight_bytes <= SMALL else sorted(several)
-    runners = {threads: opening.runner(path, seconds, threads) for threads in numbers}
-    if len(runners) == 1:
-        return runners[numbers[0]]
-    rounds = {threads: small_round([runner], opening.vocabulary) for threads, runner in runners.items()}
-    tried = timed(lambda threads: rounds[threads](), numbers)
-    best = runners[fastest(tried)]
-    best.rollback(0)
-    best.tried = {threads: median(found) * 1e3 for threads, found in tried.items()}
-    return best
 
 
 def _built(
@@ -220,7 +169,8 @@ def _built(
     if not keeps:  # before onnxruntime reads its own
         release(model)
     seconds = perf_counter() - began if made else None
-    runner = open_fastest(opening, path, weight_bytes(model), settings.most_threads, seconds)
+    numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
+    runner = opening.fastest(path, weight_bytes(model), numbers, seconds)
     runner.facts = facts
     return runner
 
@@ -259,6 +209,7 @@ def _write(model: "PreTrainedModel", context: int, places: int, quantize: str | 
 def _require_equal(runner: "OnnxRunner", model: "PreTrainedModel", vocabulary: int, quantize: str | None) -> None:
     """Raise `Unable` unless a graph computes what its model computes, in passes of every width."""
     from specctl.models.onnx.check import difference, limit
+    from specctl.models.running.rounding import ROUNDING, widths_apart
 
     try:
         found = difference(runner.passes, model, vocabulary, quantize)

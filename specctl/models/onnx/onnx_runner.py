@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
-import torch
+from typing import Any
 
 from specctl.models.onnx.onnx_passes import Passes, Results
-from specctl.models.passes.masks import TreeSight
+from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
 from specctl.models.running.runner import Forward, Runner, joined
 
@@ -25,7 +22,6 @@ class OnnxRunner(Runner):
         passes: of the model's graph.
         vocabulary: as for `EagerRunner`.
         context: the most tokens of a sequence.
-        device: of the logits.
         engine: its name in reports.
         preparing_seconds: wall time that was spent on making the graph; None if it was there.
         no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
@@ -46,7 +42,6 @@ class OnnxRunner(Runner):
         passes: Passes,
         vocabulary: int,
         context: int,
-        device: torch.device,
         *,
         engine: str = "onnx",
         preparing_seconds: float | None = None,
@@ -55,7 +50,7 @@ class OnnxRunner(Runner):
     ) -> None:
         self.vocabulary = vocabulary
         self.context = context
-        self.device = device
+        self.device = passes.memory.device
         self.engine = engine
         self.preparing_seconds = preparing_seconds
         self.no_trees = no_trees
@@ -104,20 +99,17 @@ class OnnxRunner(Runner):
 
     def _forward(self, found: Results, keep: int, layers: Sequence[int], hidden: bool) -> Forward:
         """What a pass gave, in memory that the next pass leaves alone."""
-        logits: torch.Tensor | npt.NDArray[np.float32]
-        if self.passes.gives_rows:
-            logits = found.rows[:keep, : self.vocabulary]
-            if found.shared:
-                logits = logits.copy()
-        else:
-            logits = found.logits[:keep, : self.vocabulary]
-            if found.shared:
-                logits = logits.clone()
+        logits = self._kept(found.logits[:keep, : self.vocabulary], found)
         if not layers:
             return Forward(logits)
-        states = {layer: rows.clone() if found.shared else rows for layer, rows in found.states.items()}
+        import torch  # whoever reads states is a network
+
+        states = {layer: torch.as_tensor(self._kept(rows, found)) for layer, rows in found.states.items()}
         last = states[LAST][len(states[LAST]) - keep :] if hidden else None
         return Forward(logits, last, {layer: states[layer] for layer in self._watched} if self._watched else None)
+
+    def _kept(self, rows: Any, found: Results) -> Any:
+        return self.passes.memory.copied(rows) if found.shared else rows
 
     def watch(self, layers: Iterable[int]) -> None:
         wanted = {*self._watched, *layers}
@@ -132,7 +124,6 @@ class OnnxRunner(Runner):
             passes,
             self.vocabulary,
             self.context,
-            self.device,
             engine=self.engine,
             no_trees=self.no_trees,
             threads=self.threads,

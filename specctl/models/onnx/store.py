@@ -12,26 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import sleep, time
+from time import sleep
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from specctl.outputs.locks import locked
+from specctl.outputs.locks import locked, remove_abandoned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FORMAT = 1
-"""Of the graphs; graphs of another format are not read."""
+SCHEMA_VERSION = 1
+"""Of the graphs; graphs of another version are made anew."""
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
 MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
 NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
+"""Packages whose classes are no code of a model's own."""
 PASSING = "specctl-onnx-"
-ABANDONED = 3600.0
-"""Seconds after which a folder that nobody has locked is taken for one of a process that was killed."""
 
 
 def cache_folder() -> Path:
@@ -91,7 +90,7 @@ def known_by_files(model: "PreTrainedModel") -> bool:
 
 def _made(kind: str, dtype: str, quantize: str | None, trees: bool) -> list[object]:
     """What a graph is made as, and what makes it."""
-    return [FORMAT, dtype, quantize, trees, {name: _version(name) for name in MAKERS}, kind, *processor()]
+    return [SCHEMA_VERSION, dtype, quantize, trees, {name: _version(name) for name in MAKERS}, kind, *processor()]
 
 
 def processor(told: Path = Path("/proc/cpuinfo")) -> list[str]:
@@ -119,9 +118,7 @@ def _version(package: str) -> str | None:
 def _own_code(model: "PreTrainedModel") -> list[Path]:
     """The files of a model's classes that are neither transformers' nor torch's; of remote code, all in its folder."""
     names = {part.__module__ for module in model.modules() for part in type(module).__mro__}
-    own = {
-        name for name in names if name.partition(".")[0] not in ("builtins", "torch", "transformers", "typing", "abc")
-    }
+    own = {name for name in names if name.partition(".")[0] not in NOT_OWN}
     files = {Path(file) for name in own if (file := getattr(sys.modules.get(name), "__file__", None))}
     files |= {
         beside
@@ -148,7 +145,7 @@ class Store:
         try:
             manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
             whole = (
-                manifest["format"] == FORMAT
+                manifest["schema_version"] == SCHEMA_VERSION
                 and GRAPH in manifest["files"]
                 and all(Path(name).name == name for name in manifest["files"])
                 and all(_checksum(entry / name) == known for name, known in manifest["files"].items())
@@ -160,6 +157,10 @@ class Store:
     def facts(self, key: str) -> Path:
         """The file beside a graph in which `Kept` is told of its model."""
         return self.folder / f"{key}.model.json"
+
+    def times(self, key: str) -> Path:
+        """The file beside a graph in which `Times` are told."""
+        return self.folder / f"{key}.times.json"
 
     def remove(self, key: str) -> None:
         """Forget a graph."""
@@ -181,7 +182,9 @@ class Store:
             made.mkdir()
             write(made / GRAPH)
             files = {path.name: _checksum(path) for path in sorted(made.iterdir())}
-            (made / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}), encoding="utf-8")
+            (made / MANIFEST).write_text(
+                json.dumps({"schema_version": SCHEMA_VERSION, "files": files}), encoding="utf-8"
+            )
             self.remove(key)
             made.rename(self.folder / key)
         return self.folder / key / GRAPH
@@ -197,7 +200,7 @@ class Store:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".*-*"):
-            _sweep(left, self._lock(left.name[1:].rpartition("-")[0]))
+            remove_abandoned(left, self._lock(left.name[1:].rpartition("-")[0]))
         with self._lock(key).open("ab") as file:
             if not locked(file.fileno()):
                 waiting()
@@ -216,27 +219,13 @@ def passing_store() -> Store:
         OSError: there is no room for it.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{PASSING}*"):
-        _sweep(left, left / ".lock")
+        remove_abandoned(left, left / ".lock")
     folder = Path(tempfile.mkdtemp(prefix=PASSING))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = (folder / ".lock").open("ab")
     locked(file.fileno())
     atexit.register(file.close)
     return Store(folder)
-
-
-def _sweep(left: Path, lock: Path) -> None:
-    """Remove a folder of this user's that is old and whose lock nobody holds."""
-    try:
-        newest = max(path.lstat().st_mtime for path in [left, *left.rglob("*")])
-        mine = not hasattr(os, "getuid") or left.lstat().st_uid == os.getuid()
-        if left.is_symlink() or not left.is_dir() or not mine or newest > time() - ABANDONED:
-            return
-        with lock.open("ab") as file:
-            if locked(file.fileno()):
-                shutil.rmtree(left, ignore_errors=True)
-    except OSError:
-        return
 
 
 def _checksum(path: Path) -> list[int]:

@@ -10,9 +10,10 @@ from transformers import Cache
 
 from specctl.models.passes.cache import Cursor, FixedLayer
 from specctl.models.passes.compilation import Compiler
-from specctl.models.passes.masks import WIDEST, aligned
+from specctl.models.passes.masks import aligned
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.tree_sight import WIDEST
 
 SPARE = 256
 STEP = 64

@@ -1,24 +1,15 @@
 """Ready-made positions and attention masks, so that a model does not compute them at every step."""
 
 import inspect
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from specctl.models.passes.tree_sight import LARGEST_TREE, WIDEST, WINDOWS, Seen
 from specctl.models.passes.weights import device_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-WIDEST = 64
-"""Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest."""
-WINDOWS = "it has layers with a sliding window or with a state of their own"
-"""Why a model reads no trees, as the end of a sentence."""
-LARGEST_TREE = 512
-"""The most tokens of a tree, however many passes it is read in."""
-
 
 ALIGNMENT = 8
 """CUDA's attention takes masks whose rows begin at multiples of so many numbers, and copies others in every layer."""
@@ -74,45 +65,9 @@ def aligned_mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # (T,
     return additive(torch.nn.functional.pad(seen, (0, aligned(count) - count)), dtype)[:, :count]
 
 
-class TreeSight:
-    """Which tokens of a growing tree each of them sees: itself and its ancestors."""
-
-    def __init__(self) -> None:
-        self._seen = np.ones((1, 1), dtype=bool)  # (N, N), of the root alone
-
-    def grown(self, parents: Sequence[int], before: int) -> torch.Tensor:
-        """What the tokens of one more pass see of the tree.
-
-        Args:
-            parents: of the pass's tokens without the root, each the number of an earlier token.
-            before: B, how many tokens of the tree earlier passes read; up to 1 a new tree is meant.
-
-        Returns:
-            ``(T, B + T)`` bool on the CPU; with B = 0 the first row is the root's.
-        """
-        old = self._seen if before > 1 else self._seen[:1, :1]
-        known = len(old)
-        assert known == max(before, 1), "the passes before this one read another tree"
-        seen = np.eye(known + len(parents), dtype=bool)
-        seen[:known, :known] = old
-        for token, parent in enumerate(parents, start=known):
-            seen[token] |= seen[parent]
-        self._seen = seen
-        return torch.from_numpy(seen[before:])
-
-
-def seen_in_tree(parents: Sequence[int]) -> torch.Tensor:
-    """Which tokens of a tree that is read in one pass each of them sees, ``(T, T)`` bool on the CPU.
-
-    Args:
-        parents: of the tokens after the first, which is the root; each is the number of an earlier token.
-    """
-    return TreeSight().grown(parents, 0)
-
-
-def tree_rows(seen: torch.Tensor) -> torch.Tensor:  # (T, B + T) -> (T, LARGEST_TREE)
+def tree_rows(seen: Seen) -> torch.Tensor:  # (T, B + T) -> (T, LARGEST_TREE)
     """`TreeSight.grown` as rows of one length for all trees, which passes of fixed shapes read."""
-    return torch.nn.functional.pad(seen, (0, LARGEST_TREE - seen.shape[1]))
+    return torch.nn.functional.pad(torch.from_numpy(seen), (0, LARGEST_TREE - seen.shape[1]))
 
 
 def placed_in_tree(

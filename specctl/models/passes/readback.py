@@ -2,19 +2,23 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
     """Pinned memory for one copy at a time, ``(F,)`` float64, and the event behind the copy."""
 
-    numbers: torch.Tensor
-    copied: torch.cuda.Event
+    numbers: "torch.Tensor"
+    copied: "torch.cuda.Event"
 
     @classmethod
     def of(cls, count: int) -> "_Slot":
+        import torch
+
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return cls(torch.empty(count, dtype=torch.float64).pin_memory(), event)
 
@@ -44,20 +48,23 @@ class Readback:
         device: of the tensors.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: "torch.device") -> None:
         self._device = device
         self._free: defaultdict[int, list[_Slot]] = defaultdict(list)  # by F
         self._sent = 0
         self._arrived = 0  # so many of those sent are known to be here
 
-    def send(self, values: torch.Tensor) -> Ticket:
+    def send(self, values: "torch.Tensor") -> Ticket:
         """Queue the copy of numbers ``(F,)`` float64, which may be overwritten by what is queued after this call."""
         order, self._sent = self._sent, self._sent + 1
         if self._device.type != "cuda":
             return Ticket(order, numbers=tuple(values.tolist()))
+        import torch
+
         free = self._free[len(values)]
         slot = free.pop() if free else _Slot.of(len(values))
         slot.numbers.copy_(values, non_blocking=True)
+
         slot.copied.record(torch.cuda.current_stream(self._device))
         return Ticket(order, slot)
 

@@ -1,34 +1,42 @@
 """Waiting for a device, which works on after a pass has returned, and not waiting for it."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
-def wait(*devices: torch.device) -> None:
+def wait(*devices: "torch.device") -> None:
     """Return when these devices have finished all their work; a CPU always has."""
     for device in set(devices):
         if device.type == "cuda":
+            import torch
+
             torch.cuda.synchronize(device)
 
 
-def staged(numbers: Sequence[float] | torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def staged(numbers: "Sequence[float] | torch.Tensor", device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
     """Numbers on the host, where a copy of them to the device with ``non_blocking`` does not wait for it.
 
     A copy from ordinary memory waits until the device has done all that it was given before.
     """
+    import torch
+
     made = numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers, dtype=dtype)
     return made.pin_memory() if device.type == "cuda" else made
 
 
 def sent(
-    numbers: Sequence[float] | torch.Tensor, device: torch.device, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
+    numbers: "Sequence[float] | torch.Tensor", device: "torch.device", dtype: "torch.dtype | None" = None
+) -> "torch.Tensor":
     """Numbers of the host on a device, without waiting for it.
 
     Args:
         numbers: ``(N,)``, or a tensor of any shape, whose dtype stays.
         device: where to.
-        dtype: of the numbers that are no tensor.
+        dtype: of the numbers that are no tensor; int64 by default.
     """
-    return staged(numbers, device, dtype).to(device, non_blocking=True)
+    import torch
+
+    return staged(numbers, device, dtype or torch.int64).to(device, non_blocking=True)

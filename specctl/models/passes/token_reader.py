@@ -1,15 +1,16 @@
 """What reads a token's numbers within the pass that makes its logits."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-Foresee = Callable[[torch.Tensor], torch.Tensor]
+Foresee = Callable[["torch.Tensor"], "torch.Tensor"]
 """For a token ``()`` drawn from the last pass's logits, the predicted probability ``()`` float32 that the token drafted
 after it is accepted if all before it are; 0 where no token can follow."""
 
-Token = int | torch.Tensor
+Token: TypeAlias = "int | torch.Tensor"
 """An id, or ``()`` of any dtype on the device of the model that reads it, as a `TokenReader` gives it."""
 
 
@@ -25,12 +26,12 @@ class TokenReader(Protocol):
 
     def __call__(
         self,
-        logits: torch.Tensor,
-        uniform: torch.Tensor | None,
-        hidden: torch.Tensor | None = None,
-        previous: torch.Tensor | None = None,
+        logits: "torch.Tensor",
+        uniform: "torch.Tensor | None",
+        hidden: "torch.Tensor | None" = None,
+        previous: "torch.Tensor | None" = None,
         foresee: Foresee | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
         """The numbers ``(F,)`` float64, the id drawn first of all, and the distribution ``(V,)`` if it is needed later.
 
         Args:

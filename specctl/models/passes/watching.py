@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
     from transformers import PreTrainedModel
 
-States = Mapping[int, torch.Tensor]
+States = Mapping[int, "torch.Tensor"]
 """``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm."""
 LAST = -1
 
@@ -47,30 +46,32 @@ class LayerWatch:
                 )
             self._layers.add(layer)
 
-    def take(self) -> dict[int, torch.Tensor] | None:
+    def take(self) -> "dict[int, torch.Tensor] | None":
         """The states ``(T, D)`` of all tokens of the last pass, by layer; None if no layer is watched."""
         return {layer: states[0] for layer, states in self._caught.items()} if self._layers else None
 
-    def _keep(self, layer: int, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _keep(self, layer: int, _: "nn.Module", given: tuple[Any, ...], named: dict[str, Any]) -> None:
         states = given[0] if given else named["hidden_states"]
         self._caught[layer] = states.detach()
 
-    def _keep_last(self, _: nn.Module, __: Any, output: Any) -> None:
+    def _keep_last(self, _: "nn.Module", __: Any, output: Any) -> None:
         self._caught[LAST] = output[0].detach()
 
 
-def decoder(model: "PreTrainedModel") -> nn.Module:
+def decoder(model: "PreTrainedModel") -> "nn.Module":
     """The part of a causal language model between its embeddings and its output layer, both norms included."""
     found = model.get_decoder()  # type: ignore[no-untyped-call]
     return found if found is not None and found is not model else model.base_model
 
 
-def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
+def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
     """A model's decoder layers in order.
 
     Raises:
         IndexError: it keeps them in no list of their own.
     """
+    from torch import nn
+
     depth = model.config.get_text_config(decoder=True).num_hidden_layers
     for part in decoder(model).modules():
         if isinstance(part, nn.ModuleList) and len(part) == depth:
@@ -78,14 +79,16 @@ def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
     raise IndexError(f"{type(model).__name__} has no list of its {depth} decoder layers")
 
 
-def joined_states(parts: Sequence[States | None]) -> dict[int, torch.Tensor] | None:
+def joined_states(parts: Sequence[States | None]) -> "dict[int, torch.Tensor] | None":
     """The states of consecutive passes as those of one; None where a pass has none."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
+    import torch
+
     return {layer: torch.cat([part[layer] for part in known]) for layer in known[0]}
 
 
-def cut_states(states: States | None, rows: slice | list[int]) -> dict[int, torch.Tensor] | None:
+def cut_states(states: States | None, rows: slice | list[int]) -> "dict[int, torch.Tensor] | None":
     """Some of the tokens' states."""
     return None if states is None else {layer: rows_of[rows] for layer, rows_of in states.items()}

@@ -9,6 +9,7 @@ from specctl.models.files.checkpoint import Checkpoint, WeightHeaders
 from specctl.models.files.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from specctl.models.files.loading_failures import explained
 from specctl.models.files.skeleton import skeleton
+from specctl.models.placing.accelerator import accelerator
 
 if TYPE_CHECKING:
     from specctl.models.placing.quantization import Quantization
@@ -69,20 +70,24 @@ def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
             MiB and 0.3 s. None for all.
     """
     import psutil  # type: ignore[import-untyped]
-    import torch
 
     ram = psutil.virtual_memory()
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    kind = accelerator.type if accelerator else "cpu"
+    processor = DeviceMemory("cpu", f"{psutil.cpu_count()} CPU threads", ram.total, ram.available)
+    first = accelerator()
+    if first is None:
+        return [processor]
+    import torch
+
+    kind = first.type
     devices = []
-    for index in range(torch.accelerator.device_count() if accelerator else 0):
+    for index in range(torch.accelerator.device_count()):
         if asked is not None and f"{kind}:{index}" not in asked:
             continue
         # Apple's GPU uses main memory and reports no memory of its own.
         free, total = (ram.available, ram.total) if kind == "mps" else torch.accelerator.get_memory_info(index)
         label = torch.cuda.get_device_name(index) if kind == "cuda" else f"{kind} device"
         devices.append(DeviceMemory(f"{kind}:{index}", label, total, free))
-    return [*devices, DeviceMemory("cpu", f"{psutil.cpu_count()} CPU threads", ram.total, ram.available)]
+    return [*devices, processor]
 
 
 def estimate(

@@ -1,12 +1,15 @@
 """The two kinds of trained heads that predict the acceptance of a model's draft tokens."""
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Union
 
-from specctl.models.predictors.acceptance_head import AcceptanceHead
 from specctl.models.predictors.disco_head import DiscoHead
 from specctl.policies import Signal
 
-TrainedHead = AcceptanceHead | DiscoHead
+if TYPE_CHECKING:
+    from specctl.models.predictors.acceptance_head import AcceptanceHead
+
+TrainedHead = Union["AcceptanceHead", DiscoHead]
 
 
 def signal_of(head: TrainedHead) -> Signal:
@@ -20,9 +23,9 @@ def first_for(signals: Iterable[Signal], heads: Iterable[TrainedHead]) -> Traine
     return next((head for head in heads if signal_of(head) in wanted), None)
 
 
-def state_heads(named: Mapping[str, TrainedHead]) -> dict[str, AcceptanceHead]:
+def state_heads(named: Mapping[str, TrainedHead]) -> "dict[str, AcceptanceHead]":
     """Those of some named heads that read hidden states."""
-    return {name: head for name, head in named.items() if isinstance(head, AcceptanceHead)}
+    return {name: head for name, head in named.items() if not isinstance(head, DiscoHead)}
 
 
 def disco_heads(named: Mapping[str, TrainedHead]) -> dict[str, DiscoHead]:

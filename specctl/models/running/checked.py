@@ -1,15 +1,17 @@
 """A target that is compared once with a fresh read of the same text, after its first rejected token."""
 
 from collections.abc import Callable, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
 from specctl.models.passes.tree_paths import grown_tree
 from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner
 
-LIMITS = {torch.float32: 0.01, torch.float64: 0.01}
+if TYPE_CHECKING:
+    import torch
+
+LIMITS = {"torch.float32": 0.01, "torch.float64": 0.01}
 LIMIT = 0.25
 """The largest difference that rounding explains, as a share of the logits' standard deviation; by dtype, else this."""
 
@@ -77,8 +79,10 @@ class CheckedRunner(Around):
         else:
             self._text, self._went_back = [], False
 
-    def _compare(self, logits: torch.Tensor) -> None:
+    def _compare(self, logits: "torch.Tensor") -> None:
         """Compare ``(R, V)`` logits of the last R tokens."""
+        import torch
+
         fresh = self._fresh()
         first = min(self._first, len(self._text) - len(logits))
         if first:
@@ -87,7 +91,7 @@ class CheckedRunner(Around):
         expected = torch.cat(rows)[-len(logits) :].float()
         error = (logits.float() - expected).square().mean(-1).sqrt() / expected.std(-1)  # (R,)
         self.difference = float(error.max())
-        if not self.difference <= LIMITS.get(logits.dtype, LIMIT):
+        if not self.difference <= LIMITS.get(str(logits.dtype), LIMIT):
             raise ModelError(
                 f"The target model {self._name!r} does not forget rejected tokens: after the first of them its logits "
                 f"are off by {self.difference:.1%} of their spread. Drafting would change what it writes.",

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from specctl.models.passes.watching import decoder
 
 if TYPE_CHECKING:
@@ -26,6 +24,8 @@ def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
     Returns:
         None where there is no limit: positions are relative, or a state stands for the text.
     """
+    from torch import nn
+
     config: Any = model
     if isinstance(model, nn.Module):
         for name, part in decoder(model).named_modules():

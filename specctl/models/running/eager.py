@@ -8,10 +8,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specctl.models.passes.cache import BufferedLayer, cache_argument, empty_cache, trims_from
 from specctl.models.passes.forward import Forward, joined
-from specctl.models.passes.masks import MaskMaker, TreeSight, aligned_mask, attends_to_everything, mask_obstacle
+from specctl.models.passes.masks import MaskMaker, aligned_mask, attends_to_everything, mask_obstacle
 from specctl.models.passes.recurrent_state import RecurrentState, has_recurrent_state
 from specctl.models.passes.stepping import step_through_blocks
 from specctl.models.passes.synchronisation import sent
+from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST, LayerWatch
 from specctl.models.passes.weights import device_of
 from specctl.models.running.context import ENDLESS, context_length
@@ -132,7 +133,7 @@ class EagerRunner(Runner):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        own = sent(self._sight.grown(parents, before), self.device)  # (T, B + T)
+        own = sent(torch.from_numpy(self._sight.grown(parents, before)), self.device)  # (T, B + T)
         self._tree = self.length - before
         prefix = own.new_ones(len(tokens), self._tree)
         return self.masked_pass(tokens, self._tree + own.sum(1) - 1, torch.cat([prefix, own], 1), hidden=hidden)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from specctl.errors import ModelError
-from specctl.models.passes.masks import attends_to_everything
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.checked import CheckedRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -229,6 +228,8 @@ def fixed_width(runner: Runner, model: "PreTrainedModel") -> FixedWidthRunner:
     Raises:
         ModelError: the model has layers that cannot be rolled back to the start of a block.
     """
+    from specctl.models.passes.masks import attends_to_everything
+
     if not attends_to_everything(model):
         raise ModelError(
             "The target cannot verify deterministically: it has layers with a sliding window or with a state of their "

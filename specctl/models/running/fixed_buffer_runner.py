@@ -8,9 +8,10 @@ import torch
 
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.fixed_buffers import SPARE, FixedBuffers, PassKind, width_of
-from specctl.models.passes.masks import WIDEST, TreeSight, placed_in_tree, tree_rows
+from specctl.models.passes.masks import placed_in_tree, tree_rows
 from specctl.models.passes.synchronisation import sent
 from specctl.models.passes.token_reader import Token, TokenReader
+from specctl.models.passes.tree_sight import WIDEST, TreeSight
 from specctl.models.running.runner import Runner
 
 Found = tuple[torch.Tensor, torch.Tensor | None, Any]

@@ -11,10 +11,11 @@ from torch import nn
 from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.cuda_capture import Capture, prevents_capture, reason_of
 from specctl.models.passes.fixed_buffers import FixedBuffers, PassKind
-from specctl.models.passes.masks import WIDEST, aligned
+from specctl.models.passes.masks import aligned
 from specctl.models.passes.preparation_time import preparing
 from specctl.models.passes.synchronisation import staged
 from specctl.models.passes.token_reader import Token
+from specctl.models.passes.tree_sight import WIDEST
 from specctl.models.running.static import StaticRunner
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
+from specctl.models.passes.host_device import HOST
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.runner import Forward, Runner
 from specctl.models.running.suffix_index import SuffixIndex
@@ -30,7 +31,7 @@ class LookupRunner(Runner):
     def __init__(self, vocabulary: int) -> None:
         self.index = SuffixIndex(LONGEST_MATCH)
         self.context = ENDLESS
-        self.device = torch.device("cpu")
+        self.device = HOST
         self._vocabulary = vocabulary
 
     @property
@@ -40,11 +41,11 @@ class LookupRunner(Runner):
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none
         behind = len(tokens) - keep
         self.index.append(tokens[:behind])
-        logits = torch.zeros(keep, self._vocabulary)
+        logits = np.zeros((keep, self._vocabulary), dtype=np.float32)
         for row, token in zip(logits, tokens[behind:], strict=True):
             self.index.append([token])
             if (match := self.index.match) is not None:
-                row.fill_(-torch.inf)
+                row.fill(-np.inf)
                 row[self.index.tokens[match.end]] = 0.0
         return Forward(logits)
 

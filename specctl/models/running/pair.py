@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from specctl.errors import RecordError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.predictors.trained_heads import TrainedHead
 from specctl.models.running.runner import Runner
-from specctl.models.running.threads import Threads
+from specctl.models.running.threads import Threads, torch_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,7 +48,7 @@ class Pair:
     @property
     def thread_count(self) -> int:
         """With how many threads the target's passes on the CPU run."""
-        return torch.get_num_threads() if self.threads is None else self.threads.number
+        return torch_threads() if self.threads is None else self.threads.number
 
     @property
     def heads(self) -> tuple[TrainedHead | None, ...]:

@@ -1,14 +1,16 @@
 """A drafter of another distribution, which predicts the next token from the text alone."""
 
 from collections.abc import Sequence
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from specctl.errors import ModelError
+from specctl.models.passes.host_device import HOST
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.runner import Forward, Runner
 from specctl.plugins import DRAFTER, DRAFTERS, PluginError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class NextTokens(Protocol):
@@ -17,7 +19,7 @@ class NextTokens(Protocol):
     Tokens are drawn from its scores as from a model's, so that what is written stays exact whatever it predicts.
     """
 
-    def logits(self, text: Sequence[int], rows: int) -> torch.Tensor:
+    def logits(self, text: Sequence[int], rows: int) -> "torch.Tensor":
         """Scores ``(rows, V)`` of the tokens that follow the last ``rows`` tokens of the text, any float dtype.
 
         Row i is for the token after ``text[: len(text) - rows + 1 + i]`` and must not depend on what is behind that.
@@ -46,7 +48,7 @@ class RegisteredRunner(Runner):
         if short not in DRAFTERS:
             raise ModelError(DRAFTERS.broken.get(short, f"there is no drafter {short!r} in this environment"))
         self.context = ENDLESS
-        self.device = torch.device("cpu")
+        self.device = HOST
         self._what = f"the drafter {short} of {DRAFTERS.origin(short)}"
         self._vocabulary = vocabulary
         self._text: list[int] = []
@@ -61,6 +63,8 @@ class RegisteredRunner(Runner):
         return len(self._text)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:  # noqa: ARG002 - it has none
+        import torch
+
         self._text += tokens
         if not keep:
             return Forward(torch.zeros(0, self._vocabulary))

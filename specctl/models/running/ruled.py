@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from specctl.models.passes.tree_paths import grown_tree, path_to
 from specctl.models.running.around import Around
 from specctl.models.running.runner import Forward, Runner
@@ -48,6 +46,8 @@ class RuledRunner(Around):
             )
             for token, row in enumerate(found.logits, start=before)
         ]
+        import torch
+
         return Forward(torch.cat(rows), found.hidden, found.states)
 
     def keep_path(self, path: Sequence[int]) -> None:

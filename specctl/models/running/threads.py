@@ -1,14 +1,14 @@
 """How many threads forward passes on the CPU run with: as a person chose, else what is faster here and now."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-import torch
-
+from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.runner import Runner
@@ -38,7 +38,7 @@ GAIN = 0.95
 
 def threads_of(runner: Runner) -> int:
     """With how many threads a runner's passes on the CPU run."""
-    return runner.threads or torch.get_num_threads()
+    return runner.threads or torch_threads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,27 @@ class Threads:
         return f"{self.number} of {cores_text(self.cores)} ({what}){busy}"
 
 
+def torch_threads() -> int:
+    """The number of threads that torch uses; where it has not been imported, that it would take."""
+    if "torch" in sys.modules:
+        import torch
+
+        return torch.get_num_threads()
+    for name in reversed(VARIABLES):  # the second is about a library of torch's own
+        first = os.environ.get(name, "").partition(",")[0]
+        if first.isdecimal() and int(first):
+            return int(first)
+    return usable_cores()
+
+
+def tell_torch(number: int) -> None:
+    """Let torch use a number of threads from now on; nothing of it runs where it has not been imported."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(number)
+
+
 def _free(cores: int, others_busy: float | None) -> int:
     return max(1, round(cores - (others_busy or 0.0)))
 
@@ -104,7 +125,7 @@ def decided(setting: int | Literal["auto"], environ: Mapping[str, str] = os.envi
         setting: as in the profile.
         environ: environment variables.
     """
-    cores, now = usable_cores(), torch.get_num_threads()
+    cores, now = usable_cores(), torch_threads()
     if setting != "auto":
         return Threads(setting, cores, "as set")
     for name in VARIABLES:
@@ -124,13 +145,15 @@ def share_of(setting: int | Literal["auto"], processes: int) -> int | Literal["a
 def use(setting: int | Literal["auto"]) -> None:
     """Let torch use a number of threads that a person chose, before or without a pair that is loaded."""
     if setting != "auto":
+        import torch
+
         torch.set_num_threads(setting)
 
 
 def choose(
     setting: int | Literal["auto"], models: "Sequence[PreTrainedModel]", vocabulary: int, since: CoreTime | None
 ) -> Threads:
-    """Choose the number of threads and let torch use it from now on.
+    """Choose the number of threads and `tell_torch`.
 
     Args:
         setting: as in the profile.
@@ -144,15 +167,17 @@ def choose(
     if found is not None:
         chosen = replace(found, others_busy=others)
     elif not models:
-        chosen = Threads(torch.get_num_threads(), usable_cores(), "torch's own choice", {}, others)
+        chosen = Threads(torch_threads(), usable_cores(), "torch's own choice", {}, others)
     else:
         cores = usable_cores()
         if any(weight.device.type != "cpu" for model in models for weight in model.parameters()):
-            return Threads(torch.get_num_threads(), cores, "models are not on the CPU", {}, others)
+            return Threads(torch_threads(), cores, "models are not on the CPU", {}, others)
         free = _free(cores, others)
         if sum(map(weight_bytes, models)) > LARGE:
             chosen = Threads(free, cores, "the models are large", {}, others)
         else:
+            import torch
+
             from specctl.models.running.eager import EagerRunner
 
             numbers = sorted({number for number in (1, FEW, free, cores) if number <= cores})
@@ -166,7 +191,7 @@ def choose(
             tried = timed(work, numbers)
             spent = {number: median(seconds) * 1e3 for number, seconds in tried.items()}
             chosen = Threads(fastest(tried), cores, "measured", spent, others)
-    torch.set_num_threads(chosen.number)
+    tell_torch(chosen.number)
     return chosen
 
 
@@ -215,7 +240,7 @@ def small_round(runners: Sequence[Runner], vocabulary: int) -> Callable[[], None
     """
     tokens = ordinary_tokens(CONTEXT + WIDTH, vocabulary)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def run() -> None:
         for runner, widths in zip(runners, [(1, WIDTH), *[(1,)] * (len(runners) - 1)], strict=True):
             if runner.length < CONTEXT:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from specctl.models.draft_heads.chain import ChainPass
 from specctl.models.draft_heads.mtp import MtpHead
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.head_files.mtp_formats import build_mtp
+from specctl.models.head_files.formats import FORMATS
 from specctl.models.head_files.mtp_tensors import read_mtp
 from specctl.models.passes.cache import Cursor, FixedLayer
 
@@ -40,7 +40,7 @@ def config_of(folder: Path) -> dict[str, object]:
 
 
 def head_of(kind: str) -> MtpHead:
-    return build_mtp(config_of(FOLDER / kind), shards_of(kind), target_of(kind))
+    return FORMATS["mtp"].read(config_of(FOLDER / kind), shards_of(kind), target_of(kind))
 
 
 def alone(kind: str) -> tuple[dict[str, object], dict[str, torch.Tensor]]:

@@ -12,7 +12,7 @@ from toys import Replays
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from specctl.decoding.composition import build_drafter
-from specctl.decoding.reading import Reader
+from specctl.decoding.rows.reading import Reader
 from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.decoding.warming import warm_up
@@ -21,9 +21,9 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.block_runner import BlockRunner, GraphBlockRunner
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.block_formats import build_block, spread_layers
-from specctl.models.head_files.block_writing import write_block
-from specctl.models.head_files.draft_head import HeadKind, recognise
+from specctl.models.head_files.block_format import spread_layers
+from specctl.models.head_files.formats import FORMATS, recognise
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Profile
@@ -62,7 +62,7 @@ def files(name: str) -> tuple[dict[str, Any], Tensors, Tensors]:
 
 def recorded(name: str) -> tuple[BlockHead, Tensors]:
     config, weights, given = files(name)
-    return build_block(config, weights, verifier(given)), given
+    return FORMATS["dflash"].read(config, weights, verifier(given)), given
 
 
 def states(given: Tensors, start: int, end: int) -> dict[int, torch.Tensor]:
@@ -223,29 +223,17 @@ def test_a_block_has_an_end() -> None:
 def test_a_head_that_was_trained_here_is_written_as_speculators_writes_it(tmp_path: Path) -> None:
     head, given = recorded("dflash")
     written = tmp_path / "written"
-    write_block(written, head, verifier="some/model", architectures=["Qwen3ForCausalLM"])
+    write_head(written, head, Verifier("some/model", ("Qwen3ForCausalLM",)))
     config, weights = json.loads((written / "config.json").read_text("utf-8")), load_file(written / "model.safetensors")
     published, tensors, _ = files("dflash-speculators")
     assert weights.keys() == tensors.keys()
     assert config.keys() <= published.keys()
     inner = published["transformer_layer_config"].keys()
     assert config["transformer_layer_config"].keys() <= inner
-    again = build_block(config, weights, verifier(given))
+    again = FORMATS["dflash"].read(config, weights, verifier(given))
     assert again.config == head.config
     rows = drafted(ready(again, given), given["ids"].tolist()[ANCHOR], [1, 2])
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["dspark-vanilla", "dspark-rnn"])
-def test_a_dspark_head_is_read_as_it_was_written(kind: str, tmp_path: Path) -> None:
-    head, given = recorded(kind)
-    write_block(tmp_path, head, verifier="some/model")
-    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
-    weights = load_file(tmp_path / "model.safetensors")
-    assert recognise(config, weights) == "dspark"
-    again = build_block(config, weights, verifier(given))
-    assert again.config == head.config
-    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in head.state_dict().items())
 
 
 @pytest.mark.parametrize("architecture", ["DSparkDraftModel", "DFlashDraftModel"])
@@ -254,9 +242,9 @@ def test_specforge_puts_the_keys_of_dspark_into_a_table(architecture: str) -> No
     keys = ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type", "enable_confidence_head")
     moved = {key: config.pop(key) for key in (*keys, "confidence_head_with_markov")}
     config |= {"architectures": [architecture], "dflash_config": {**moved, "projector_type": "dspark"}}
-    assert recognise(config, ()) is HeadKind.DSPARK
+    assert recognise(config, ()) == "dspark"
     given["embeddings"], given["output"] = weights.pop("embed_tokens.weight"), weights.pop("lm_head.weight")
-    head = build_block(config, weights, verifier(given))
+    head = FORMATS["dflash"].read(config, weights, verifier(given))
     rows = drafted(ready(head, given), given["ids"].tolist()[ANCHOR], given["first.drawn"].tolist())
     torch.testing.assert_close(rows, given["first"], atol=1e-4, rtol=1e-4)
 
@@ -264,9 +252,9 @@ def test_specforge_puts_the_keys_of_dspark_into_a_table(architecture: str) -> No
 @pytest.mark.parametrize("name", [*FLAT, *NESTED])
 def test_kinds_are_recognised(name: str) -> None:
     config, weights, _ = files(name)
-    kind = HeadKind.DFLASH if name in {"dflash", "dflash-speculators", "dspark-none"} else HeadKind.DSPARK
-    assert recognise(config, ()) is kind
-    assert recognise({}, weights) is kind
+    kind = "dflash" if name in {"dflash", "dflash-speculators", "dspark-none"} else "dspark"
+    assert recognise(config, ()) == kind
+    assert recognise({}, weights) == kind
 
 
 @pytest.mark.parametrize(
@@ -295,18 +283,18 @@ def test_kinds_are_recognised(name: str) -> None:
 def test_what_specctl_does_not_run_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
     config, weights, given = files(name)
     with pytest.raises(ModelError, match=message):
-        build_block(config | changes, weights, verifier(given))
+        FORMATS["dflash"].read(config | changes, weights, verifier(given))
 
 
 def test_every_tensor_is_needed_and_no_other_is_known() -> None:
     config, weights, given = files("dspark-speculators")
     target = verifier(given)
-    assert build_block(config, weights | {"verifier_norm.weight": torch.ones(16)}, target)
+    assert FORMATS["dflash"].read(config, weights | {"verifier_norm.weight": torch.ones(16)}, target)
     with pytest.raises(ModelError, match=r"unknown tensors: layers.0.self_attn.g_proj.weight"):
-        build_block(config, weights | {"layers.0.self_attn.g_proj.weight": torch.ones(1)}, target)
+        FORMATS["dflash"].read(config, weights | {"layers.0.self_attn.g_proj.weight": torch.ones(1)}, target)
     for missing in ("hidden_norm.weight", "markov_head.joint_proj.bias", "lm_head.weight", "d2t"):
         with pytest.raises(ModelError, match=f"lacks .*{missing}"):
-            build_block(config, {name: part for name, part in weights.items() if name != missing}, target)
+            FORMATS["dflash"].read(config, {name: part for name, part in weights.items() if name != missing}, target)
 
 
 def test_layers_that_a_file_does_not_name_are_spread_as_z_lab_does() -> None:
@@ -315,7 +303,7 @@ def test_layers_that_a_file_does_not_name_are_spread_as_z_lab_does() -> None:
     config, weights, given = files("dflash")
     config["dflash_config"] = {"mask_token_id": 39}
     weights["fc.weight"] = weights["fc.weight"][:, :32].contiguous()  # two layers, as the head has
-    assert build_block(config, weights, verifier(given)).layers == (2, 6)
+    assert FORMATS["dflash"].read(config, weights, verifier(given)).layers == (2, 6)
 
 
 def test_passes_are_captured_once_and_say_the_same() -> None:
@@ -338,12 +326,12 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
     assert counts[0] < counts[1] == counts[2], "the first pass makes the buffers; later ones are captured once"
 
 
-@pytest.mark.parametrize("kind", [HeadKind.DFLASH, HeadKind.DSPARK])
-def test_a_profile_names_a_block_head(kind: HeadKind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_profile_names_a_block_head(kind: str, tmp_path: Path) -> None:
     shape = LayerShape(hidden_size=192, intermediate_size=48, heads=2, kv_heads=1, head_dim=16, qk_norm=True)
     head = random_block(layers=(2, 6, 9), vocabulary=4096, shape=shape, spread=0.2)
-    write_block(tmp_path, head, verifier="embedded:target")
-    if kind is HeadKind.DSPARK:
+    write_head(tmp_path, head, Verifier("embedded:target"))
+    if kind == "dspark":
         # As DeepSpec publishes them: the newest token's own row predicts too.
         path = tmp_path / "config.json"
         config = json.loads(path.read_text("utf-8"))
@@ -353,7 +341,7 @@ def test_a_profile_names_a_block_head(kind: HeadKind, tmp_path: Path) -> None:
         weights |= {"markov_head.markov_w1.weight": torch.randn(4096, 4), "confidence_head.proj.bias": torch.ones(1)}
         weights |= {"markov_head.markov_w2.weight": torch.randn(4096, 4)}
         save_file(weights | {"confidence_head.proj.weight": torch.randn(1, 192)}, tmp_path / "model.safetensors")
-    policy = {"name": "confidence"} if kind is HeadKind.DSPARK else {"name": "constant", "draft_length": 3}
+    policy = {"name": "confidence"} if kind == "dspark" else {"name": "constant", "draft_length": 3}
     settings = Profile.model_validate(
         {"target": {"model": "embedded:target"}, "draft": {"model": str(tmp_path), "policy": policy}}
     )

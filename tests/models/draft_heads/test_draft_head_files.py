@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.head_files.draft_head import DraftHeadCheckpoint, HeadKind, draft_head, recognise
-from specctl.models.head_files.eagle_formats import build_eagle3
-from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.head_files.draft_head import DraftHeadCheckpoint, draft_head
+from specctl.models.head_files.formats import FORMATS, recognise
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.profile.schema import ModelTable
 
 PUBLISHED = ["midlayer.hidden_norm.weight", "fc.weight", "d2t"]
@@ -44,24 +44,24 @@ def test_published_heads_are_recognised_whatever_they_are_called(name: str, tmp_
 @pytest.mark.parametrize(
     ("config", "tensors", "kind"),
     [
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, [], HeadKind.EAGLE3),
-        ({"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}, [], HeadKind.EAGLE3),
-        ({"speculators_model_type": "mtp"}, [], HeadKind.MTP),
-        ({"speculators_model_type": "dflash"}, [], HeadKind.DFLASH),
-        ({"speculators_model_type": "dspark"}, [], HeadKind.DSPARK),
-        ({"architectures": ["LlamaForCausalLM"]}, PUBLISHED, HeadKind.EAGLE3),
-        ({"architectures": None}, ["fc.weight", "layers.0.hidden_norm.weight"], HeadKind.EAGLE3),
-        ({}, ["fc.weight", "fc.bias", "layers.0.self_attn.q_proj.weight"], HeadKind.EAGLE1),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, [], "eagle3"),
+        ({"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}, [], "eagle3"),
+        ({"speculators_model_type": "mtp"}, [], "mtp"),
+        ({"speculators_model_type": "dflash"}, [], "dflash"),
+        ({"speculators_model_type": "dspark"}, [], "dspark"),
+        ({"architectures": ["LlamaForCausalLM"]}, PUBLISHED, "eagle3"),
+        ({"architectures": None}, ["fc.weight", "layers.0.hidden_norm.weight"], "eagle3"),
+        ({}, ["fc.weight", "fc.bias", "layers.0.self_attn.q_proj.weight"], "eagle1"),
         ({}, ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"], None),
-        ({}, ["fc.weight", "norm.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"], HeadKind.DFLASH),
-        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 8}, [], HeadKind.DSPARK),
-        ({"architectures": ["Gemma4DSparkModel"]}, [], HeadKind.DFLASH),
+        ({}, ["fc.weight", "norm.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"], "dflash"),
+        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 8}, [], "dspark"),
+        ({"architectures": ["Gemma4DSparkModel"]}, [], "dflash"),
         ({}, ["norm.weight", "embed_tokens.weight", "layers.0.self_attn.q_proj.weight"], None),
         ({}, [], None),
     ],
 )
 def test_kinds_follow_from_configuration_and_tensors(
-    config: dict[str, Any], tensors: list[str], kind: HeadKind | None
+    config: dict[str, Any], tensors: list[str], kind: str | None
 ) -> None:
     assert recognise(config, tensors) == kind
 
@@ -91,7 +91,7 @@ def test_the_verifier_is_named_where_the_file_names_it(name: str, verifier: str 
 
 @pytest.mark.parametrize("named", [{"verifier": None}, {"verifier": {"name_or_path": 3}}, []])
 def test_a_verifier_that_is_no_name_is_none(named: object) -> None:
-    head = DraftHeadCheckpoint(located(DATA / "eagle3-speculators"), HeadKind.EAGLE3, {"speculators_config": named})
+    head = DraftHeadCheckpoint(located(DATA / "eagle3-speculators"), "eagle3", {"speculators_config": named})
     assert head.verifier is None
 
 
@@ -106,7 +106,7 @@ def pickled(folder: Path, contents: object, name: str = "eagle1-safeailab", *, l
 def test_pickled_weights_are_read_as_tensors(tmp_path: Path, legacy: bool) -> None:
     weights = reference("eagle1-safeailab").weights
     head = found(pickled(tmp_path / "head", weights, legacy=legacy))
-    assert head.kind == HeadKind.EAGLE1
+    assert head.kind == "eagle1"
     read = head.read()
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weight) for name, weight in weights.items())
@@ -173,7 +173,7 @@ def test_a_head_on_the_hub_is_known_by_its_headers_and_read_when_needed(hub: Hub
 def test_an_eagle_1_head_on_the_hub_is_known_without_its_weights(hub: Hub) -> None:
     hub.folders["who/draft"] = DATA / "eagle1-qwen2"
     head = found("who/draft")
-    assert head.kind == HeadKind.EAGLE1
+    assert head.kind == "eagle1"
     assert not (head.folder / "model.safetensors").exists()
 
 
@@ -181,7 +181,7 @@ def test_pickled_weights_come_from_the_hub(hub: Hub, tmp_path: Path) -> None:
     weights = reference("eagle1-safeailab").weights
     hub.folders["yuhuili/EAGLE"] = pickled(tmp_path / "head", weights)
     head = found("yuhuili/EAGLE")
-    assert head.kind == HeadKind.EAGLE1
+    assert head.kind == "eagle1"
     assert head.read().keys() == weights.keys()
 
 
@@ -199,12 +199,12 @@ def test_what_is_written_computes_the_same(name: str, shared: bool, tmp_path: Pa
     if shared:
         data.expected["embed"] = data.weights.pop("embed_tokens.weight")
     head = data.build()
-    write_eagle3(tmp_path / "new" / "head", head, verifier="some/model", architectures=["LlamaForCausalLM"])
+    write_head(tmp_path / "new" / "head", head, Verifier("some/model", ("LlamaForCausalLM",)))
     again = found(tmp_path / "new" / "head")
-    assert (again.kind, again.verifier) == (HeadKind.EAGLE3, "some/model")
+    assert (again.kind, again.verifier) == ("eagle3", "some/model")
     weights = again.read()
     assert ("embed_tokens.weight" in weights) != shared
-    back = build_eagle3(again.config, weights, data.verifier())
+    back = FORMATS["eagle3"].read(again.config, weights, data.verifier())
     assert back.config == head.config
     assert_close(all_logits(back, data), all_logits(head, data), atol=1e-5, rtol=1e-5)
     for tensor in {"d2t", "t2d"} & data.weights.keys():
@@ -220,7 +220,7 @@ def test_speculators_computes_the_same_with_what_is_written(name: str, tmp_path:
     data = reference(name)
     verifier = data.verifier()
     verifier.save_pretrained(tmp_path / "verifier")
-    write_eagle3(tmp_path / "head", data.build(verifier), verifier=str(tmp_path / "verifier"))
+    write_head(tmp_path / "head", data.build(verifier), Verifier(str(tmp_path / "verifier")))
     theirs = Eagle3DraftModel.from_pretrained(tmp_path / "head").eval()
     states = torch.cat([data.states[layer] for layer in theirs.config.eagle_aux_hidden_state_layer_ids], -1)[None]
     logits: list[torch.Tensor] = []

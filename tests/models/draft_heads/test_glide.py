@@ -36,8 +36,9 @@ from specctl.models.draft_heads.head_layers import LayerShape, rotated
 from specctl.models.draft_heads.head_runner import GraphHeadRunner, HeadRunner
 from specctl.models.draft_heads.verifier_keys import VerifierKeys
 from specctl.models.files.checkpoint import locate
-from specctl.models.head_files.draft_head import HeadKind, draft_head, recognise
-from specctl.models.head_files.glide_layout import build_glide, write_glide
+from specctl.models.head_files.draft_head import draft_head
+from specctl.models.head_files.formats import FORMATS, recognise
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.models.passes.watching import LayerWatch, States
 from specctl.profile.schema import ModelTable, Profile
@@ -235,6 +236,7 @@ def by_hand(head: GlideHead, model: PreTrainedModel, known: int, upto: int) -> t
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox", "gemma2"])
 @torch.no_grad()
+@pytest.mark.representatives("llama", "gemma2-2-5")
 def test_logits_are_the_papers_over_the_verifiers_own_cache(family: str, depth: int, known: int) -> None:
     """A token attends to the verifier's keys of all places before it that were known when its round began."""
     model = random_model(family)
@@ -278,25 +280,15 @@ def test_passes_are_captured_once_and_say_the_same() -> None:
 def written(folder: Path, depth: int = 2) -> tuple[GlideHead, PreTrainedModel]:
     model = random_model("qwen3")
     head = random_glide(model, vocabulary=64, depth=depth, shape=WIDE, spread=0.3)
-    write_glide(folder, head, verifier="some/target")
+    write_head(folder, head, Verifier("some/target"))
     return head, model
 
 
 def stored(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     found = draft_head(locate(ModelTable(model=str(folder)), "draft"))
     assert found is not None
-    assert (found.kind, found.verifier) == (HeadKind.GLIDE, "some/target")
+    assert (found.kind, found.verifier) == ("glide", "some/target")
     return found.config, found.read()
-
-
-def test_a_head_is_read_as_it_was_written(tmp_path: Path) -> None:
-    head, model = written(tmp_path)
-    config, weights = stored(tmp_path)
-    again = build_glide(config, weights, model)
-    assert again.config.shape == head.config.shape
-    assert again.layers == head.layers == (0, 1)
-    assert again.state_dict().keys() == head.state_dict().keys()
-    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in head.state_dict().items())
 
 
 def test_the_layout_is_that_of_the_papers_code(tmp_path: Path) -> None:
@@ -334,8 +326,8 @@ def test_the_layout_is_that_of_the_papers_code(tmp_path: Path) -> None:
         "use_remap": False,
         "vocab_size": 64,
     }
-    assert recognise(config, ()) is recognise({}, weights) is HeadKind.GLIDE
-    assert build_glide(config, weights, model).config.shape == head.config.shape
+    assert recognise(config, ()) == recognise({}, weights) == "glide"
+    assert FORMATS["glide"].read(config, weights, model).config.shape == head.config.shape
 
 
 @pytest.mark.parametrize(
@@ -358,7 +350,7 @@ def test_what_a_configuration_may_not_say(changes: dict[str, Any], message: str,
     _, model = written(tmp_path)
     config, weights = stored(tmp_path)
     with pytest.raises(ModelError, match=message):
-        build_glide({**config, **changes}, weights, model)
+        FORMATS["glide"].read({**config, **changes}, weights, model)
 
 
 def test_every_tensor_is_needed_and_no_other_is_known(tmp_path: Path) -> None:
@@ -366,15 +358,15 @@ def test_every_tensor_is_needed_and_no_other_is_known(tmp_path: Path) -> None:
     config, weights = stored(tmp_path)
     for name in weights:
         with pytest.raises(ModelError, match=f"lacks tensors: {name}"):
-            build_glide(config, {key: weight for key, weight in weights.items() if key != name}, model)
+            FORMATS["glide"].read(config, {key: weight for key, weight in weights.items() if key != name}, model)
     with pytest.raises(ModelError, match=r"holds unknown tensors: model\.layers\.0\.cross_attn\.k_proj"):
-        build_glide(config, {**weights, "model.layers.0.cross_attn.k_proj.weight": torch.zeros(1)}, model)
+        FORMATS["glide"].read(config, {**weights, "model.layers.0.cross_attn.k_proj.weight": torch.zeros(1)}, model)
 
 
 def test_a_profile_names_a_glide_head(tmp_path: Path) -> None:
     target = load_pair(Profile.model_validate({"target": {"model": "embedded:target"}})).models[0]
     shape = LayerShape(hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16)
-    write_glide(tmp_path, random_glide(target, vocabulary=4096, shape=shape, spread=0.1), verifier="embedded:target")
+    write_head(tmp_path, random_glide(target, vocabulary=4096, shape=shape, spread=0.1), Verifier("embedded:target"))
     settings = Profile.model_validate({"target": {"model": "embedded:target"}, "draft": {"model": str(tmp_path)}})
     facts = diagnose(settings).models[1]
     assert (facts.architecture, facts.reads_layers, facts.draft_tokens) == ("GlideHead", [11], 4096)

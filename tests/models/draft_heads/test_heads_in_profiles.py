@@ -15,7 +15,7 @@ from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError, ProfileError
 from specctl.models.draft_heads.head_layers import LayerShape
 from specctl.models.draft_heads.head_runner import HeadRunner
-from specctl.models.head_files.eagle_writing import write_eagle3
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.pair import Pair
 from specctl.policies import Setting, nested
@@ -31,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, layers, width in (("target", (2, 6, 9), 192), ("mid", (1, 2, 3), 128)):
         head = random_eagle3(layers=layers, states=width, vocabulary=4096, shape=SHAPE, spread=0.2)
         made[name] = tmp_path_factory.mktemp(f"head-of-{name}")
-        write_eagle3(made[name], head, verifier=f"embedded:{name}")
+        write_head(made[name], head, Verifier(f"embedded:{name}"))
     return made
 
 
@@ -128,7 +128,7 @@ def test_doctor_tells_what_a_head_is(folders: dict[str, Path]) -> None:
 
 def test_doctor_notes_a_head_that_was_trained_on_another_model(tmp_path: Path) -> None:
     head = random_eagle3(layers=(2, 6, 9), states=192, vocabulary=4096, shape=SHAPE)
-    write_eagle3(tmp_path, head, verifier="someone/another-model")
+    write_head(tmp_path, head, Verifier("someone/another-model"))
     (advice,) = diagnose(profile({"model": str(tmp_path)})).advice
     assert "trained on someone/another-model" in advice
 

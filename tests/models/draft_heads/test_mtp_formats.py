@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import INDEX
 from specctl.models.files.skeleton import skeleton
-from specctl.models.head_files.draft_head import HeadKind, draft_head, head_in_target
-from specctl.models.head_files.mtp_formats import build_mtp
+from specctl.models.head_files.draft_head import draft_head, head_in_target
+from specctl.models.head_files.formats import FORMATS
 from specctl.models.head_files.mtp_tensors import mtp_in, mtp_tensors, read_mtp
 from specctl.models.loading.head_loading import load_draft_head
 from specctl.models.loading.model import load_model
@@ -87,7 +87,7 @@ def test_experts_in_one_tensor() -> None:
     together = {name: weight for name, weight in weights.items() if name not in apart}
     for part in ("gate_up_proj", "down_proj"):
         together[f"mtp.layers.0.mlp.experts.{part}"] = getattr(block, part).detach()
-    other = build_mtp({}, together, target_of("qwen3_next")).block.mlp.experts
+    other = FORMATS["mtp"].read({}, together, target_of("qwen3_next")).block.mlp.experts
     assert torch.equal(other.gate_up_proj, block.gate_up_proj)
     assert torch.equal(other.down_proj, block.down_proj)
 
@@ -95,7 +95,7 @@ def test_experts_in_one_tensor() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_in_its_target_is_loaded_beside_it(kind: str) -> None:
     found = head_in_target(checkpoint(FOLDER / kind), "draft")
-    assert (found.kind, found.in_target, found.local) == (HeadKind.MTP, True, True)
+    assert (found.kind, found.in_target, found.local) == ("mtp", True, True)
     target = load_model(ModelTable(model=str(FOLDER / kind), dtype="float32"), role="target")
     loaded = load_draft_head(found, DraftTable(model="target:mtp"), target)
     own = head_of(kind).state_dict()
@@ -107,7 +107,7 @@ def test_a_head_in_its_target_is_loaded_beside_it(kind: str) -> None:
 def test_a_head_of_speculators_is_recognised(kind: str) -> None:
     found = draft_head(checkpoint(FOLDER / kind / "speculators"))
     assert found is not None
-    assert (found.kind, found.in_target, found.verifier) == (HeadKind.MTP, False, kind)
+    assert (found.kind, found.in_target, found.verifier) == ("mtp", False, kind)
     assert found.read().keys() == alone(kind)[1].keys()
     assert draft_head(checkpoint(FOLDER / kind)) is None
 
@@ -116,7 +116,7 @@ def test_a_head_of_speculators_is_recognised(kind: str) -> None:
 def test_what_a_head_needs_is_known_from_its_targets_shapes(kind: str) -> None:
     """Doctor builds heads on targets without weights."""
     place = checkpoint(FOLDER / kind)
-    bare = build_mtp({}, shards_of(kind), skeleton(place, load_config(place)))
+    bare = FORMATS["mtp"].read({}, shards_of(kind), skeleton(place, load_config(place)))
     whole = head_of(kind)
     assert [weight.shape for weight in bare.parameters()] == [weight.shape for weight in whole.parameters()]
     read = Passes(whole)
@@ -190,7 +190,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
     weights = shards_of(kind)
     change(weights)
     with pytest.raises(ModelError, match=message):
-        build_mtp(config_of(FOLDER / kind), weights, target_of(kind))
+        FORMATS["mtp"].read(config_of(FOLDER / kind), weights, target_of(kind))
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_configurations_of_speculators_that_do_not_fit(change: dict[str, object]
     else:
         config |= change
     with pytest.raises(ModelError, match=message):
-        build_mtp(config, weights, target_of("qwen3_next"))
+        FORMATS["mtp"].read(config, weights, target_of("qwen3_next"))
 
 
 def test_a_head_of_another_target_is_refused() -> None:
     with pytest.raises(ModelError, match=r"kind 'qwen3_5_text'; the verifier's are 'qwen3_next'"):
-        build_mtp(*alone("qwen3_5_text"), target_of("qwen3_next"))
+        FORMATS["mtp"].read(*alone("qwen3_5_text"), target_of("qwen3_next"))

@@ -10,8 +10,9 @@ import torch
 from onnx_models import needs_onnx
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from specctl.models.onnx import automatic
-from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX, automatic_runner
+from specctl.models.onnx import automatic, engine_times
+from specctl.models.onnx.automatic import LONG_RUN, automatic_runner
+from specctl.models.onnx.engine_times import EAGER, ONNX, Times
 from specctl.models.running.engines import EngineSettings
 
 pytestmark = needs_onnx
@@ -105,5 +106,20 @@ def test_without_its_packages_nothing_is_tried(
     monkeypatch: pytest.MonkeyPatch, timed: Timed, model: PreTrainedModel
 ) -> None:
     timed(2.0, 1.0)
-    monkeypatch.setattr(automatic, "find_spec", lambda name: None if name == "onnxscript" else object())
+    monkeypatch.setattr(engine_times, "find_spec", lambda name: None if name == "onnxscript" else object())
     assert chosen(model, LONG_RUN) == "torch"
+
+
+def test_faster_by_every_number_of_threads_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    times = Times(tmp_path / "times.json")
+    assert not times.onnx_is_faster(None)
+    times.note({EAGER: 2.0, ONNX: 1.0}, 1)
+    assert times.onnx_is_faster(None)
+    assert times.onnx_is_faster(1)
+    assert not times.onnx_is_faster(2)
+    times.note({EAGER: 1.0, ONNX: 2.0}, 4)
+    assert not times.onnx_is_faster(None)
+    assert times.onnx_is_faster(1)
+    times.note({}, 1)  # onnxruntime cannot run it
+    assert not times.onnx_is_faster(1)

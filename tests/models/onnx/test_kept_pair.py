@@ -17,10 +17,12 @@ from specctl.decoding.session import Session
 from specctl.models.files.tokenizer import BareTokenizer
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.kept_pair import kept_pair
-from specctl.models.onnx.onnx_engine import CHAINS
-from specctl.models.onnx.store import cache_folder, key_of, key_of_files
+from specctl.models.onnx.engine_times import EAGER, ONNX, Times
+from specctl.models.onnx.kept_graph import CHAINS
+from specctl.models.onnx.store import Store, cache_folder, key_of, key_of_files
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
+from specctl.models.running.threads import threads_of
 from specctl.profile.model_table import LOOKUP
 from specctl.profile.schema import PolicyTable, Profile
 
@@ -94,6 +96,7 @@ def test_it_is_the_loaded_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch
         {"draft.model": "embedded:draft"},
     ],
 )
+@pytest.mark.representatives("change0", "change3", "change6", "change9")
 def test_what_takes_the_models_loads_them(made: tuple[Profile, Path], change: dict[str, Any]) -> None:
     profile = made[0].model_dump()
     for key, value in change.items():
@@ -151,6 +154,7 @@ def gone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [one_weight, configuration, generation, vocabulary, adapter, gone])
+@pytest.mark.representatives("one_weight", "adapter", "gone")
 def test_other_files_are_another_model(profile: Profile, tmp_path: Path, change: Any) -> None:
     copy, folder = copied(profile, tmp_path / "copy")
     assert opened(copy) is not None
@@ -159,6 +163,7 @@ def test_other_files_are_another_model(profile: Profile, tmp_path: Path, change:
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "onnxruntime", "specctl", "onnx", "tokenizers"])
+@pytest.mark.representatives("specctl", "torch")
 def test_another_version_is_another_model(profile: Profile, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     from importlib.metadata import version
 
@@ -186,7 +191,7 @@ def test_what_is_damaged_is_not_opened(
         elif damage == "changed":
             facts.write_text(text.replace('"rows": 258', '"rows": 257'))
         elif damage == "version":
-            facts.write_text(text.replace('"schema_version": 1', '"schema_version": 0'))
+            facts.write_text(text.replace('"schema_version": 2', '"schema_version": 0'))
         elif damage == "missing":
             facts.unlink()
         elif damage == "graph":
@@ -252,6 +257,44 @@ def test_threads_are_chosen_as_for_a_loaded_pair(profile: Profile) -> None:
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+def test_graphs_have_the_number_of_threads_that_was_chosen(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch, which may not even be there, need not have heard of it."""
+    monkeypatch.setattr("specctl.models.onnx.kept_runner.SMALL", 0)
+    monkeypatch.setattr("specctl.models.running.threads.tell_torch", lambda _: None)
+    monkeypatch.setattr("specctl.models.loading.kept_pair.tell_torch", lambda _: None)
+    number = torch.get_num_threads() + 1
+    pair = opened(profile.model_copy(update={"threads": number}))
+    assert pair is not None
+    assert threads_of(pair.target) == threads_of(pair.drafts[0]) == number
+
+
+def test_auto_takes_graphs_that_are_known_to_be_faster(
+    made: tuple[Profile, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, folder = made
+    auto = profile.model_copy(update={"engine": "auto", "threads": torch.get_num_threads()})
+    files = [Times(Store(folder).times(path.name.partition(".")[0])) for path in folder.glob("*.model.json")]
+
+    def measured(eager: float, onnx: float) -> None:
+        for times in files:
+            times.note({EAGER: eager, ONNX: onnx}, torch.get_num_threads())
+
+    assert opened(auto) is None, "nothing is known"
+    measured(2.0, 1.0)
+    pair, loaded = opened(auto), load_pair(auto, torch_weights=False)
+    assert pair is not None
+    assert [each.target.engine for each in (pair, loaded)] == ["onnx", "onnx"]
+    assert written(pair, auto) == written(loaded, auto)
+    assert opened(auto, compile=True) is None
+    assert opened(auto.model_copy(update={"target": auto.target.model_copy(update={"quantize": "int8"})})) is None
+    with monkeypatch.context() as small:
+        small.setattr("specctl.models.loading.kept_pair.LARGEST", 1)
+        assert opened(auto) is None
+    measured(1.0, 2.0)
+    assert opened(auto) is None
+    assert opened(profile) is not None, "which onnx was asked for"
 
 
 def test_there_must_be_room_for_it(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:

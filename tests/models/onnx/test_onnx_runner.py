@@ -14,6 +14,8 @@ from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
+from specctl.models.onnx.device_memory import DeviceMemory
+from specctl.models.onnx.kept_runner import Opening
 from specctl.models.running.branches import continue_branches
 from specctl.models.running.eager import EagerRunner
 from specctl.models.running.fixed_width import FixedWidthRunner
@@ -65,6 +67,20 @@ def test_rounds_leave_no_trace(family: str, prompt: int, rounds: list[tuple[int,
             each.rollback(max(1, each.length - back))
         plain.extend(TOKENS[: runner.length - plain.length], keep=0) if plain.length < runner.length else None
         assert runner.length == plain.length
+
+
+def test_over_memory_of_torch_as_a_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Opening, "memory", property(lambda opening: DeviceMemory(opening.device)))
+    runner, plain = sure_runner(model_of("llama"), VOCABULARY), EagerRunner(random_model("llama"), VOCABULARY)
+    assert isinstance(runner.passes.memory, DeviceMemory)
+    for start, end, keep in ((0, 20, 0), (20, 21, 1), (21, 27, 6), (27, 200, 2), (200, 202, 2)):
+        with torch.inference_mode(start > 20):
+            first = runner.extend(TOKENS[start:end], keep=keep, hidden=keep > 1)
+            same(first, plain.extend(TOKENS[start:end], keep=keep, hidden=keep > 1))
+    kept = first.logits.clone()
+    runner.rollback(200)
+    runner.extend(TOKENS[100:102], keep=2)
+    assert torch.equal(first.logits, kept)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

@@ -13,7 +13,8 @@ import pytest
 import torch
 from toys import random_model
 
-from specctl.models.onnx.store import ABANDONED, GRAPH, PASSING, Store, cache_folder, key_of, passing_store
+from specctl.models.onnx.store import GRAPH, PASSING, Store, cache_folder, key_of, passing_store
+from specctl.outputs.locks import ABANDONED
 
 
 def write(path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_graph_that_is_not_finished_is_not_there(store: Store) -> None:
     assert list(store.folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "manifest", "format", "deep", "outside"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "manifest", "version", "deep", "outside"])
 def test_a_damaged_graph_is_not_found_and_is_replaced(store: Store, damage: str) -> None:
     folder = store.put("it", write).parent
     weights, manifest = folder / "weights.bin", folder / "manifest.json"
@@ -61,7 +62,7 @@ def test_a_damaged_graph_is_not_found_and_is_replaced(store: Store, damage: str)
     elif damage == "outside":
         manifest.write_text(manifest.read_text().replace('"weights.bin"', '"../it/weights.bin"'))
     else:
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 0'))
+        manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 0'))
     assert store.find("it") is None
     assert store.put("it", write) == store.find("it")
 

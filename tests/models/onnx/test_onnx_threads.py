@@ -7,7 +7,7 @@ import torch
 from onnx_models import needs_onnx, sure_runner
 from toys import random_model
 
-from specctl.models.onnx import onnx_engine as engine
+from specctl.models.onnx import kept_runner
 from specctl.models.running.threads import Threads
 
 pytestmark = needs_onnx
@@ -28,8 +28,8 @@ def taking(seconds: dict[int, float]) -> Trial:
 
 @pytest.mark.parametrize(("seconds", "number"), [({1: 2e-3, 2: 1e-3}, 2), ({1: 1e-3, 2: 2e-3}, 1)])
 def test_the_faster_number_is_taken(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], number: int) -> None:
-    monkeypatch.setattr(engine, "SMALL", 0)
-    monkeypatch.setattr(engine, "timed", taking(seconds))
+    monkeypatch.setattr(kept_runner, "SMALL", 0)
+    monkeypatch.setattr(kept_runner, "timed", taking(seconds))
     runner = sure_runner(random_model("llama"), VOCABULARY, most_threads=2)
     assert (runner.threads, runner.length) == (number, 0)
     assert runner.tried == {1: seconds[1] * 1e3, 2: seconds[2] * 1e3}
@@ -42,7 +42,7 @@ def test_the_faster_number_is_taken(monkeypatch: pytest.MonkeyPatch, seconds: di
 
 
 def test_a_number_that_was_chosen_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "SMALL", 0)
+    monkeypatch.setattr(kept_runner, "SMALL", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     runner = sure_runner(random_model("llama"), VOCABULARY)
     assert (runner.threads, runner.tried) == (2, {})

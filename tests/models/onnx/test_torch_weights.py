@@ -11,11 +11,11 @@ from toy_heads import random_eagle3, random_glide
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.models.draft_heads.head_layers import LayerShape
-from specctl.models.head_files.eagle_writing import write_eagle3
-from specctl.models.head_files.glide_layout import write_glide
+from specctl.models.head_files.network_files import Verifier, write_head
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx import automatic
-from specctl.models.onnx.automatic import EAGER, LONG_RUN, ONNX
+from specctl.models.onnx.automatic import LONG_RUN
+from specctl.models.onnx.engine_times import EAGER, ONNX
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.profile.schema import Profile
@@ -76,10 +76,10 @@ def test_a_draft_head_keeps_those_of_the_model_it_reads(tmp_path: Path, kind: st
     profile = small_pair(tmp_path)
     if kind == "glide":
         target = load_pair(profile).models[0]
-        write_glide(tmp_path / "head", random_glide(target, vocabulary=258, shape=shape, spread=0.2), verifier="it")
+        write_head(tmp_path / "head", random_glide(target, vocabulary=258, shape=shape, spread=0.2), Verifier("it"))
     else:
         head = random_eagle3(layers=(0,), states=64, vocabulary=258, shape=shape, spread=0.2)
-        write_eagle3(tmp_path / "head", head, verifier=str(tmp_path / "target"))
+        write_head(tmp_path / "head", head, Verifier(str(tmp_path / "target")))
     assert profile.draft is not None
     profile = profile.model_copy(
         update={"draft": profile.draft.model_copy(update={"model": str(tmp_path / "head"), "head": None})}

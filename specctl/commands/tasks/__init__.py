@@ -1,0 +1,1 @@
+"""What commands do with what they read: load, run, show, write."""

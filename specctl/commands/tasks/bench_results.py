@@ -1,0 +1,61 @@
+"""Shows the results of a benchmark, or two of them compared. Torch is never needed."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specctl.commands.option_groups import ShowOptions
+from specctl.terminal.output import tell, write_out
+
+if TYPE_CHECKING:
+    from specctl.observing.results import RunSet
+
+
+def show_comparison(a: Path, b: Path, as_document: bool) -> None:
+    """Print two results files compared, as tables or as one JSON document."""
+    from rich.console import Console
+
+    from specctl.benchmark.comparison import compare_files
+    from specctl.benchmark.tables.comparison_tables import comparison_json, comparison_tables
+    from specctl.files import write_line
+    from specctl.reporting.console import cell, print_tables
+
+    comparison = compare_files(a, b)
+    if as_document:
+        write_line(sys.stdout, comparison_json(comparison))
+        return
+    console = Console()
+    print_tables(console, comparison_tables(comparison))
+    if not console.is_terminal:
+        write_out("")
+    for compared in comparison.candidates:
+        console.print(cell(compared.verdict, "bold"), soft_wrap=True)
+
+
+def show_results(results: "RunSet", show: ShowOptions, answers: Path | None, sync_ms: float) -> None:
+    """Print the tables and the verdict, or one JSON document; write the report and the answer files asked for."""
+    from rich.console import Console
+
+    from specctl.benchmark.digest import digest
+    from specctl.benchmark.tables import benchmark_tables as tables
+    from specctl.benchmark.verdict import verdict
+    from specctl.files import write_line
+    from specctl.reporting.console import print_tables
+
+    whole = digest(results, sync_ms)
+    if show.json_:
+        write_line(sys.stdout, tables.as_json(whole))
+    else:
+        print_tables(Console(), tables.tables(whole))
+        write_out(verdict(whole))
+    written: list[Path] = []
+    if show.report is not None:
+        from specctl.benchmark.benchmark_report import write_report
+
+        written += write_report(whole, show.report)
+    if answers is not None:
+        from specctl.benchmark.spec_bench import write_answers
+
+        written += write_answers(results, answers)
+    for path in written if not show.quiet else []:
+        tell(f"wrote {path}")

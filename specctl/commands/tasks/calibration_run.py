@@ -1,0 +1,159 @@
+"""One calibration: collect traces, search in them, run the winner live."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from specctl.commands.option_groups import ShowOptions
+from specctl.commands.options import warn
+from specctl.commands.tasks.replication import Replication
+from specctl.commands.tasks.trace_replica import REPLICA
+from specctl.outputs import OutputFile
+from specctl.terminal.output import tell, write_out
+
+if TYPE_CHECKING:
+    from specctl.calibration.compared_settings import ComparedSettings
+    from specctl.calibration.decision import Decision
+    from specctl.export.exports import Exports
+    from specctl.models.running.pair import Pair
+    from specctl.profile import Profile, ResolvedProfile
+    from specctl.prompts.suites import Suite
+    from specctl.replay.trace_files import TraceSet
+    from specctl.terminal.work_progress import TerminalProgress
+
+
+def calibrate_one(
+    own: "Profile",
+    asked: "ComparedSettings",
+    heads: list[str],
+    prompts: "Suite | None",
+    pair: "Callable[[], Pair]",
+    progress: "TerminalProgress",
+    *,
+    verify: bool,
+    foreign_head: bool,
+    traced: OutputFile | None = None,
+    earlier: "TraceSet | None" = None,
+    replication: Replication | None = None,
+) -> "Decision":
+    """Collect the traces of the prompts, if there are any, search, and run the winner live.
+
+    Args:
+        own: the profile.
+        asked: the settings that compete.
+        heads: acceptance heads to choose among.
+        prompts: None to search in an earlier trace alone.
+        pair: gives the loaded models; asked only for traces or live runs.
+        progress: shows the work.
+        verify: whether to run the winner live.
+        foreign_head: as in `load`.
+        traced: where to write the trace.
+        earlier: an earlier trace, to search in or to go on with.
+        replication: replicas that trace; None for none.
+    """
+    from specctl.calibration.decision import decide
+    from specctl.terminal.work_progress import resumable
+
+    loaded = pair() if prompts is not None or verify else None
+    traces = earlier
+    if loaded is not None and prompts is not None:
+        from specctl.replay.recording.collecting import collect_traces
+
+        with resumable(progress.console, traced and traced.path, "the same command continues"):
+            tracers = None
+            if replication is not None:
+                setup = {"heads": heads, "depth": asked.depth, "foreign_head": foreign_head}
+                draft = own.draft
+                others = [draft.model_copy(update={"head": head}) for head in heads] if draft is not None else []
+                tracers = partial(replication.start, own, REPLICA, setup, progress, others=others, spare=True)
+            traces = collect_traces(loaded, own, prompts, asked.depth, heads, traced, progress, earlier, tracers)
+    assert traces is not None
+    for identity, reason in traces.failures.items():
+        warn(f"prompt {identity} is left out: {reason}")
+    return decide(traces, asked, own, loaded if verify else None, progress)
+
+
+def command_facts(traces: "TraceSet") -> dict[str, Any]:
+    """Where and how a calibration by this command was made."""
+    from specctl.calibration.calibrated import facts_of
+
+    return facts_of(traces, shlex.join(["specctl", *sys.argv[1:]]))
+
+
+def write_calibrated(
+    resolved: "ResolvedProfile", decision: "Decision", facts: dict[str, Any], output: OutputFile, *, quiet: bool
+) -> None:
+    """Write the calibrated profile, and unless quiet say how to use it."""
+    from specctl.calibration.calibrated import calibrated_profile, profile_text
+
+    output.replace(profile_text(calibrated_profile(resolved, decision, facts, output.path), decision.found))
+    if not quiet:
+        tell(f"wrote {output.path}; use it with: specctl generate -p {output.path}")
+
+
+def show_calibration(
+    resolved: "ResolvedProfile",
+    decision: "Decision",
+    exports: "Exports | None",
+    output: OutputFile | None,
+    show: ShowOptions,
+) -> None:
+    """Print the outcome, as tables with what to copy or as one JSON object, and write profile and report.
+
+    Args:
+        resolved: the profile that was calibrated.
+        decision: of `calibrate_one`.
+        exports: best settings of other engines.
+        output: where the calibrated profile goes.
+        show: the report, and whether one JSON object is printed.
+    """
+    import tomli_w
+    from rich.console import Console
+
+    from specctl.calibration.calibrated import draft_table
+    from specctl.calibration.calibration_tables import as_document, calibration_tables, verdict
+    from specctl.files import write_line
+    from specctl.reporting.console import print_tables
+
+    facts, found = command_facts(decision.traces), decision.found
+    shown = calibration_tables(decision)
+    document = {"provenance": facts, **as_document(decision)}
+    exported = []
+    if exports is not None:
+        from specctl.export.export_tables import export_document, export_tables, export_warnings, text_of
+
+        exported = [text_of(one) for one in exports.found]
+        shown += export_tables(exports)
+        document["exports"] = export_document(exports)
+        found.warnings.extend(export_warnings(exports))
+    if show.json_:
+        write_line(sys.stdout, document)
+    else:
+        print_tables(Console(), shown)
+        write_out(verdict(found))
+        if output is None:
+            drafts = len(resolved.profile.draft.levels) if resolved.profile.draft is not None else 1
+            write_out("\n" + tomli_w.dumps({"draft": draft_table(found.winner.score.setting, drafts)}).rstrip("\n"))
+        for text in exported:
+            write_out(f"\n{text}")
+    for warning in found.warnings:
+        warn(warning)
+    if output is not None:
+        write_calibrated(resolved, decision, facts, output, quiet=show.quiet)
+    if show.report is not None:
+        from specctl.calibration.calibration_figures import draw_calibration
+        from specctl.reporting.document import write_document
+
+        paths = write_document(
+            "Calibration",
+            shown,
+            draw_calibration(found),
+            facts,
+            show.report,
+            command="calibrate",
+            verdict=verdict(found),
+        )
+        for path in paths if not show.quiet else []:
+            tell(f"wrote {path}")

@@ -1,0 +1,159 @@
+"""Shows a conversation: takes the user's lines, writes answers to one stream and all else to another."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+from rich.console import Console
+from rich.text import Text
+
+from specctl.commands.tasks.generation_view import Watcher, title_of, view_of
+from specctl.conversation.conversation import Chat
+from specctl.conversation.slash import ESCAPED, SLASHES, is_slash, run_slash
+from specctl.conversation.transcript import Turn
+from specctl.errors import SpecctlError, UsageError
+from specctl.outputs import Sink
+from specctl.printable import printable
+from specctl.processes.interrupts import interruptible
+from specctl.profile.known_names import EMBEDDED
+from specctl.records import FinishReason
+from specctl.terminal.echo import unechoed
+from specctl.terminal.line_input import LineInput, joined
+from specctl.terminal.output import tell, write_text
+
+LEAVES = ("exit", "quit", "bye")
+"""What a person types to leave, as well as /quit."""
+OPENING = "Once upon a time"
+LEAVING = "Ctrl-C again or Ctrl-D leaves; /help shows what else there is"
+
+
+class Talk:
+    """A conversation on standard streams.
+
+    Args:
+        chat: the conversation.
+        console: on standard error.
+        sink: receives the answers.
+        person: whether someone types; then Ctrl-C ends an answer instead of the program, and figures are shown.
+        live: whether a panel follows each answer; else the text is written as it grows.
+        quiet: whether to leave out the opening lines and the figures of answers.
+
+    Attributes:
+        failed: whether a line could not be answered or carried out.
+    """
+
+    def __init__(self, chat: Chat, console: Console, sink: Sink, *, person: bool, live: bool, quiet: bool) -> None:
+        self.chat = chat
+        self.failed = False
+        self._console, self._sink = console, sink
+        self._person, self._live, self._quiet = person, live, quiet
+
+    def ask(self) -> None:
+        """Take what a person types until they leave; two interrupts in a row raise KeyboardInterrupt."""
+        if not self._quiet:
+            self._introduce()
+        lines = LineInput(SLASHES)
+        interrupts = 0
+        while True:
+            try:
+                line = lines.ask()
+                interrupts = 0
+                if not self.hear(line):
+                    return
+            except EOFError:
+                self._tell("")
+                return
+            except KeyboardInterrupt:
+                self._tell("")
+                interrupts += 1
+                if interrupts > 1:
+                    raise
+                self._tell(LEAVING)
+
+    def read(self) -> None:
+        """Take every line of a pipe or a file."""
+        for line in joined(self._lines()):
+            if not self.hear(line):
+                return
+
+    def hear(self, line: str) -> bool:
+        """Answer one turn or carry out one slash command; whether the conversation goes on."""
+        if not line.strip():
+            return True
+        try:
+            if is_slash(line):
+                reply = run_slash(self.chat, line)
+                if reply.text:
+                    self._tell(reply.text)
+                if not reply.answer:
+                    return not reply.leave
+            elif self._person and line.strip().lower() in LEAVES:
+                return False
+            else:
+                self.chat.say(line[1:] if line.startswith(ESCAPED) else line)
+            self._answer()
+        except SpecctlError as error:
+            self._report(error)
+        return True
+
+    def _introduce(self) -> None:
+        self._tell(f"{title_of(self.chat.profile)} · {self.chat.policy}; /help lists commands")
+        if self.chat.profile.target.model.startswith(EMBEDDED):
+            self._tell(f"demonstration models: they continue stories and know nothing; try: {OPENING}")
+        if not self.chat.through_template:
+            missing = not self.chat.pair.tokenizer.chat_template
+            why = "the target has no chat template, so " if missing else ""
+            self._tell(f"{why}turns and answers are joined as plain text")
+
+    def _lines(self) -> Iterator[str]:
+        for raw in sys.stdin.buffer:
+            try:
+                yield raw.decode("utf-8").lstrip("\ufeff").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                self._report(UsageError(f"a line of standard input is not UTF-8 ({error.reason})"))
+
+    def _answer(self) -> None:
+        view = view_of(self.chat.profile, self._console, "") if self._live else None
+        watcher = Watcher(self.chat.answerer, view, None, None if view is not None else self._sink)
+        guard = interruptible() if self._person else nullcontext(_never)
+        with guard as enough, unechoed() if self._person else nullcontext(), view or nullcontext():
+            turn = self.chat.answer(watcher, enough)
+        interrupted = turn is None or turn.finish_reason is FinishReason.INTERRUPTED
+        if turn is not None:
+            text = (turn.answer or "")[watcher.written :]
+            write_text(self._sink, f"{text}\n")
+            self._sink.flush()
+        if interrupted and not self._person:
+            raise KeyboardInterrupt
+        if interrupted or (self._person and not self._quiet):
+            self._tell(self._ending(turn))
+
+    def _ending(self, turn: Turn | None) -> str:
+        """How an answer went: its figures, and why it ended if not by itself."""
+        if turn is None:
+            return "interrupted before anything was written; the conversation is as before"
+        parts = []
+        if (done := turn.completion) is not None:
+            drafted = sum(round_.drafted for round_ in done.rounds)
+            accepted = sum(round_.accepted for round_ in done.rounds)
+            parts = [f"{len(done.tokens)} tokens", f"{len(done.tokens) / done.total_ms * 1e3:.1f} tokens/s"]
+            parts += [f"acceptance rate {accepted / drafted:.1%}"] if drafted else []
+        if turn.finish_reason is FinishReason.INTERRUPTED:
+            parts.append("interrupted; what was written stays")
+        elif self.chat.fills_context(turn):
+            parts.append(f"the context of {self.chat.pair.context} tokens is full; /undo or /reset makes room")
+        elif turn.finish_reason is FinishReason.LENGTH:
+            parts.append("ended at max_new_tokens")
+        return " · ".join(parts)
+
+    def _tell(self, text: str) -> None:
+        # A terminal's own wrapping would break words; what is no terminal gets whole lines.
+        self._console.print(Text(printable(text), style="dim"), soft_wrap=not self._console.is_terminal)
+
+    def _report(self, error: SpecctlError) -> None:
+        self.failed = True
+        tell(error.told, "error", "1;31")
+
+
+def _never() -> bool:
+    return False

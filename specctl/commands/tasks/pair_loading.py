@@ -1,0 +1,115 @@
+"""Loads a profile's models for a command and shows the progress. Torch is imported when a function runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specctl.commands.options import warn
+from specctl.policies import NONE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specctl.models.running.engines import EngineSettings
+    from specctl.models.running.pair import Pair
+    from specctl.policies.tree_shape import TreeSize
+    from specctl.profile import Profile
+    from specctl.profile.schema import ModelTable
+    from specctl.terminal.work_progress import TerminalProgress
+
+
+def load(
+    profile: "Profile",
+    console: "Console",
+    *,
+    expected_tokens: int = 0,
+    drafts: "Sequence[ModelTable] | None" = None,
+    above: Sequence[int | None] = (),
+    heads: Sequence[Sequence[str]] | None = None,
+    with_heads: bool = True,
+    foreign_head: bool = False,
+    leaves: bool | None = None,
+    tree: "TreeSize | None" = None,
+    longest: int | None = None,
+    quiet: bool = False,
+    torch_weights: bool = False,
+    models: bool = True,
+    progress: "TerminalProgress | None" = None,
+) -> "Pair":
+    """Load the pair of a profile; compile or capture its passes where the profile wants that.
+
+    Args:
+        profile: names the models and how their passes run.
+        console: writes to standard error.
+        expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
+        drafts, above, heads, with_heads: as in `load_pair`.
+        foreign_head: use heads that were trained on another draft, with a warning.
+        leaves: whether drafts are to have leaves; None for what the profile says of leaves and trees.
+        tree: the size of the trees that drafts are to be; None for chains, where ``leaves`` is given.
+        longest: the most tokens drafted in a round; None for what the profile says.
+        quiet: show only warnings.
+        torch_weights: as in `load_pair`, for who runs the transformers models too.
+        models: whether `Pair.models` is wanted; without it, ``drafts``, ``above`` and ``heads`` are the profile's.
+        progress: shows what is loaded; None for a new one on the console.
+    """
+    from specctl.terminal.work_progress import TerminalProgress, note
+
+    progress = progress or TerminalProgress(console, False if quiet else None)
+    if leaves is None:
+        setting = profile.draft.own_setting if profile.draft is not None else NONE
+        leaves, tree = setting.leaves is not None, setting.tree
+    if longest is None:
+        longest = profile.draft.setting.longest_draft if profile.draft is not None else 0
+    with progress.doing("starting") as show:
+        from specctl.decoding.prompt_format import PromptFormat
+        from specctl.models.running.engines import EngineSettings
+
+        notice: Any = (lambda _: None) if quiet else (lambda text: note(console, text))
+        engines = replace(
+            EngineSettings.of(profile, expected_tokens, notice, show),
+            trees=leaves or tree is not None,
+            draft_trees=tree is not None,
+        )
+        pair = _kept(profile, engines, with_heads, lambda what: show(f"loading {what}")) if not models else None
+        if pair is None:
+            from specctl.models.loading.assembly import load_pair
+
+            pair = load_pair(
+                profile,
+                drafts=drafts,
+                above=above,
+                heads=heads,
+                with_heads=with_heads,
+                on_foreign_head=warn if foreign_head else None,
+                engines=engines,
+                torch_weights=torch_weights,
+                progress=lambda what: show(f"loading {what}"),
+            )
+        if pair.threads is not None and pair.threads.warning is not None:
+            warn(pair.threads.warning)
+        if leaves and (why := pair.target.no_trees):
+            notice(f"drafts have no leaves: the target reads chains only, because {why}")
+        for role, runner in (("target", pair.target), *(("draft", draft) for draft in pair.drafts[:1])):
+            if tree is not None and (why := runner.no_trees):
+                notice(f"drafts are no trees: the {role} reads chains only, because {why}")
+                break
+        # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.
+        if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
+            from specctl.decoding.warming import warm_up
+
+            warm_up(pair, profile.sampling, leaves=leaves, tree=tree, longest=longest)
+        if told := PromptFormat.of(pair.tokenizer, profile.prompt).note(profile.prompt):
+            notice(told)
+    return pair
+
+
+def _kept(
+    profile: "Profile", engines: "EngineSettings", with_heads: bool, progress: Callable[[str], None]
+) -> "Pair | None":
+    """The profile's pair, if graphs are there for all its models and no head is wanted."""
+    levels = profile.draft.levels if profile.draft is not None else ()
+    if engines.engine not in ("onnx", "auto") or (with_heads and any(level.head is not None for level in levels)):
+        return None
+    from specctl.models.loading.kept_pair import kept_pair
+
+    return kept_pair(profile, engines, progress)

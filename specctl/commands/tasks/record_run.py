@@ -1,0 +1,176 @@
+"""A run of `generate` over records: what an earlier one left, what makes this one, and what it says at its end."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from specctl import streams
+from specctl.commands.generate_options import RecordOptions, ResultOptions
+from specctl.commands.options import warn
+from specctl.jsonl import Record, read_records
+from specctl.observing.progress import Tally
+from specctl.outputs import OutputFile, Outputs
+from specctl.printable import printable
+from specctl.record_settings import ignored_setting
+from specctl.resuming.finished import Finished, Survey, finished_rounds
+from specctl.resuming.identities import distinct
+from specctl.resuming.made_by import MadeBy
+from specctl.resuming.run_file import RunFile
+from specctl.resuming.turns_file import TurnsFile
+from specctl.terminal.progress_lines import clock
+from specctl.terminal.work_progress import note
+
+if TYPE_CHECKING:
+    from specctl.profile import Profile
+
+
+class RecordRun:
+    """One run, from what it finds to what it says at its end.
+
+    Args:
+        outputs: of the command.
+        profile: that answers.
+        records, results: as the command got them.
+        sink, traced: results and rounds.
+        console: on standard error.
+        force: whether files that exist are replaced.
+        quiet: show only warnings.
+        keeps_turns: whether who answers keeps the finished turns of an unfinished record; replicas do not.
+
+    Attributes:
+        finished: the records that an earlier run finished; None without --resume.
+        turns: the file of finished turns beside the results, where those are in a file.
+        left: whether a record is left to be answered, as far as is known.
+
+    Raises:
+        UsageError: the results belong to another run or to other records, or are no results.
+    """
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        profile: "Profile",
+        records: RecordOptions,
+        results: ResultOptions,
+        sink: OutputFile,
+        traced: OutputFile | None,
+        console: Console,
+        *,
+        force: bool,
+        quiet: bool,
+        keeps_turns: bool,
+    ) -> None:
+        self._profile, self._records, self._results, self._console = profile, records, results, console
+        self._sink, self._traced = sink, traced
+        self._force, self._quiet, self._keeps_turns = force, quiet, keeps_turns
+        self._run_file = RunFile(outputs, sink, force=force) if sink.is_file else None
+        self.turns = TurnsFile(outputs, sink, force=force) if sink.is_file else None
+        self._made: MadeBy | None = None
+        self._rounds_kept: int | None = None
+        self.finished: Finished | None = None
+        self.left = True
+        if records.resume:
+            self._continue()
+
+    def _continue(self) -> None:
+        anyway = self._records.anyway
+        self.finished = finished = Finished(self._sink.path, anyway=anyway)
+        if len(finished) and self._run_file is not None:
+            self._made = self._makes()
+            for difference in self._run_file.compare(self._made, anyway=anyway):
+                self._say(difference)
+        survey = streams.from_file(self._records.source, lambda stream: finished.survey(self._distinct(stream)))
+        first = survey.first if survey is not None else None
+        if first is not None and self._keeps_turns:
+            self._find_turns(first, of_this_run=len(finished) > 0)
+        if self._traced is not None and self._traced.continued:
+            known = survey is not None and not self._force
+            turns = self.turns.kept[1] if self.turns is not None else 0
+            self._rounds_kept = finished_rounds(self._traced.path, finished, first, known=known, turns=turns)
+        self._tell(finished, survey)
+        self.left = survey is None or survey.left > 0
+
+    def _find_turns(self, first: Record, *, of_this_run: bool) -> None:
+        """Look for turns of the first record that is left; without results nothing has said yet whose they are."""
+        if self.turns is None or self._run_file is None:
+            return
+        self._made = self._made or self._makes()
+        if of_this_run or self._run_file.says(self._made):
+            self.turns.find(first)
+
+    def _tell(self, finished: Finished, survey: Survey | None) -> None:
+        if finished.torn:
+            self._say(f"the last line of {self._sink.path} was cut short; its record is answered again")
+        if survey is None:
+            self._say(f"{len(finished)} records were done")
+            return
+        left = f"{survey.left} left" if survey.left else "nothing is left to do"
+        self._say(f"{survey.kept} of {survey.kept + survey.left} records were done; {left}")
+        if self.turns is not None and (turns := self.turns.kept[1]):
+            self._say(f"of the next one, {_counted(turns, 'turn')} were done too")
+        if others := len(finished) - survey.kept:
+            self._say(f"{others} more results in {self._sink.path} are of no record of this input; they stay")
+
+    def begin(self) -> None:
+        """Open the outputs for this run: cut off what an interrupt left, and say what makes the results."""
+        self._sink.begin()
+        if self.turns is not None:
+            self.turns.begin()
+        if self._run_file is not None:
+            self._run_file.write(self._made or self._makes())
+        if self._traced is not None:
+            self._traced.begin(self._rounds_kept)
+
+    def records(self, stream: Any) -> Iterator[Record]:
+        """The records of the input; what looks like a setting and is none is warned of, once for each name."""
+        warned: set[str] = set()
+        for record in self._distinct(stream):
+            for key, value in record.data.items():
+                if key not in warned and (what := ignored_setting(key, value)) is not None:
+                    warned.add(key)
+                    warn(f"line {record.line}: {what}")
+            yield record
+
+    def _distinct(self, stream: Any) -> Iterable[Record]:
+        return distinct(read_records(stream, self._records.input_format))
+
+    def _makes(self) -> MadeBy:
+        asked, trace = self._results, self._results.trace
+        shape: dict[str, Any] = {"--input-format": self._records.input_format}
+        shape |= {"--rounds": asked.rounds, "--token-ids": asked.token_ids}
+        if trace not in (None, "-"):  # moved together, both are still the same run
+            trace = os.path.relpath(os.path.realpath(trace), os.path.dirname(os.path.realpath(self._sink.path)))
+        return MadeBy.of(self._profile, **shape, **{"--trace": trace})
+
+    @contextmanager
+    def summing_up(self, tally: Tally) -> Iterator[None]:
+        """Say after the block, however it ends, what became of the records, where they are in a file."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            if self.turns is not None:
+                self.turns.close()
+            if self._run_file is not None and not self._quiet:
+                text = self._summary(tally, time.monotonic() - began)
+                self._console.print(Text(printable(text)), soft_wrap=True)
+
+    def _summary(self, tally: Tally, seconds: float) -> str:
+        errors = tally.failed + (self.finished.failed if self.finished is not None else 0)
+        took = f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+        kept = [f"{tally.kept} of them kept"] if self.finished is not None else []
+        counts = [_counted(tally.kept + tally.answered, "record"), *kept, _counted(errors, "error"), took]
+        return f"{', '.join(counts)}; results are in {self._sink.path}"
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            note(self._console, text)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

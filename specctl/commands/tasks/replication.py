@@ -1,0 +1,173 @@
+"""The flags about replicas, and replicas started as they say."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from specctl.commands.grouped_command import But
+from specctl.commands.options import warn
+from specctl.errors import UsageError
+from specctl.terminal.output import tell
+
+if TYPE_CHECKING:
+    from specctl.profile import Profile
+    from specctl.profile.schema import DraftTable
+    from specctl.replicas.replica import Replicas
+    from specctl.terminal.work_progress import TerminalProgress
+
+PANEL = "Replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """Replicas of the pair."""
+
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="N|auto",
+            help="Replicas of the pair, each with GPUs or cores of its own; auto: one for the GPUs that a pair needs, "
+            "else one for each core.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="auto|ray://HOST:PORT|HOST:PORT",
+            help="Place the replicas on a Ray cluster; auto: the one that runs here, else one of this machine.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    keep_warm: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-warm",
+            metavar="DURATION",
+            help="Leave the replicas in the cluster, such as for 30m, so that the next command with this profile need "
+            "not load them.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+
+    @property
+    def replication(self) -> "Replication | None":
+        """What they ask for; None without any of them.
+
+        Raises:
+            UsageError: a value is none, or --keep-warm stands without --cluster.
+        """
+        workers = self.workers
+        if self.keep_warm is not None and self.cluster is None:
+            raise UsageError("--keep-warm needs a cluster that outlives this command", "add --cluster, or leave it out")
+        if workers is None and self.cluster is None:
+            return None
+        if workers not in (None, "auto") and not (workers.isdecimal() and int(workers)):
+            raise UsageError(f"--workers {workers} is no number of replicas", "e.g. --workers 4, or --workers auto")
+        count: int | Literal["auto"] = "auto" if workers in (None, "auto") else int(workers)
+        return Replication(count, self.cluster, 0.0 if self.keep_warm is None else _seconds(self.keep_warm))
+
+
+FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]
+"""Of a command whose replicas end with it."""
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """What the flags ask for.
+
+    Attributes:
+        workers: how many replicas.
+        cluster: where Ray is; None for processes of this machine.
+        warm_seconds: how long replicas stay in the cluster without work; 0 to end them with the command.
+    """
+
+    workers: int | Literal["auto"]
+    cluster: str | None = None
+    warm_seconds: float = 0.0
+
+    @contextmanager
+    def start(
+        self,
+        profile: "Profile",
+        maker: str,
+        setup: Mapping[str, Any],
+        progress: "TerminalProgress",
+        expected_tokens: int | None = None,
+        *,
+        others: "Iterable[DraftTable]" = (),
+        spare: bool = False,
+        exclusive: bool = False,
+    ) -> "Iterator[Replicas]":
+        """Start replicas, and wait until the first of them is ready.
+
+        Args:
+            profile: of the pair.
+            maker: as in `specctl.replicas.job.Job`.
+            setup: of the job, without the profile and its share of the tokens.
+            progress: shows that they are starting.
+            expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
+            others: drafts and heads that are loaded besides the profile's.
+            spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
+            exclusive: whether nothing may share a replica's devices, because it measures time.
+
+        Raises:
+            UsageError: they do not fit on this machine, or Ray is missing or not there.
+            SpecctlError: they cannot be loaded, or are not here.
+        """
+        from specctl.replicas.job import Job
+        from specctl.replicas.local import LocalReplicas
+        from specctl.replicas.model_sources import Sources
+        from specctl.replicas.replica import started
+        from specctl.replicas.shares import gpus_here, gpus_needed, require_gpus, shares
+
+        with progress.doing("reading the models' files"):
+            sources = Sources.of(profile, others)
+
+        def job(count: int) -> Job:
+            shared = {} if expected_tokens is None else {"expected_tokens": -(-expected_tokens // count)}
+            return Job(maker, {"profile": profile, **setup, **shared}, frozenset({"expected_tokens", "quiet"}), sources)
+
+        replicas: Replicas
+        if self.cluster is not None:
+            from specctl.replicas.on_ray import RayReplicas
+
+            with progress.doing("connecting to Ray"):
+                replicas = RayReplicas.on(
+                    self.cluster, self.workers, profile, job, warn, self.warm_seconds, exclusive=exclusive
+                )
+        else:
+            gpus = gpus_here()
+            needed = gpus_needed(profile, len(gpus))
+            if exclusive:
+                require_gpus(profile, len(gpus))
+            each = shares(self.workers, profile, gpus[needed:] if spare and len(gpus) >= 2 * needed else gpus)
+            if exclusive and not all(share.gpus and share.alone for share in each):
+                raise UsageError(
+                    f"{len(each)} replicas would share {len(gpus)} GPUs, and times would be those of sharing",
+                    f"use --workers {max(1, len(gpus) // needed)}, or leave it out",
+                )
+            # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
+            one_by_one = not all(share.alone for share in each) or profile.compile is True
+            environments = [share.environment for share in each]
+            replicas = LocalReplicas(job(len(each)), environments, tell, warn, one_by_one=one_by_one)
+        with replicas:
+            with progress.doing(f"starting {replicas.count} replicas"):
+                started(replicas)
+            yield replicas
+
+
+def _seconds(duration: str) -> float:
+    """The seconds of a duration such as ``90s``, ``30m``, ``2h`` or ``1d``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", duration)
+    if found is None or not float(found[1]):
+        raise UsageError(f"--keep-warm {duration} is no duration", "e.g. --keep-warm 30m")
+    return float(found[1]) * _SECONDS[found[2]]

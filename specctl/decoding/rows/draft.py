@@ -1,0 +1,65 @@
+"""What a drafter hands to a verifier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specctl.models.passes.forward import Numbers
+from specctl.records import DraftStep, Round, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A block of K draft tokens with the distributions they were drawn from.
+
+    Attributes:
+        tokens: K ids.
+        probs: ``(K, V)`` float32; None where each is one-hot at its token: when greedy, and of tokens that were copied.
+        steps: the K tokens with their signals.
+        stop: why drafting ended.
+        threshold: the policy's threshold while it drafted.
+        inner: the rounds of the level below, in a hierarchy.
+        laws: ``(K, V)`` float32, the draft's distribution behind each token: ``probs``, or in greedy decoding the
+            softmax at temperature 1; None if they are not kept.
+        leaves: beside each token, other ids to be verified in its place; empty without any.
+        parents: of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest
+            token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
+    """
+
+    tokens: list[int]
+    probs: Numbers | None
+    steps: tuple[DraftStep, ...]
+    stop: StopReason | None
+    threshold: float | None = None
+    inner: tuple[Round, ...] = ()
+    laws: Numbers | None = None
+    leaves: tuple[tuple[int, ...], ...] = ()
+    parents: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        steps: Sequence[DraftStep],
+        laws: Numbers | None,
+        stop: StopReason,
+        threshold: float | None,
+        inner: Sequence[Round] = (),
+        *,
+        greedy: bool,
+        keeps_laws: bool,
+    ) -> "Draft":
+        """A draft of K tokens that were drawn from their laws ``(K, V)``, or when greedy are the likeliest there.
+
+        Args:
+            steps, laws, stop, threshold, inner: as in the attributes.
+            greedy: whether each token was certain.
+            keeps_laws: whether the draft keeps its laws.
+        """
+        return cls(
+            [step.token for step in steps],
+            None if greedy else laws,
+            tuple(steps),
+            stop,
+            threshold,
+            tuple(inner),
+            laws if keeps_laws else None,
+        )

@@ -1,0 +1,145 @@
+"""Where random numbers come from: on the host without torch, elsewhere from torch's generators."""
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Union, overload
+
+if TYPE_CHECKING:
+    import torch
+
+AT_A_TIME = 64
+"""Numbers that `Uniforms` takes from its generator at a time."""
+WORDS = 624
+"""Of 32 bits, that a Mersenne twister remembers."""
+
+
+class HostGenerator:
+    """torch's generator on the CPU, number by number, without torch: a Mersenne twister (MT19937) seeded as there.
+
+    Args:
+        seed: of which the lowest 32 bits count, as in torch.
+    """
+
+    __slots__ = ("_twister",)
+
+    def __init__(self, seed: int) -> None:
+        words = [seed & 0xFFFFFFFF]
+        for place in range(1, WORDS):
+            last = words[-1]
+            words.append((1812433253 * (last ^ (last >> 30)) + place) & 0xFFFFFFFF)
+        self._twister = random.Random()
+        self._twister.setstate((3, (*words, WORDS), None))
+
+    def random(self, count: int) -> list[float]:
+        """Numbers in [0, 1), multiples of 2^-53: those of `torch.rand` in float64."""
+        return [(self._bits() & ((1 << 53) - 1)) * 2.0**-53 for _ in range(count)]
+
+    def below(self, end: int) -> int:
+        """A number from 0 to below ``end``, which is more than 2^32: that of `torch.randint`."""
+        return self._bits() % end
+
+    def get_state(self) -> tuple[object, ...]:
+        return self._twister.getstate()
+
+    def set_state(self, state: tuple[object, ...]) -> None:
+        self._twister.setstate(state)
+
+    def _bits(self) -> int:
+        """64 of them, the high ones drawn first."""
+        bits = self._twister.getrandbits(64)
+        return (bits & 0xFFFFFFFF) << 32 | bits >> 32
+
+
+DrawGenerator = Union[HostGenerator, "torch.Generator"]
+Mark = tuple[object, tuple[float, ...]]
+"""Where the draws of `Uniforms` and of its generator stood."""
+
+
+def generator_on(device: "torch.device", seed: int) -> DrawGenerator:
+    """A generator for draws on a device, of which the host is one; on the host it gives torch's numbers."""
+    if device.type == "cpu":
+        return HostGenerator(seed)
+    import torch
+
+    return torch.Generator(device).manual_seed(seed)
+
+
+@overload
+def offspring(generator: "torch.Generator", device: "torch.device") -> "torch.Generator": ...
+@overload
+def offspring(generator: DrawGenerator, device: "torch.device | None") -> DrawGenerator: ...
+def offspring(generator: DrawGenerator, device: "torch.device | None") -> DrawGenerator:
+    """A new generator on ``device``, None for the host, seeded with a draw from another one; torch's below torch's."""
+    if isinstance(generator, HostGenerator):
+        seed = generator.below(1 << 62)
+        return HostGenerator(seed) if device is None else generator_on(device, seed)
+    import torch
+
+    seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+    return HostGenerator(seed) if device is None else torch.Generator(device).manual_seed(seed)
+
+
+@overload
+def sibling(generator: "torch.Generator", device: "torch.device") -> "torch.Generator": ...
+@overload
+def sibling(generator: "torch.Generator | None", device: "torch.device") -> "torch.Generator | None": ...
+@overload
+def sibling(generator: DrawGenerator | None, device: "torch.device | None") -> DrawGenerator | None: ...
+def sibling(generator: DrawGenerator | None, device: "torch.device | None") -> DrawGenerator | None:
+    """The generator itself if it is on ``device``, None for the host; else its `offspring` there."""
+    if generator is None:
+        return None
+    here = "cpu" if isinstance(generator, HostGenerator) else str(generator.device)
+    return generator if here == ("cpu" if device is None else str(device)) else offspring(generator, device)
+
+
+def host_numbers(count: int, generator: DrawGenerator | None) -> list[float]:
+    """Numbers in [0, 1), float64: all the randomness of draws on the host. Float32's would be too coarse for rare
+    tokens.
+
+    Args:
+        count: how many.
+        generator: on the host; None for numbers that nothing repeats.
+    """
+    if isinstance(generator, HostGenerator):
+        return generator.random(count)
+    if generator is None:
+        return [random.random() for _ in range(count)]
+    import torch
+
+    numbers: list[float] = torch.rand(count, dtype=torch.float64, generator=generator).tolist()
+    return numbers
+
+
+def uniforms(shape: Sequence[int], device: "torch.device", generator: DrawGenerator | None) -> "torch.Tensor":  # (...)
+    """`host_numbers` as a tensor on a device, drawn there where the generator is torch's."""
+    import torch
+
+    if isinstance(generator, HostGenerator):
+        numbers = torch.tensor(generator.random(torch.Size(shape).numel()), dtype=torch.float64)
+        return numbers.reshape(tuple(shape)).to(device)
+    return torch.rand(tuple(shape), dtype=torch.float64, device=device, generator=generator)
+
+
+class Uniforms:
+    """Numbers in [0, 1) for draws on the host, taken from a generator many at a time: one alone is as dear as all."""
+
+    def __init__(self, generator: DrawGenerator | None) -> None:
+        self._generator = generator
+        self._left: list[float] = []
+
+    def next(self) -> float:
+        if not self._left:
+            self._left = host_numbers(AT_A_TIME, self._generator)
+        return self._left.pop()
+
+    def mark(self) -> Mark:
+        """Where the draws stand; a generator has its state on the host, so nothing waits."""
+        return None if self._generator is None else self._generator.get_state(), tuple(self._left)
+
+    def go_back(self, mark: Mark) -> None:
+        """Draw again what was drawn since the mark, by a generator that was given: without one nothing is repeated."""
+        state, left = mark
+        self._left = list(left)
+        if self._generator is not None:
+            self._generator.set_state(state)  # type: ignore[arg-type] # each takes what it gave

@@ -1,0 +1,233 @@
+"""Distributions of rows on the host, by numpy: `device_laws` has the same by torch.
+
+Reading a token is a few dozen operations on a few kilobytes, and where a draft step takes 0.2 ms they count. Numpy
+finds a maximum in a tenth of torch's time and starts an operation in a third of it.
+"""
+
+from collections.abc import Sequence, Set
+from math import inf, isnan, log, nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from specctl.decoding.beams import IMPOSSIBLE
+from specctl.policies import TOP_PROBS, Signal
+
+if TYPE_CHECKING:
+    from specctl.decoding.sampling import Sampling
+
+TINY = float(np.finfo(np.float32).tiny)
+PART = 8192
+"""The most numbers of a dot product at a time."""
+HOTTEST = float(np.finfo(np.float32).max)
+"""The highest temperature that a float32 can hold; any that is nearly as high draws from the uniform distribution."""
+UNDERFLOW = np.float32(-200)
+"""Logits so far below the largest have a probability of 0 in float32."""
+CANDIDATES = (128, 1024, 1 << 31)
+"""How many of the likeliest tokens are looked at, one number after the other, until top-p leaves some of them out;
+instead of a large part all are sorted."""
+BLOCK = 64
+"""Of so many numbers the maximum is taken at once in the search for the largest of all."""
+
+Floats = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.int64]
+
+
+class Softmax:
+    """The softmax of ``(V,)`` logits at temperature 1, and what signals need of it.
+
+    It comes right after a model's pass, which has emptied the processor's caches: what counts is how few operations
+    there are.
+
+    Args:
+        logits: ``(V,)``.
+
+    Attributes:
+        best: the index of the largest logit, or of the first NaN.
+    """
+
+    __slots__ = ("_below", "_weights", "_whole", "best")
+
+    def __init__(self, logits: Floats) -> None:
+        self.best = int(logits.argmax())
+        top = float(logits[self.best])
+        self._below = logits - np.float32(nan if top == inf else top)
+        self._weights = np.exp(self._below)
+        self._whole = float(self._weights.sum())
+
+    def probs(self, temperature: float) -> Floats:
+        """The distribution ``(V,)`` at a temperature above 0; NaN where a logit is NaN or infinite."""
+        if temperature == 1:
+            found: Floats = self._weights / np.float32(self._whole)
+            return found
+        found = np.exp(self._below / np.float32(min(temperature, HOTTEST)))
+        found /= found.sum()
+        return found
+
+    def signals(self, token: int, wanted: Set[Signal]) -> list[float]:
+        """Entropy in nats, top probability and the token's probability: those wanted, in the order of
+        `DISTRIBUTION_SIGNALS`."""
+        found: list[float] = []
+        if "entropy" in wanted:
+            found.append(log(self._whole) - self._mean())
+        if "top_prob" in wanted:
+            found.append(1 / self._whole)
+        if "token_prob" in wanted:
+            found.append(float(self._weights[token]) / self._whole)
+        return found
+
+    def logs(self, tokens: Sequence[int]) -> list[float]:
+        """The log-probabilities of tokens: 0 at most, and `IMPOSSIBLE` at least, which stands for NaN too."""
+        whole = log(self._whole)
+        found = (float(self._below[token]) - whole for token in tokens)
+        return [min(max(value, IMPOSSIBLE), 0.0) if value == value else IMPOSSIBLE for value in found]
+
+    def tops(self) -> list[float]:
+        """The `TOP_PROBS` largest probabilities, descending, in float32; 0 for those that V is too small for."""
+        count = min(TOP_PROBS, len(self._weights))
+        best = np.sort(np.partition(self._weights, -count)[-count:])[::-1] / np.float32(self._whole)
+        return [*best.tolist(), *[0.0] * (TOP_PROBS - count)]
+
+    def _mean(self) -> float:
+        """Of the logits less the largest; those that were suppressed, at -inf, have no share."""
+        total = _dot(self._weights, self._below)
+        if isnan(total):
+            total = _dot(self._weights, np.maximum(self._below, UNDERFLOW))
+        return total / self._whole
+
+
+def _dot(one: Floats, other: Floats) -> float:
+    """The sum of products ``(V,)``, in parts short enough that numpy's BLAS does not start its threads for them."""
+    if len(one) <= PART:
+        return float(np.vdot(one, other))
+    return sum(_dot(one[start : start + PART], other[start : start + PART]) for start in range(0, len(one), PART))
+
+
+def picked(weights: Floats, uniform: float) -> int:
+    """`device_laws.pick` of one row ``(V,)``: the index at which its running sum passes a part of the whole."""
+    running = weights.cumsum(dtype=np.float64)
+    index = int(running.searchsorted(uniform * running[-1], side="right"))
+    # A number just below 1 may round to the whole; behind the last weight nothing must be picked.
+    return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
+
+
+def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
+    """The processed distributions in float32; one-hot at the argmax when greedy, NaN where a logit is NaN or infinite.
+
+    Without filters they are those of `Softmax.probs`, to the last bit.
+    """
+    if sampling.greedy:
+        found = np.zeros(rows.shape, dtype=np.float32)
+        found[np.arange(len(rows)), rows.argmax(-1)] = 1
+        return found
+    scores = _below(rows) if sampling.temperature != 1 or not sampling.filters else rows
+    if sampling.temperature != 1:
+        with np.errstate(over="ignore"):
+            scores /= np.float32(min(sampling.temperature, HOTTEST))
+    if not sampling.filters:
+        return _normalised(np.exp(scores, out=scores))
+    kept = _softmax(scores)
+    if 0 < sampling.top_k < rows.shape[1] or sampling.top_p < 1:
+        least = _least(scores, kept, sampling.top_k, sampling.top_p)  # (R, 1)
+        kept = _softmax(_sorted_out(scores, sampling)) if least is None else _normalised(kept * (scores >= least))
+    if sampling.min_p > 0:
+        kept = _normalised(kept * (kept >= sampling.min_p * kept.max(-1, keepdims=True)))
+    return kept
+
+
+def likeliest(row: Floats, count: int) -> Counts:
+    """The indices of the ``count`` largest numbers of a row ``(V,)``, falling; of equal ones the first comes first."""
+    vocabulary = len(row)
+    if count >= vocabulary:
+        return (-row).argsort(kind="stable")[:count]
+    blocks = vocabulary // BLOCK
+    # As many blocks have a number at least as large as the last of the largest maxima.
+    maxima = row[: blocks * BLOCK].reshape(blocks, BLOCK).max(-1) if blocks > 4 * count else row
+    least = np.partition(maxima, -count)[-count]
+    found = np.flatnonzero(row >= least)
+    if len(found) < count:  # there is a NaN
+        return (-row).argsort(kind="stable")[:count]
+    return found[(-row[found]).argsort(kind="stable")[:count]]
+
+
+def _sorted_out(scores: Floats, sampling: "Sampling") -> Floats:
+    """The scores with -inf for those that top-k and top-p leave out, all of them sorted."""
+    vocabulary = scores.shape[1]
+    if 0 < sampling.top_k < vocabulary:
+        edge = np.partition(scores, vocabulary - sampling.top_k, axis=-1)[:, vocabulary - sampling.top_k, None]
+        scores = np.where(scores < edge, np.float32(-inf), scores)
+    if sampling.top_p == 1:
+        return scores
+    order = scores.argsort(axis=-1, kind="stable")
+    ascending = np.take_along_axis(scores, order, axis=-1)
+    tail = _softmax(ascending).cumsum(-1, dtype=np.float64) <= 1 - sampling.top_p
+    tail[:, -1] = False  # the most probable token always stays
+    dropped = np.empty_like(tail)
+    np.put_along_axis(dropped, order, tail, axis=-1)
+    return np.where(dropped, np.float32(-inf), scores)
+
+
+def _least(scores: Floats, probs: Floats, top_k: int, top_p: float) -> Floats | None:
+    """The least score ``(R, 1)`` that top-k and top-p keep.
+
+    None where top-p's edge lies between equal scores, so that it depends on how they are sorted which of them stay.
+
+    Args:
+        scores, probs: ``(R, V)``, scores and their softmax.
+        top_k, top_p: as in `Sampling`, one of them in force.
+    """
+    vocabulary = scores.shape[1]
+    if 0 < top_k < vocabulary:
+        falling, _ = _falling(scores, probs, top_k + 1)  # (R, k + 1), from the likeliest down
+        if top_p == 1:
+            return falling[:, -2:-1]
+        if (falling[:, -2] == falling[:, -1]).any():
+            return None  # top-k keeps both, so that there are more to look at
+        counts = _reaching(_normalised(np.exp(falling[:, :-1] - falling[:, :1])), top_p)
+    else:
+        for width in CANDIDATES:
+            if width > vocabulary // 4:
+                falling = -np.sort(-scores, axis=-1)
+                counts = _reaching(_normalised(np.exp(falling - falling[:, :1])), top_p)
+                break
+            falling, weights = _falling(scores, probs, width)
+            counts = _reaching(weights, top_p)
+            if counts.max() < width:
+                break
+    lines = np.arange(len(falling))
+    least: Floats = falling[lines, counts - 1]
+    more = counts < falling.shape[1]
+    if (more & (least == falling[lines, np.minimum(counts, falling.shape[1] - 1)])).any():
+        return None
+    return least[:, None]
+
+
+def _falling(scores: Floats, probs: Floats, count: int) -> tuple[Floats, Floats]:
+    """The ``count`` largest scores of each row, falling, with their probabilities ``(R, count)``."""
+    best = np.stack([likeliest(row, count) for row in scores])
+    return np.take_along_axis(scores, best, axis=-1), np.take_along_axis(probs, best, axis=-1)
+
+
+def _below(rows: Floats) -> Floats:
+    """The logits less the largest of their row; NaN in a row whose largest is no number."""
+    tops = rows.max(-1, keepdims=True)
+    found: Floats = rows - np.where(np.isfinite(tops), tops, np.float32(nan))
+    return found
+
+
+def _softmax(scores: Floats) -> Floats:
+    below = _below(scores)
+    return _normalised(np.exp(below, out=below))
+
+
+def _reaching(weights: Floats, top_p: float) -> Counts:
+    """How many of the falling weights ``(R, C)`` of each row it takes to reach ``top_p``, at least one."""
+    before = np.cumsum(weights, axis=-1, dtype=np.float64) - weights
+    found: Counts = np.maximum((before < top_p).sum(-1), 1)
+    return found
+
+
+def _normalised(weights: Floats) -> Floats:
+    weights /= weights.sum(-1, keepdims=True)
+    return weights

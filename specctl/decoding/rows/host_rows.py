@@ -1,0 +1,158 @@
+"""Rows in the processor's own memory, by numpy; `device_rows` has the same by torch, in the same order."""
+
+from collections.abc import Callable, Sequence, Set
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specctl.decoding.rows import host_verdict
+from specctl.decoding.rows.draft_verdict import Verdict, require_numbers
+from specctl.decoding.rows.draws import DrawGenerator, host_numbers
+from specctl.decoding.rows.host_laws import Floats, Softmax, likeliest, picked, processed
+from specctl.decoding.rows.reading import Reader
+from specctl.decoding.rows.rows import Beams, Look, array, places
+from specctl.decoding.sampling import Sampling
+from specctl.models.passes.forward import Numbers
+from specctl.models.passes.token_reader import Foresee
+from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
+from specctl.policies.leaf_rule import Place
+from specctl.profile.schema import Verification
+
+if TYPE_CHECKING:
+    import torch
+
+    from specctl.decoding.rows.tree_verification import DraftTree
+
+
+class HostRows:
+    """`Rows` of a float32 array ``(R, V)``. torch is needed for heads alone, whose networks are torch's."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers: Floats) -> None:
+        self.numbers = numbers
+
+    def part(self, rows: slice) -> "HostRows":
+        return HostRows(self.numbers[rows])
+
+    def best(self) -> tuple[list[int], list[float]]:
+        indices = self.numbers.argmax(-1).tolist()
+        return indices, [float(row[index]) for row, index in zip(self.numbers, indices, strict=True)]
+
+    def laws(self, sampling: Sampling) -> "HostRows":
+        return HostRows(processed(self.numbers, sampling))
+
+    def read(
+        self,
+        reader: Reader,
+        uniform: float | None,
+        hidden: "torch.Tensor | None" = None,
+        previous: "Sequence[float] | torch.Tensor | None" = None,
+        foresee: Foresee | None = None,
+    ) -> tuple[list[float], Floats | None]:
+        row, sampling, law = self.numbers[0], reader.sampling, None
+        unfiltered = uniform is not None and not sampling.filters
+        softmax = Softmax(row) if reader.wanted or reader.tops or unfiltered else None
+        if uniform is None:
+            token = int(row.argmax()) if softmax is None else softmax.best
+        else:
+            known = softmax.probs(sampling.temperature) if softmax is not None and unfiltered else None
+            law = processed(row[None], sampling)[0] if known is None else known  # (V,)
+            token = picked(law, uniform)
+        numbers: list[float] = [token]
+        if softmax is not None:
+            numbers += softmax.signals(token, reader.wanted)
+        if reader.predictor is not None and hidden is not None:
+            numbers.append(reader.predictor.accept_prob(hidden, None if previous is None else _tensor(previous)).item())
+        if reader.foresees and foresee is not None:
+            numbers.append(foresee(_tensor(token)).item())
+        if reader.tops and softmax is not None:
+            numbers += softmax.tops()
+        return numbers, row if reader.laws and law is None else law
+
+    def read_tokens(
+        self,
+        reader: Reader,
+        tokens: Sequence[int],
+        hidden: "torch.Tensor | None" = None,
+        previous: "Sequence[float] | torch.Tensor | None" = None,
+    ) -> tuple[list[list[float]], Sequence[float] | None]:
+        rows = self.part(slice(len(tokens)))
+        signals = list(rows.signals(tokens, reader.wanted).values())
+        columns: list[Sequence[object]] = [tokens, *(values.tolist() for values in signals)]
+        last = None
+        if reader.predictor is not None and hidden is not None:
+            before = None
+            if reader.predictor.reads_signals:
+                own = np.stack(signals, axis=1)  # (n, 3)
+                # The hidden state in a row belongs to the token before it, and so must the signals.
+                first = np.zeros(own.shape[1]) if previous is None else np.asarray(previous)
+                before, last = _tensor(np.concatenate([first[None].astype(np.float32), own[:-1]])), own[-1].tolist()
+            columns.append(reader.predictor.accept_prob(hidden[: len(tokens)], before).tolist())
+        tops = rows.top_probs().tolist() if reader.tops else [()] * len(tokens)
+        return [[*row, *more] for *row, more in zip(*columns, tops, strict=True)], last
+
+    def signals(self, tokens: "Sequence[int] | torch.Tensor", wanted: Set[Signal]) -> dict[Signal, Floats]:
+        if not wanted:
+            return {}
+        pairs = zip(self.numbers, _ids(tokens), strict=True)
+        found = np.array([Softmax(row).signals(token, wanted) for row, token in pairs], dtype=np.float32)  # (R, F)
+        return dict(zip((name for name in DISTRIBUTION_SIGNALS if name in wanted), found.T, strict=True))
+
+    def top_probs(self) -> Floats:
+        return np.array([Softmax(row).tops() for row in self.numbers], dtype=np.float32).reshape(-1, TOP_PROBS)
+
+    def beams(self, most: int, asked: slice, wanted: Set[Signal], *, tops: bool) -> Beams:
+        ids = [likeliest(row, most).tolist() for row in self.numbers]
+        laws = [Softmax(row) for row in self.numbers]  # signals are the very numbers of a chain's steps
+        logs = [law.logs(some) for law, some in zip(laws, ids, strict=True)]
+        values = [law.signals(some[0], wanted) for law, some in zip(laws[asked], ids[asked], strict=True)]
+        names = [name for name in DISTRIBUTION_SIGNALS if name in wanted]
+        signals = {name: [row[place] for row in values] for place, name in enumerate(names)}
+        return Beams(ids, logs, signals, laws[0].tops() if tops else [])
+
+    def draws(self, count: int, generator: DrawGenerator | None) -> Sequence[float]:
+        return host_numbers(count, generator)
+
+    def verify(
+        self,
+        tokens: "Sequence[int] | torch.Tensor",
+        draft_probs: Numbers | None,
+        generator: DrawGenerator | None,
+        verification: Verification = "token",
+    ) -> Verdict:
+        ids = _ids(tokens)
+        if draft_probs is None:
+            draft = np.zeros((len(ids), self.numbers.shape[1]), dtype=np.float32)
+            draft[np.arange(len(ids)), ids] = 1
+        else:
+            draft = array(draft_probs)
+        return host_verdict.verified(ids, draft, self.numbers, self.draws(len(ids) + 1, generator), verification)
+
+    def look(self, tree: "DraftTree", sampling: Sampling, generator: DrawGenerator | None) -> Callable[[int], Look]:
+        numbers = self.draws(max(tree.depths) + 1, generator)
+
+        def look(number: int) -> Look:  # only the rows on the path are processed
+            row = processed(self.numbers[number : number + 1], sampling)[0]  # (V,)
+            require_numbers(float(row.sum()))
+            chance = float(row[[*tree.children[number]]].sum())
+            return Look(picked(row, numbers[tree.depths[number]]), min(chance, 1.0))
+
+        return look
+
+    def others(self, tokens: Sequence[int], most: int) -> list[Place]:
+        best = [likeliest(row, most + 1) for row in self.numbers]
+        probs = self.numbers[np.arange(len(tokens)), tokens].tolist()
+        values = [row[some].tolist() for row, some in zip(self.numbers, best, strict=True)]
+        return places(tokens, probs, [some.tolist() for some in best], values, most)
+
+
+def _ids(tokens: "Sequence[int] | torch.Tensor") -> Sequence[int]:
+    return tokens if isinstance(tokens, Sequence) else tokens.tolist()
+
+
+def _tensor(numbers: "Sequence[float] | Floats | torch.Tensor | int") -> "torch.Tensor":
+    """What a head reads."""
+    import torch
+
+    return torch.as_tensor(numbers)

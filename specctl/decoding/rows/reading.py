@@ -1,0 +1,113 @@
+"""What is read of a draft token: the token, and every signal that a stopping policy may ask for."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from specctl.decoding.sampling import Sampling
+from specctl.models.passes.token_reader import Foresee
+from specctl.models.predictors.disco_head import DiscoHead
+from specctl.policies import DISTRIBUTION_SIGNALS, TOP_PROBS, Signal
+from specctl.records import DraftStep
+
+if TYPE_CHECKING:
+    import torch
+
+TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
+"""Names of the largest probabilities in a reading on the host, from the likeliest down."""
+
+
+class AcceptancePredictor(Protocol):
+    """Predicts whether a draft token will be accepted, as `AcceptanceHead` does.
+
+    Attributes:
+        reads_signals: whether it reads the token's own signals too.
+    """
+
+    @property
+    def reads_signals(self) -> bool: ...
+
+    def accept_prob(self, hidden: "torch.Tensor", signals: "torch.Tensor | None") -> "torch.Tensor":
+        """The acceptance probability ``(...)`` of tokens.
+
+        Args:
+            hidden: ``(..., H)``, last hidden states of the tokens.
+            signals: ``(..., 3)``, `DISTRIBUTION_SIGNALS` of the steps that drew them; None where not read.
+        """
+
+
+def unpack(values: Sequence[float], fields: Sequence[str]) -> dict[str, float]:
+    """The F numbers of one packed token by the names of their fields."""
+    return dict(zip(fields, values, strict=True))
+
+
+def packed_signals(packed: "Sequence[float] | torch.Tensor") -> "Sequence[float] | torch.Tensor":
+    """The three `DISTRIBUTION_SIGNALS` of a packed reading that has all of them; of a tensor a view."""
+    return packed[1 : 1 + len(DISTRIBUTION_SIGNALS)]
+
+
+def own_accept_prob(head: DiscoHead, numbers: Mapping[str, float], index: int) -> float:
+    """A DISCO head's acceptance probability of the ``index``-th token of a round, from its numbers on the host."""
+    return head.own_accept_prob([numbers[name] for name in TOP_FIELDS], numbers["entropy"], index)
+
+
+def step_of(index: int, numbers: Mapping[str, float], wanted: Set[Signal]) -> DraftStep:
+    """A draft token on the host as a record, with the signals wanted."""
+    return DraftStep(index, int(numbers["token"]), **{name: numbers[name] for name in wanted})
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Says what `Rows.read` is to find out; called it does so itself, as a part of a pass that is compiled or captured.
+
+    Attributes:
+        sampling: how the token is drawn.
+        wanted: which of `DISTRIBUTION_SIGNALS` to compute.
+        predictor: predicts acceptance, on the model's device; None for no prediction.
+        foresees: whether to read the draft head's own prediction for the next token.
+        laws: whether the logits are wanted in greedy decoding.
+        tops: whether to read the largest probabilities, which a DISCO head reads with the entropy.
+    """
+
+    sampling: Sampling
+    wanted: frozenset[Signal] = frozenset()
+    predictor: AcceptancePredictor | None = None
+    foresees: bool = False
+    laws: bool = False
+    tops: bool = False
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it reads hidden states."""
+        return self.predictor is not None
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The F numbers of a reading made with a hidden state where `hidden`, in packed order."""
+        signals = [name for name in DISTRIBUTION_SIGNALS if name in self.wanted]
+        predictions = {"accept_prob": self.hidden, "next_accept_prob": self.foresees}
+        tops = TOP_FIELDS if self.tops else ()
+        return ("token", *signals, *(name for name, read in predictions.items() if read), *tops)
+
+    def __call__(
+        self,
+        logits: "torch.Tensor",
+        uniform: "torch.Tensor | None",
+        hidden: "torch.Tensor | None" = None,
+        previous: "torch.Tensor | None" = None,
+        foresee: Foresee | None = None,
+    ) -> "tuple[torch.Tensor, torch.Tensor | None]":
+        """One token with its signals, and its distribution ``(V,)``: a `TokenReader`, which `Rows.read` explains.
+
+        Args:
+            logits: ``(V,)``.
+            uniform: ``()`` float64, the draw's randomness; None when greedy.
+            hidden, previous, foresee: as there.
+
+        Returns:
+            The `fields` as ``(F,)`` float64, which holds ids and probabilities alike, and the distribution.
+        """
+        from specctl.decoding.rows.rows_of import read_within
+
+        return read_within(self, logits, uniform, hidden, previous, foresee)

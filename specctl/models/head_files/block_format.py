@@ -1,0 +1,190 @@
+"""The published layouts of DFlash and DSpark heads.
+
+Flat, a Qwen3 configuration with further keys at its top or in ``dflash_config`` (z-lab, DeepSpec, SpecForge), or nested
+(speculators). Flat files count a layer's output, speculators a layer's input. The names of tensors are the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, get_args
+
+import torch
+from transformers import PreTrainedModel
+
+from specctl.errors import ModelError
+from specctl.models.draft_heads.block import BlockConfig, BlockHead
+from specctl.models.draft_heads.markov import MarkovKind
+from specctl.models.head_files.head_config import BOOKKEEPING, HeadConfig, layer_shape, transformer_table
+from specctl.models.head_files.head_weights import drafted_tokens, fill, own_weights, published_names, published_weights
+from specctl.models.head_files.network_files import Verifier
+from specctl.models.head_files.verifier_fit import context_of, require_layers, require_same
+
+FLAT = ("DFlashDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+"""Architectures of flat files. Another one (DeepSpec's for Gemma 4) computes something else with the same tensors."""
+TRAINING = frozenset(
+    {
+        *("num_anchors", "confidence_head_alpha", "speculators_config"),
+        *("speculators_model_type", "speculators_version"),
+        "sliding_window_non_causal",  # about windows, which are refused
+    }
+)
+"""Keys about how a block head was trained and what for."""
+
+NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
+"""How names of weights begin in a file, where it is not as in the network."""
+
+
+def read(
+    config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], target: PreTrainedModel, subject: str
+) -> BlockHead:
+    """A DFlash or DSpark head; see `HeadFormat.read`."""
+    left = own_weights(weights)
+    parsed = _parsed(config, target, subject)
+    tokens = drafted_tokens(left, parsed.draft_vocabulary, parsed.vocabulary, subject)
+    # A smaller vocabulary's output layer cannot be the verifier's.
+    whole = parsed.draft_vocabulary == parsed.vocabulary
+    embeddings = None if "embed_tokens.weight" in left else target.get_input_embeddings()
+    output = None if "lm_head.weight" in left or not whole else target.get_output_embeddings()  # type: ignore[no-untyped-call]
+    with torch.device("meta"):
+        head = BlockHead(parsed, tokens, embeddings, output)
+    fill(head, left, published_names(head, NAMES), subject)
+    return head.eval()
+
+
+def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A DFlash or DSpark head in speculators' layout; see `HeadFormat.describe`.
+
+    Raises:
+        ValueError: the head's layers are not Qwen3's.
+    """
+    config, shape = head.config, head.config.shape
+    if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
+        raise ValueError("speculators' block heads have Qwen3's layers: normed queries and keys, no other biases")
+    table = transformer_table(shape, config.vocabulary, config.num_layers)
+    del table["mlp_bias"]  # Qwen3's configuration has no key for biases of its gated network
+    described = {
+        "architectures": ["DSparkDraftModel" if head.kind == "dspark" else "DFlashDraftModel"],
+        "transformer_layer_config": {**table, "layer_types": ["full_attention"] * config.num_layers},
+        "draft_vocab_size": config.draft_vocabulary,
+        "block_size": config.block_size,
+        "aux_hidden_state_layer_ids": list(config.layers),
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.from_anchor,
+    }
+    if head.kind == "dspark":
+        described |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov or "vanilla",
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence_reads_token,
+        }
+    return described, published_weights(head, NAMES)
+
+
+def _parsed(config: Mapping[str, Any], target: PreTrainedModel, subject: str) -> BlockConfig:
+    """The network that a config.json describes, checked against the verifier; see `HeadFormat.read`."""
+    values = _together(config, subject)
+    nested = "transformer_layer_config" in config
+    table = HeadConfig(values, subject)
+    inner = table.table("transformer_layer_config") if nested else table
+    shape = layer_shape(inner, qk_norm=True)
+    vocabulary, count = inner.take("vocab_size", int), inner.take("num_hidden_layers", int)
+    text = target.config.get_text_config(decoder=True)
+    depth = text.num_hidden_layers
+    if nested:
+        chain = values.get("speculators_model_type") == "dspark"
+        layers = table.ids("aux_hidden_state_layer_ids") or ()
+        from_anchor = table.take("sample_from_anchor", bool, chain)
+    else:
+        chain = from_anchor = _is_dspark(table, values)
+        table.demand("num_target_layers", (depth,))
+        outputs = table.ids("target_layer_ids") or spread_layers(depth, count)
+        layers = tuple(layer + 1 for layer in outputs)
+    # Only speculators' files leave these out, and mean what its classes have as defaults.
+    rank = table.take("markov_rank", int, 256) if (nested and chain) or values.get("markov_rank") else 0
+    confidence = table.take("enable_confidence_head", bool, nested and chain)
+    parsed = BlockConfig(
+        shape=shape,
+        layers=_layers(layers, depth, subject),
+        vocabulary=vocabulary,
+        draft_vocabulary=table.take("draft_vocab_size", int, vocabulary),
+        num_layers=count,
+        block_size=table.take("block_size", int),
+        mask_token=table.take("mask_token_id", int, least=0),
+        from_anchor=from_anchor,
+        markov=_markov(table, rank),
+        markov_rank=rank,
+        confidence=confidence,
+        confidence_reads_token=table.take("confidence_head_with_markov", bool, nested) and confidence,
+        context=context_of(shape, target),
+    )
+    table.demand("target_hidden_size", (shape.hidden_size,))
+    for each in (inner, table):
+        each.drop(BOOKKEEPING | TRAINING)
+        each.refuse_rest()
+    _check(parsed, text.hidden_size, text.vocab_size, subject)
+    return parsed
+
+
+def spread_layers(depth: int, count: int) -> tuple[int, ...]:
+    """The layers whose output DFlash reads where a flat file names none: evenly from 1 to ``depth - 3``."""
+    if count == 1:
+        return (depth // 2,)
+    return tuple(round(1 + index * (depth - 4) / (count - 1)) for index in range(count))
+
+
+def _together(config: Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """The keys at the top of a file and, in flat ones, those of ``dflash_config``, which may say the same twice."""
+    table = HeadConfig(config, subject)
+    further = table.mapping("dflash_config")
+    values = {key: value for key, value in config.items() if key != "dflash_config" and value is not None}
+    for key, value in further.items():
+        if values.setdefault(key, value) != value:
+            raise table.wrong(f"dflash_config.{key}", value, f"the {values[key]!r} outside")
+    if values.get("markov_rank") == 0:
+        del values["markov_rank"]  # no sequential head
+    return values
+
+
+def _is_dspark(table: HeadConfig, values: Mapping[str, Any]) -> bool:
+    """Whether a flat file is DSpark's, or DeepSpec's DFlash: heads whose newest token's own row predicts too."""
+    names = table.texts("architectures")
+    if not names or set(names) - set(FLAT):
+        raise table.wrong("architectures", list(names), f"one of {', '.join(FLAT)}")
+    table.demand("attention_mode", ("gqa",))
+    table.demand("projector_type", ("dflash", "dspark"))
+    return names[0] != FLAT[0] or values.get("projector_type") == "dspark" or "markov_rank" in values
+
+
+def _markov(table: HeadConfig, rank: int) -> MarkovKind | None:
+    kind = table.take("markov_head_type", str, "vanilla")
+    if kind not in get_args(MarkovKind):
+        raise table.wrong("markov_head_type", kind, f"one of {', '.join(get_args(MarkovKind))}")
+    return cast(MarkovKind, kind) if rank else None
+
+
+def _layers(layers: Sequence[int], depth: int, subject: str) -> tuple[int, ...]:
+    """Layers by their inputs, checked against a verifier with ``depth`` layers."""
+    if not layers:
+        raise ModelError(f"{subject}: its config.json does not name the verifier's layers that it reads.")
+    if depth in layers:
+        # Implementations differ in whether this state is taken before or after the final norm.
+        raise ModelError(f"{subject} reads the output of the last of the verifier's {depth} layers, which is refused.")
+    require_layers(subject, layers, depth)
+    return tuple(layers)
+
+
+def _check(config: BlockConfig, hidden_size: int, vocabulary: int, subject: str) -> None:
+    """Refuse what contradicts itself or the verifier."""
+    require_same(subject, "hidden states of width", config.shape.hidden_size, hidden_size)
+    require_same(subject, "a vocabulary of", config.vocabulary, vocabulary)
+    if config.mask_token >= vocabulary:
+        raise ModelError(f"{subject}: mask_token_id is {config.mask_token}; the vocabulary ends at {vocabulary - 1}.")
+    if config.block_size < 2:
+        raise ModelError(f"{subject}: block_size is {config.block_size}; a block has at least 2 places.")
+    if config.markov == "rnn" and not config.from_anchor:
+        raise ModelError(
+            f"{subject} has a recurrent sequential head (markov_head_type = 'rnn') and sample_from_anchor = false, "
+            "which specctl does not run: it is not settled where the recurrence begins."
+        )
+    if config.confidence_reads_token and config.markov is None:
+        raise ModelError(f"{subject}: confidence_head_with_markov is true, but it has no sequential head.")

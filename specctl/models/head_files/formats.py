@@ -1,0 +1,179 @@
+"""The kinds of draft heads, a row for each: how its files are told from others, and what reads and writes them.
+
+The modules need torch and are imported where a head is read or written; which kind a file is takes none.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from specctl.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from specctl.models.draft_heads.block import BlockHead
+    from specctl.models.draft_heads.chain import ChainHead
+    from specctl.models.head_files.network_files import Verifier
+
+Config = Mapping[str, Any]
+"""The contents of a config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFormat:
+    """A kind of draft head on disk.
+
+    Attributes:
+        kind: its name in flags, files and reports.
+        title: its name in prose.
+        paper: where it was published.
+        module: of this package, with `read` and `describe` of this kind.
+        is_one: whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown.
+        speculators: whether speculators has this kind, by the same name, and heads are written in its layout.
+        blocks: whether one pass drafts several tokens.
+    """
+
+    kind: str
+    title: str
+    paper: str
+    module: str
+    is_one: Callable[[Config, Set[str]], bool]
+    speculators: bool = False
+    blocks: bool = False
+
+    def read(
+        self,
+        config: Config,
+        weights: "Mapping[str, torch.Tensor]",
+        target: "PreTrainedModel",
+        subject: str = "The draft head",
+    ) -> "ChainHead | BlockHead":
+        """A head in the dtype of its file, in eval mode, on the weights' device.
+
+        Args:
+            config: the contents of config.json.
+            weights: the tensors of its file.
+            target: its verifier, whose embeddings and output layer are used where the file has none.
+            subject: the head, for messages.
+
+        Raises:
+            ModelError: a key or a tensor is missing, unknown or wrong, or the head does not fit the verifier.
+        """
+        head: ChainHead | BlockHead = self._own().read(config, weights, target, subject)
+        return head
+
+    def describe(
+        self, head: "ChainHead | BlockHead", verifier: "Verifier"
+    ) -> "tuple[dict[str, Any], dict[str, torch.Tensor]]":
+        """What `read` reads, but for the keys and tensors that all kinds share (`write_head`).
+
+        Raises:
+            ValueError: the layout has no words for the head.
+        """
+        found: tuple[dict[str, Any], dict[str, torch.Tensor]] = self._own().describe(head, verifier)
+        return found
+
+    def _own(self) -> Any:
+        return import_module(f"{__package__}.{self.module}")
+
+
+def _eagle1(_: Config, names: Set[str]) -> bool:
+    # An ordinary model has names like model.layers.0 and an output norm; other heads have norms of their own.
+    others = {"norm.weight", "hidden_norm.weight", "layers.0.hidden_norm.weight"}
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and not others & names
+
+
+def _eagle3(config: Config, names: Set[str]) -> bool:
+    known = {"LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"}
+    tensors = "midlayer.hidden_norm.weight" in names or {"fc.weight", "layers.0.hidden_norm.weight"} <= names
+    return tensors or bool(known & _architectures(config))
+
+
+def _glide(config: Config, names: Set[str]) -> bool:
+    return "smallLlamaForCausalLM" in _architectures(config) or "model.layers.0.cross_attn.q_proj.weight" in names
+
+
+def _mtp(_: Config, __: Set[str]) -> bool:
+    return False  # MTP layers do not make a head of their target's files, and alone they are speculators'
+
+
+def _dflash(config: Config, names: Set[str]) -> bool:
+    return _block(config, names) and not _sequential(config, names)
+
+
+def _dspark(config: Config, names: Set[str]) -> bool:
+    return _block(config, names) and _sequential(config, names)
+
+
+def _block(config: Config, names: Set[str]) -> bool:
+    """Whether a head drafts blocks; some of the architectures so named are refused when they are read."""
+    named = any(re.search("D(Flash|Spark)(Draft)?Model$", name) for name in _architectures(config))
+    return named or {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"} <= names
+
+
+def _sequential(config: Config, names: Set[str]) -> bool:
+    """Whether a block's tokens depend on each other; DeepSpec's class for DSpark is also its class for DFlash."""
+    nested = config.get("dflash_config")
+    settings = {**(nested if isinstance(nested, dict) else {}), **config}
+    named = bool(settings.get("markov_rank")) or settings.get("projector_type") == "dspark"
+    return named or "markov_head.markov_w1.weight" in names
+
+
+def _architectures(config: Config) -> set[str]:
+    return {str(name) for name in config.get("architectures") or ()}
+
+
+MTP = HeadFormat("mtp", "MTP", "FastMTP, arXiv 2509.18362", "mtp_format", _mtp, speculators=True)
+"""The one kind that stands in its target's own files too."""
+
+FORMATS = {
+    row.kind: row
+    for row in (
+        HeadFormat("eagle1", "EAGLE-1", "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077", "eagle1_format", _eagle1),
+        HeadFormat(
+            "eagle3",
+            "EAGLE-3",
+            "Li, Wei, Zhang, Zhang 2025, arXiv 2503.01840",
+            "eagle3_format",
+            _eagle3,
+            speculators=True,
+        ),
+        HeadFormat("glide", "GliDe", "Du et al. 2024, arXiv 2402.02082", "glide_format", _glide),
+        MTP,
+        HeadFormat("dflash", "DFlash", "arXiv 2602.06036", "block_format", _dflash, speculators=True, blocks=True),
+        HeadFormat("dspark", "DSpark", "arXiv 2607.05147", "block_format", _dspark, speculators=True, blocks=True),
+    )
+}
+"""By kind, in the order in which a file is compared with them."""
+
+
+def recognise(config: Config, tensors: Iterable[str]) -> str | None:
+    """The kind of a draft head, from its configuration or else its tensors, never from its name.
+
+    Args:
+        config: the contents of config.json.
+        tensors: the names of the tensors in its file.
+
+    Returns:
+        None for what is no draft head, such as an ordinary language model.
+
+    Raises:
+        ModelError: a draft head of a kind that specctl does not run.
+    """
+    # speculators' `eagle` is a layout of its own for EAGLE-1.
+    if (kind := config.get("speculators_model_type")) is not None:
+        known = [row.kind for row in FORMATS.values() if row.speculators]
+        if str(kind) not in known:
+            raise ModelError(
+                f"specctl runs no draft heads of speculators' type {kind!r}.", f"It runs {', '.join(known)}."
+            )
+        return str(kind)
+    for names in (frozenset[str](), frozenset(tensors)):
+        for row in FORMATS.values():
+            if row.is_one(config, names):
+                return row.kind
+    return None

@@ -1,0 +1,42 @@
+"""Which tokens of a tree see which, and how large trees may be. No torch here."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+WIDEST = 64
+"""Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest."""
+WINDOWS = "it has layers with a sliding window or with a state of their own"
+"""Why a model reads no trees, as the end of a sentence."""
+LARGEST_TREE = 512
+"""The most tokens of a tree, however many passes it is read in."""
+
+Seen = npt.NDArray[np.bool_]
+
+
+class TreeSight:
+    """Which tokens of a growing tree each of them sees: itself and its ancestors."""
+
+    def __init__(self) -> None:
+        self._seen = np.ones((1, 1), dtype=bool)  # (N, N), of the root alone
+
+    def grown(self, parents: Sequence[int], before: int) -> Seen:
+        """What the tokens of one more pass see of the tree.
+
+        Args:
+            parents: of the pass's tokens without the root, each the number of an earlier token.
+            before: B, how many tokens of the tree earlier passes read; up to 1 a new tree is meant.
+
+        Returns:
+            ``(T, B + T)`` bool; with B = 0 the first row is the root's.
+        """
+        old = self._seen if before > 1 else self._seen[:1, :1]
+        known = len(old)
+        assert known == max(before, 1), "the passes before this one read another tree"
+        seen = np.eye(known + len(parents), dtype=bool)
+        seen[:known, :known] = old
+        for token, parent in enumerate(parents, start=known):
+            seen[token] |= seen[parent]
+        self._seen = seen
+        return seen[before:]

@@ -1,0 +1,195 @@
+"""Converts a pair's models for the engines that `specctl bench --peer` runs in processes of their own.
+
+    python -m specctl.peers.convert onnxruntime-genai --target embedded:target --draft embedded:draft FOLDER
+    specctl bench --peer onnxruntime-genai --peer-models onnxruntime-genai=FOLDER
+
+The engines' own exporters do the work, in the Python that ``--python`` names:
+
+    onnxruntime-genai  pip install onnxruntime-genai onnx onnx-ir, beside torch and transformers
+    openvino           pip install "optimum-intel[openvino]", which wants an older transformers than specctl does
+    llama.cpp          the folder of its source, --source, whose script needs torch and transformers
+
+A folder counts as converted once everything is in it.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specctl.errors import SpecctlError, UsageError
+from specctl.peers.converted import Converted, write_manifest
+from specctl.profile.embedded import model_path
+from specctl.profile.model_names import short_name
+
+EMBEDDED = "embedded:"
+ANY_TOKENIZER = Path(__file__).with_name("programs") / "gguf_of_any_tokenizer.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One model to convert.
+
+    Attributes:
+        python: has the exporter.
+        source: llama.cpp's source, where that is needed.
+        model: the checkpoint's folder.
+        role: ``target`` or ``draft``.
+        folder: for the whole pair.
+        precision: the exporter's word for it.
+    """
+
+    python: str
+    source: Path | None
+    model: Path
+    role: str
+    folder: Path
+    precision: str
+
+
+def onnx(order: Order) -> list[str]:
+    """The command that converts a model for onnxruntime-genai; the draft lies within the target's folder."""
+    to = order.folder if order.role == "target" else order.folder / order.role
+    paths = ["-i", str(order.model), "-o", str(to), "-c", str(order.folder / "cache")]
+    return [order.python, "-m", "onnxruntime_genai.models.builder", *paths, "-p", order.precision, "-e", "cpu"]
+
+
+def openvino(order: Order) -> list[str]:
+    """The command that converts a model for OpenVINO."""
+    what = ["-m", str(order.model), "--task", "text-generation-with-past", "--weight-format", order.precision]
+    command = [order.python, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+    return [*command, *what, str(order.folder / order.role)]
+
+
+def gguf(order: Order) -> list[str]:
+    """The command that converts a model for llama.cpp.
+
+    Raises:
+        UsageError: no source of llama.cpp is named.
+    """
+    if order.source is None:
+        raise UsageError("llama.cpp's converter is part of its source", "name that folder with --source")
+    out = ["--outtype", order.precision, "--outfile", str(order.folder / f"{order.role}.gguf")]
+    return [order.python, str(ANY_TOKENIZER), str(order.source), str(order.model), *out]
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """How models become those of a peer.
+
+    Attributes:
+        command: that converts one model.
+        package: whose version is noted; empty for none.
+        precisions: of the weights, with the exporter's word, and how keys and values are held if nothing else is asked.
+        caches: how else the peer can hold them.
+    """
+
+    command: Callable[[Order], list[str]]
+    package: str
+    precisions: Mapping[str, tuple[str, str]]
+    caches: tuple[str, ...]
+
+
+EXPORTERS = {
+    "onnxruntime-genai": Exporter(
+        onnx,
+        "onnxruntime-genai",
+        {"float32": ("fp32", "float32"), "float16": ("fp16", "float16"), "int4": ("int4", "float32")},
+        (),
+    ),
+    "openvino": Exporter(
+        openvino,
+        "optimum-intel",
+        {
+            "float32": ("fp32", "float32"),
+            "float16": ("fp16", "its default"),
+            "int8": ("int8", "its default"),
+            "int4": ("int4", "its default"),
+        },
+        ("float32", "its default"),
+    ),
+    "llama.cpp": Exporter(
+        gguf,
+        "",
+        {"float32": ("f32", "float16"), "float16": ("f16", "float16"), "int8": ("q8_0", "float16")},
+        ("float32",),
+    ),
+}
+
+
+def convert(peer: str, arguments: argparse.Namespace) -> None:
+    """Convert a target, and its draft if there is one.
+
+    Raises:
+        UsageError: the peer has no such weights or cache, a model is not here, or the folder has something in it.
+        SpecctlError: the exporter failed; what it said is on standard error.
+    """
+    exporter, folder = EXPORTERS[peer], Path(arguments.folder).absolute()
+    precision, cache = exporter.precisions[_one_of("--weights", arguments.weights, exporter.precisions)]
+    cache = _one_of("--cache", arguments.cache or cache, [cache, *exporter.caches])
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty")
+    names = {"target": arguments.target} | ({"draft": arguments.draft} if arguments.draft else {})
+    orders = [
+        Order(arguments.python, arguments.source, _checkpoint(name), role, folder, precision)
+        for role, name in names.items()
+    ]
+    commands = [exporter.command(order) for order in orders]
+    folder.mkdir(parents=True, exist_ok=True)
+    for command in commands:
+        if subprocess.run(command, check=False).returncode:
+            raise SpecctlError(f"the exporter failed: {' '.join(command)}", "what it needs is in --help")
+    target, draft = short_name(arguments.target), arguments.draft and short_name(arguments.draft)
+    write_manifest(folder, Converted(peer, target, draft, arguments.weights, cache, _exporter(peer, arguments)))
+
+
+def _one_of(flag: str, value: str, known: Collection[str]) -> str:
+    if value not in known:
+        raise UsageError(f"{flag} {value}: this peer has {', '.join(dict.fromkeys(known))}")
+    return value
+
+
+def _checkpoint(name: str) -> Path:
+    folder = model_path(name.removeprefix(EMBEDDED)) if name.startswith(EMBEDDED) else Path(name).absolute()
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{name} is no folder of a transformers model", "download it first")
+    return folder
+
+
+def _exporter(peer: str, arguments: argparse.Namespace) -> str:
+    package = EXPORTERS[peer].package
+    if not package:
+        return f"{peer}'s converter"
+    asked = f"from importlib.metadata import version; print(version({package!r}))"
+    found = subprocess.run([arguments.python, "-c", asked], capture_output=True, text=True, check=False)
+    return f"{package} {found.stdout.strip()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m specctl.peers.convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("peer", choices=EXPORTERS)
+    parser.add_argument("folder", help="for the converted models; new or empty")
+    parser.add_argument("--target", required=True, help="folder of a transformers model, or embedded:NAME")
+    parser.add_argument("--draft", help="the same")
+    parser.add_argument("--weights", default="float32", help="float32, float16, int8 or int4 (default float32)")
+    parser.add_argument(
+        "--cache",
+        help="keys and values: float32 or 'its default' with openvino, float16 (the default) or float32 with llama.cpp",
+    )
+    parser.add_argument("--python", default=sys.executable, help="has the exporter; default: this one")
+    parser.add_argument("--source", type=Path, help="folder of llama.cpp's source")
+    arguments = parser.parse_args()
+    try:
+        convert(arguments.peer, arguments)
+    except SpecctlError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Collects traces: answers prompts live, reads each answer with every draft, and measures this machine's costs."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from specctl.decoding.answers import Answerer
+from specctl.decoding.composition import build_drafter, readable
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.sampling import Sampling
+from specctl.decoding.session import Session
+from specctl.models.predictors.trained_heads import disco_heads
+from specctl.models.running.pair import Pair
+from specctl.observing.findings import Skipped
+from specctl.observing.progress import SILENT, Advance, Progress
+from specctl.observing.prompt_answers import Answered, answer_each
+from specctl.observing.run_facts import gather
+from specctl.outputs import OutputFile
+from specctl.policies import POLICIES, Signal
+from specctl.profile.schema import Profile
+from specctl.prompts.suites import Suite, SuitePrompt
+from specctl.records import Completion
+from specctl.replay.recording.metering import PASSES, measure
+from specctl.replay.recording.sequence_recording import read_sequence, verification_replayed
+from specctl.replay.trace_files import TRACES, TracedPrompt, TraceHeader, TraceSet, other_calibration
+from specctl.replay.traces import Trace
+from specctl.replicas.job import Answer
+from specctl.replicas.replica import Replicas
+from specctl.replicas.window import GivenUp, Task, in_order
+
+PROVENANCE = ("created", "profile", "suite", "sampling", "devices", "engines", "versions")
+"""The `Facts` of a run that a trace file contains."""
+
+
+def collect_traces(
+    pair: Pair,
+    profile: Profile,
+    suite: Suite,
+    depth: int,
+    heads: Sequence[str] = (),
+    output: OutputFile | None = None,
+    progress: Progress = SILENT,
+    earlier: TraceSet | None = None,
+    replicas: Callable[[], AbstractContextManager[Replicas]] | None = None,
+) -> TraceSet:
+    """Trace every prompt that the file does not contain yet, and measure the costs.
+
+    Args:
+        pair: with a draft.
+        profile: the pair's profile. Its policies run live, but the generated text does not depend on them (when
+            sampling, the distribution of the text does not).
+        suite: the prompts.
+        depth: the longest draft that shall be replayed on the traces.
+        heads: names of the draft's heads, where there are more than the profile's own.
+        output: the trace file, written as prompts finish; None to write none.
+        progress: receives counts of prompts and of measurements.
+        earlier: what the trace file contains, if it is continued.
+        replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here, where
+            nothing else runs then; None to trace them in this process.
+
+    Raises:
+        UsageError: the file contains another calibration's traces, or the pair cannot be recorded.
+        OutputError: the file cannot be written.
+    """
+    facts = gather(pair, profile, suite)
+    provenance = {name: getattr(facts, name) for name in PROVENANCE}
+    verification = verification_replayed(Sampling.of(profile.sampling), len(pair.drafts))
+    disco = [disco_heads(named) for named in pair.named_heads]
+    signals = sorted(readable(pair))
+    header = TraceHeader(
+        depth, sorted(pair.eos), signals, provenance, list(heads), verification, disco if any(disco) else []
+    )
+    traces = TraceSet(header)
+    if output is not None and earlier is not None:
+        _require_same(earlier.header, header, output.path)
+        traces = earlier
+    answerer = answerer_of(pair, profile)
+    overheads: list[list[float]] = []
+    write = TRACES.writing(output, header)
+    done = traces.records.keys() | traces.failures.keys()
+    with ExitStack() as stack:
+        if replicas is not None and any(prompt.id not in done for prompt in suite.prompts):
+            started = stack.enter_context(replicas())
+            advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
+            records = _by_replicas(started, suite.prompts, done, advance)
+        else:
+            advance = stack.enter_context(progress.counting("prompts", len(suite.prompts)))
+            records = _traced_here(pair, answerer, suite.prompts, done, depth, overheads, advance)
+        for record in records:
+            traces.add(record)
+            write(record)
+    if traces.traces:
+        if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
+            first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
+            overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
+        with progress.counting("costs", PASSES * len(pair.drafts)) as advance:
+            costs = measure(
+                pair,
+                _contexts(traces.traces),
+                depth,
+                _signal_sets(readable(pair)),
+                Sampling.of(profile.sampling),
+                _medians(overheads, len(pair.drafts)),
+                advance,
+            )
+        traces.add(costs)
+        write(costs)
+    return traces
+
+
+def _traced_here(
+    pair: Pair,
+    answerer: Answerer,
+    prompts: Sequence[SuitePrompt],
+    done: Container[str],
+    depth: int,
+    overheads: list[list[float]],
+    advance: Advance,
+    first: int = 0,
+) -> Iterator[TracedPrompt | Skipped]:
+    """Trace the prompts that are not done; their rounds' ``overheads`` are added. ``first`` as in `answer_each`."""
+    for outcome in answer_each(answerer, prompts, done, advance, first=first):
+        if isinstance(outcome, Answered):
+            overheads += map(_overheads, outcome.completions)
+        yield outcome if isinstance(outcome, Skipped) else _traced(pair, outcome, depth)
+
+
+def _by_replicas(
+    replicas: Replicas, prompts: Sequence[SuitePrompt], done: Container[str], advance: Advance
+) -> Iterator[TracedPrompt | Skipped]:
+    """The same by replicas, in the order of the prompts."""
+    tasks = (
+        Task(prompt, None if prompt.id in done else {"number": number, "prompt": prompt})
+        for number, prompt in enumerate(prompts)
+    )
+    for prompt, answer in in_order(replicas, tasks):
+        if isinstance(answer, GivenUp):
+            answer = {"record": Skipped(prompt.id, f"no replica survived it; {answer.why}"), "tokens": 0}
+        if answer is not None:
+            yield answer["record"]
+        advance(answer["tokens"] if answer is not None else 0)
+
+
+def replica_of(pair: Pair, profile: Profile, depth: int) -> Answer:
+    """What a replica does: a prompt becomes its trace, or the reason why it has none."""
+    answerer = answerer_of(pair, profile)
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        generated = 0
+
+        def count(tokens: int = 0) -> None:
+            nonlocal generated
+            generated += tokens
+
+        (record,) = _traced_here(pair, answerer, [question["prompt"]], (), depth, [], count, question["number"])
+        return {"record": record, "tokens": generated}
+
+    return answer
+
+
+def _require_same(old: TraceHeader, new: TraceHeader, path: Path) -> None:
+    """Raise UsageError if a trace is not of the same calibration, at whatever time it began."""
+    created = old.provenance.get("created")
+    if old != replace(new, provenance={**new.provenance, "created": created}):
+        raise other_calibration(path)
+
+
+def answerer_of(pair: Pair, profile: Profile) -> Answerer:
+    """Answers with the profile's own policies. Stop strings are ignored: where a text ends early shows nothing about a
+    draft."""
+    assert profile.draft is not None
+    session = Session(pair, build_drafter(pair, profile.draft.setting))
+    settings = profile.sampling.model_copy(update={"stop": []})
+    return Answerer(session, PromptFormat.of(pair.tokenizer, profile.prompt), settings)
+
+
+def _traced(pair: Pair, answered: Answered, depth: int) -> TracedPrompt:
+    prompt = answered.prompt
+    record = {"category": prompt.category, "data": prompt.data}
+    return TracedPrompt(prompt.id, record, trace_answers(pair, answered, depth))
+
+
+def trace_answers(pair: Pair, answered: Answered, depth: int) -> list[Trace]:
+    """Read every answer to a prompt with every draft.
+
+    Args:
+        pair: with a draft.
+        answered: a prompt with its answers.
+        depth: the longest draft that shall be replayed.
+
+    Raises:
+        UsageError: the pair cannot be recorded.
+    """
+    return [_trace(pair, answered, turn, depth) for turn in range(len(answered.completions))]
+
+
+def _trace(pair: Pair, answered: Answered, turn: int, depth: int) -> Trace:
+    completion, prompt, settings = answered.completions[turn], answered.prompt, answered.settings
+    limit = min(settings.max_new_tokens, pair.room(completion.prompt))
+    generator = torch.Generator(pair.target.device).manual_seed(completion.seed)
+    text = completion.prompt, completion.tokens
+    with torch.inference_mode():
+        draft = read_sequence(pair, *text, limit, depth, Sampling.of(settings), generator)
+    origin = prompt.id, prompt.category, turn, completion.prompt_tokens, limit
+    return Trace(*origin, list(completion.tokens), draft, completion.prefill_seconds * 1e3)
+
+
+def _contexts(traces: Sequence[Trace]) -> list[int]:
+    """The shortest context of the traces, the middle one and the longest, in tokens."""
+    shortest = min(trace.prompt_tokens for trace in traces)
+    longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
+    return [shortest, (shortest + longest) // 2, longest]
+
+
+def _signal_sets(known: frozenset[Signal]) -> list[frozenset[Signal]]:
+    """For each policy with default settings the signals that it reads, where all of these are known."""
+    sets = dict.fromkeys(policy.signals_of({}) for policy in POLICIES.values())
+    return [signals for signals in sets if signals <= known]
+
+
+def _overheads(completion: Completion) -> list[float]:
+    """Milliseconds of a round outside its two phases, for each level that had rounds, from the top down."""
+    overheads = []
+    seconds, rounds = completion.total_seconds - completion.prefill_seconds, list(completion.rounds)
+    while rounds:
+        phases = sum(round_.draft_seconds + round_.verify_seconds for round_ in rounds)
+        overheads.append(1e3 * (seconds - phases) / len(rounds))
+        collected = [round_ for round_ in rounds if round_.inner]
+        seconds = sum(round_.draft_seconds for round_ in collected)
+        rounds = [inner for round_ in collected for inner in round_.inner]
+    return overheads
+
+
+def _medians(overheads: Sequence[Sequence[float]], levels: int) -> list[float]:
+    """The median overhead of each level; a level without rounds gets the value of the level above."""
+    medians: list[float] = []
+    for level in range(levels):
+        values = [each[level] for each in overheads if level < len(each)]
+        medians.append(median(values) if values else medians[-1])
+    return medians

@@ -1,0 +1,212 @@
+"""Reads a finished text with every model once and records all that a policy could have seen while it was generated."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from specctl.decoding.along import read_along
+from specctl.decoding.rows.device_laws import draw
+from specctl.decoding.rows.draws import sibling
+from specctl.decoding.rows.token_columns import NOTHING, token_columns
+from specctl.decoding.sampling import Sampling
+from specctl.models.predictors.trained_heads import TrainedHead, state_heads
+from specctl.models.running.branches import continue_branches
+from specctl.models.running.pair import Pair
+from specctl.models.running.runner import Forward, Runner
+from specctl.policies import DISTRIBUTION_SIGNALS
+from specctl.profile.schema import Verification
+from specctl.replay.play import require_recordable
+from specctl.replay.recorded import Recorded, recorded_by_place
+from specctl.replay.recording.block_recording import BlockReading
+from specctl.replay.recording.coupling import draw_draft_tokens
+from specctl.replay.recording.grid_recording import read_grid
+from specctl.replay.steps import DraftSteps, draft_steps
+
+
+def read_sequence(
+    pair: Pair,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    limit: int,
+    depth: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    *,
+    matched: bool = False,
+    tops: bool = False,
+) -> Recorded:
+    """What the draft drafts along an output of at least one token, and which draft tokens are accepted.
+
+    In a hierarchy, each further draft is read along everything that the draft above it would write. See
+    `specctl.replay.play.play` for the joint distribution when sampling.
+
+    Args:
+        pair: with a draft.
+        prompt, output: ids.
+        limit: the token limit under which the output was generated.
+        depth: the longest draft that shall be replayed.
+        sampling: as the output was generated.
+        generator: on the target's device; draws draft tokens and verdicts when sampling.
+        matched: for draft models whose tokens are not drawn jointly with the text's but apart from it, and accepted
+            where they are the same, as some engines do; ``sampling`` is then how the draft chooses them.
+        tops: for draft models, whether steps get ``top_probs`` although no DISCO head reads them.
+
+    Raises:
+        UsageError: the pair cannot be recorded, see `specctl.replay.play.require_recordable`.
+    """
+    require_recordable(len(pair.drafts), any(draft.reads_states for draft in pair.drafts))
+    sampling = replace(sampling, verification=verification_replayed(sampling, len(pair.drafts)))
+    if (draft := pair.drafts[0]).layers:
+        heads = pair.named_heads[0]
+        return read_grid(pair.target, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos)
+    for runner in pair.drafts:
+        runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
+    if sampling.in_blocks:
+        heads, verifier = pair.named_heads[0], pair.target
+        return BlockReading(verifier, draft, heads, prompt, output, limit, depth, sampling, generator, pair.eos).read()
+    reading = _Reading(pair, depth, sampling, generator, matched, tops)
+    return reading.read(0, prompt, output, output, limit - 2)
+
+
+def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
+    """How replayed draft tokens are verified: as in live runs, but in a hierarchy one by one."""
+    return "block" if sampling.in_blocks and drafts == 1 else "token"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads texts with a pair's drafts; each draft's verifier is the model above it."""
+
+    pair: Pair
+    depth: int
+    sampling: Sampling
+    generator: torch.Generator
+    matched: bool = False
+    tops: bool = False
+
+    def read(
+        self,
+        level: int,
+        prefix: Sequence[int],
+        text: Sequence[int],
+        verifier_tokens: Sequence[int],
+        last: int,
+        previous: Sequence[float] | None = None,
+    ) -> Recorded:
+        """Read a text with one draft, and everything that this draft would write with the drafts below it.
+
+        On entry, the caches of this draft, of the drafts below and of its verifier hold a prefix of ``prefix[:-1]``,
+        and possibly other text behind it. On return, they hold nothing but tokens of ``prefix`` and ``text``.
+
+        Args:
+            level: which draft.
+            prefix: at least one id.
+            text: N ids that follow the prefix.
+            verifier_tokens: N ids; ``verifier_tokens[i]`` is the verifier's token after ``text[:i]``. This is the text
+                itself, unless the verifier is a draft whose rejected draft tokens are not in the text.
+            last: the last position whose rejected draft token can be followed by another draft token: every round
+                leaves one position to the verifier.
+            previous: `DISTRIBUTION_SIGNALS` of the step that drew the prefix's last token, for heads that read them.
+        """
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
+        names = state_heads(heads)
+        along, accepted, chances = self._along(level, prefix, text, verifier_tokens, previous)
+        eos = self.pair.eos
+        rejected = [
+            position
+            for position, fine in enumerate(accepted)
+            if not fine and self.depth > 1 and position < last and along.tokens[position] not in eos
+        ]
+        length = min(self.depth - 1, max((last - position for position in rejected), default=0))
+        tokens: list[list[int]] = [[] for _ in rejected]
+        signals: list[list[list[float]]] = [[] for _ in rejected]
+
+        def choose(which: Sequence[int], forward: Forward) -> list[int]:
+            logits = forward.logits  # (B, V)
+            if sampling.greedy:
+                chosen = logits.argmax(-1)  # (B,)
+            else:
+                chosen = draw(sampling.probs(logits), sibling(self.generator, logits.device))
+            rows = [signals[branch][-1] if signals[branch] else along.signals(rejected[branch]) for branch in which]
+            previous = [row[: len(DISTRIBUTION_SIGNALS)] for row in rows]
+            new_rows = token_columns(forward, chosen, previous, heads, tops=self.tops).tolist()
+            for branch, token, row in zip(which, chosen.tolist(), new_rows, strict=True):
+                tokens[branch].append(token)
+                signals[branch].append(row)
+            return chosen.tolist()
+
+        if rejected:
+            first = [along.tokens[position] for position in rejected]
+            starts = [len(prefix) + position for position in rejected]
+            continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(names))
+        branches = {}
+        for position, ids, rows in zip(rejected, tokens, signals, strict=True):
+            end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
+            branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), names)
+        # Inner rounds know no chances in a live run either.
+        chances = None if level else chances
+        if level + 1 == len(self.pair.drafts):
+            return recorded_by_place(accepted, along, branches, chances)
+        # One position more is left to this draft, as the verifier of the next.
+        below = self.read(level + 1, prefix, text, along.tokens, last - 1)
+        assert below.along is not None
+        branches_below = {}
+        for position, branch in branches.items():
+            shared = [*prefix, *text[:position]]
+            start = [*shared, along.tokens[position]]
+            room = min(last - position, self.depth) - 2
+            previous = below.along.signals(position)
+            branches_below[position] = self.read(level + 1, start, branch.tokens, branch.tokens, room, previous)
+            for runner in self.pair.drafts[level:]:
+                runner.rollback(min(runner.length, len(shared)))
+        return recorded_by_place(accepted, along, branches, chances, below, branches_below)
+
+    def _along(
+        self,
+        level: int,
+        prefix: Sequence[int],
+        text: Sequence[int],
+        verifier_tokens: Sequence[int],
+        previous: Sequence[float] | None,
+    ) -> tuple[DraftSteps, list[bool], list[float] | None]:
+        """Draft tokens at every position of the text, whether each is accepted, and the acceptance probabilities.
+
+        The models read the whole text in few passes.
+        """
+        draft, heads, sampling = self.pair.drafts[level], self._heads(level), self.sampling
+        verifier = self.pair.drafts[level - 1] if level else self.pair.target
+        apart = sampling.greedy or self.matched
+        readers: list[Runner] = [draft] if apart else [draft, verifier]
+        tokens: list[int] = []
+        accepted: list[bool] = []
+        chances: list[float] = []
+        columns: list[torch.Tensor] = []
+        hidden = bool(state_heads(heads))
+        for part, (forward, *verifying) in read_along(readers, prefix, text, hidden=hidden, cached=True):
+            logits = forward.logits  # (C, V)
+            written = torch.tensor(verifier_tokens[part], device=logits.device)
+            if apart:
+                if sampling.greedy:
+                    drafted = logits.argmax(-1)
+                else:
+                    drafted = draw(sampling.probs(logits), sibling(self.generator, logits.device))
+                verdicts = drafted == written
+            else:
+                above = sampling.probs(verifying[0].logits)
+                generator = sibling(self.generator, above.device)
+                drafted, verdicts, part_chances = draw_draft_tokens(
+                    written.to(above.device), sampling.probs(logits).to(above.device), above, generator
+                )
+                drafted, verdicts = drafted.to(logits.device), verdicts.to(logits.device)
+                chances += part_chances.tolist()
+            tokens += drafted.tolist()
+            accepted += verdicts.tolist()
+            last = columns[-1][-1, : len(DISTRIBUTION_SIGNALS)].tolist() if columns else previous or NOTHING
+            columns.append(token_columns(forward, drafted, last, heads, tops=self.tops))
+        along = draft_steps(tokens, torch.cat(columns).T.tolist(), state_heads(heads))
+        return along, accepted, None if apart else chances
+
+    def _heads(self, level: int) -> Mapping[str, TrainedHead]:
+        """A draft's heads by name, the head that it usually uses first."""
+        return self.pair.named_heads[level]

@@ -1,0 +1,76 @@
+"""The faults that are put into the code, and which tests are tried with them."""
+
+import random
+
+import pytest
+
+from tests.faults.code_faults import faults_in, some_of
+from tests.faults.mutants import ROOMS, chosen_faults, near
+
+SOURCE = '''"""Über 1 < 2."""
+LIMIT = 1
+
+
+def worst(rows, limit: "1 < 2" = 1):
+    """Not 1 < 2."""
+    found = min(rows[1:]) if rows and not limit else 0
+    rows.clear()
+    if found < limit - 1:
+        raise ValueError(f"ä {found + 1}", 1 + 1)
+    return lambda row: "ä" in row
+
+
+class Rows:
+    width = 1
+
+    def read(self):
+        return all(self.rows)
+'''
+
+
+def test_every_kind_of_fault_is_found_where_it_is() -> None:
+    found = {(fault.kind, fault.before, fault.after) for fault in faults_in("rows.py", SOURCE)}
+    assert found == {
+        ("call", "min", "max"),
+        ("slice", "1", "(1) + 1"),
+        ("number", "1", "(2)"),
+        ("and or", "rows and not limit", "(rows or not limit)"),
+        ("not", "not limit", "(limit)"),
+        ("branches", "min(rows[1:]) if rows and not limit else 0", "(0 if rows and (not limit) else min(rows[1:]))"),
+        ("number", "0", "(1)"),
+        ("statement", "rows.clear()", "pass"),
+        ("condition", "found < limit - 1", "(not (found < limit - 1))"),
+        ("comparison", "found < limit - 1", "(found <= limit - 1)"),
+        ("sum", "limit - 1", "(limit + 1)"),
+        ("comparison", '"ä" in row', "('ä' not in row)"),
+        ("call", "all", "any"),
+    }
+
+
+def test_each_fault_leaves_a_module_that_can_be_imported() -> None:
+    for fault in faults_in("rows.py", SOURCE):
+        text = fault.put_into(SOURCE)
+        assert text != SOURCE
+        compile(text, "rows.py", "exec")
+
+
+def test_faults_are_spread_over_functions() -> None:
+    chosen = some_of(faults_in("rows.py", SOURCE), 2, random.Random(0))
+    assert {fault.function for fault in chosen} == {"worst", "Rows.read"}
+
+
+def test_there_are_faults_for_every_room_that_are_the_same_each_time() -> None:
+    faults, _ = chosen_faults(1, 0, None)
+    assert {room for room in ROOMS if any(fault.module.startswith(room + "/") for fault in faults)} == set(ROOMS)
+    assert chosen_faults(1, 0, "policies")[0] == [fault for fault in faults if fault.module.startswith("policies")]
+
+
+def test_every_module_has_tests_near_it() -> None:
+    assert all(near(module, 0.0, {}) for module in ("api/processors.py", "policies/rules/constant.py"))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+def test_tests_of_the_mirrored_folder_come_first(seconds: float) -> None:
+    tests = near("replicas/local.py", seconds, {})
+    assert tests[0] == "tests/replicas/test_local.py"
+    assert (len(tests) == 1) == (not seconds)
